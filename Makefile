@@ -1,0 +1,50 @@
+# Everything a user or CI needs; `make install` is implied by the others.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test lint bench load compare constraints clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP)  ## make .venv with everything that the other targets need
+
+$(STAMP): pyproject.toml clients/pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Stoker needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c constraints.txt -e ./clients -e '.[training,load,dev]'
+	touch $@
+
+serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line
+	$(BIN)/python -m stoker.commands.quickstart
+
+test: install lint  ## lint, types, import rules and all tests
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install  ## Stoker against the baselines, in one run
+	$(BIN)/stoker bench
+
+load: install  ## locust against a server that it starts itself
+	$(BIN)/python -m stoker_bench.load
+
+compare: install  ## Stoker against other servers, each from PyPI in an environment of its own
+	$(BIN)/python -m stoker_bench.compare
+
+constraints:  ## refresh the lock of the other targets
+	printf '%s\n' '-e ./clients' '-e .[training,load,dev]' uv > requirements.in
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
+	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
+	rm requirements.in
+
+clean:  ## remove what the targets made, but not the workspace
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

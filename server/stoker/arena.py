@@ -1,0 +1,190 @@
+"""Rows in shared memory: one arena joins one frontend with one servable in a device process.
+
+An arena is a sparse memfd. It holds, for each input and output of the signature, an array of `capacity` rows,
+and beside them small per-row arrays. A doorbell (see `exchange`) carries the numbers of the rows; which process may write a row follows
+from who holds its number:
+
+    frontend: FREE -> LEASED -> QUEUED   writes inputs, lengths, position, enqueued_ns, deadline_ns
+    device:   RUNNING -> DONE            writes outputs, lengths, outcome, error_id, started_ns, finished_ns
+    frontend: FREE
+
+The one exception is `deadline_ns`: the frontend sets it to 0 to cancel a row that the device still holds. It is a
+single aligned 8-byte store, so the device sees the old value or the new one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from stoker.tensors import Signature, TensorSpec
+
+__all__ = ["Arena", "Outcome", "capacity_rows"]
+
+_ALIGN = mmap.PAGESIZE
+_PUNCH_BYTES = 1 << 20
+_ARENA_BUDGET_BYTES = 512 << 20
+_MAX_CAPACITY_ROWS = 4096
+_MIN_CAPACITY_ROWS = 64
+_BODY_CAPACITY_ROWS = 1024
+
+
+class Outcome(IntEnum):
+    """What became of a row, as the device reports it."""
+
+    OK = 0
+    FAILED = 1
+    EXPIRED = 2
+    TOO_LARGE = 3
+
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+_HEADER = (
+    ("deadline_ns", "int64"),
+    ("enqueued_ns", "int64"),
+    ("started_ns", "int64"),
+    ("finished_ns", "int64"),
+    ("error_id", "int64"),
+    ("position", "int64"),
+    ("outcome", "int64"),
+)
+
+
+def capacity_rows(signature: Signature, max_batch_rows: int) -> int:
+    """Choose how many rows an arena has: the admission limit of one frontend for one servable.
+
+    Tensor rows share a budget of 512 MiB, and there are always enough for two full batches. Body rows are
+    sparse: only the bytes of bodies in flight take memory.
+    """
+    if signature.takes == "body":
+        return _BODY_CAPACITY_ROWS
+    fixed = sum(spec.row_bytes for spec in (*signature.inputs, *signature.outputs) if not spec.variable)
+    wanted = min(_MAX_CAPACITY_ROWS, _ARENA_BUDGET_BYTES // max(1, fixed))
+    return max(wanted, 2 * max_batch_rows, _MIN_CAPACITY_ROWS)
+
+
+def _layout(signature: Signature, capacity: int) -> tuple[list[_Field], int]:
+    fields, offset = [], 0
+
+    def add(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        nonlocal offset
+        fields.append(_Field(name, dtype, shape, offset))
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        offset += -(-size // _ALIGN) * _ALIGN
+
+    for name, dtype in _HEADER:
+        add(name, dtype, (capacity,))
+    for side, specs in (("in", signature.inputs), ("out", signature.outputs)):
+        for index, spec in enumerate(specs):
+            if spec.variable:
+                add(f"{side}{index}.length", "int64", (capacity,))
+            add(f"{side}{index}", spec.dtype, (capacity, *_stored_shape(spec)))
+    return fields, max(offset, _ALIGN)
+
+
+def _stored_shape(spec: TensorSpec) -> tuple[int, ...]:
+    # Variable rows start on a page of their own, so that the pages of a large one can be given back.
+    return (-(-spec.shape[0] // _ALIGN) * _ALIGN,) if spec.variable else spec.shape
+
+
+class Arena:
+    """One process's view of an arena.
+
+    Attributes:
+        capacity: Number of rows.
+        inputs: Per input an array `[capacity, *row_shape]` (for a variable one `uint8[capacity, bytes]`).
+        outputs: Likewise for the outputs.
+        input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where rows have a fixed size.
+        output_lengths: Likewise for the outputs.
+        deadline_ns, enqueued_ns, started_ns, finished_ns: `int64[capacity]`, nanoseconds of
+            `time.monotonic_ns` (one clock for all processes of a machine).
+        position: `int64[capacity]`, place of the row within its request.
+        outcome, error_id: `int64[capacity]`, see `Outcome`.
+    """
+
+    deadline_ns: np.ndarray
+    enqueued_ns: np.ndarray
+    started_ns: np.ndarray
+    finished_ns: np.ndarray
+    error_id: np.ndarray
+    position: np.ndarray
+    outcome: np.ndarray
+
+    def __init__(self, fd: int, signature: Signature, capacity: int) -> None:
+        """Map an arena that `create` made; `fd` may be closed afterwards."""
+        self.signature = signature
+        self.capacity = capacity
+        fields, size = _layout(signature, capacity)
+        self._memory = mmap.mmap(fd, size)
+        self._fields = {field.name: field for field in fields}
+        arrays = {field.name: self._array(field) for field in fields}
+        for name, _ in _HEADER:
+            setattr(self, name, arrays[name])
+        self.inputs = [arrays[f"in{i}"] for i in range(len(signature.inputs))]
+        self.outputs = [arrays[f"out{i}"] for i in range(len(signature.outputs))]
+        self.input_lengths = [arrays.get(f"in{i}.length") for i in range(len(signature.inputs))]
+        self.output_lengths = [arrays.get(f"out{i}.length") for i in range(len(signature.outputs))]
+
+    @staticmethod
+    def create(signature: Signature, capacity: int) -> int:
+        """Make a sparse shared-memory file for `capacity` rows and return its file descriptor."""
+        _, size = _layout(signature, capacity)
+        fd = os.memfd_create("stoker-arena", os.MFD_CLOEXEC)
+        os.truncate(fd, size)
+        return fd
+
+    def _array(self, field: _Field) -> np.ndarray:
+        count = int(np.prod(field.shape, dtype=np.int64))
+        return np.frombuffer(self._memory, field.dtype, count, field.offset).reshape(field.shape)
+
+    def words(self, name: str) -> memoryview:
+        """A header array as a memoryview of int64: single items cost a third of what numpy's cost."""
+        return memoryview(getattr(self, name))
+
+    def write_bytes(self, side: str, index: int, number: int, data: bytes | memoryview) -> bool:
+        """Store variable-length data in a row; False if it is longer than the row."""
+        arrays, lengths = self._side(side)
+        length = lengths[index]
+        assert length is not None, "only variable rows hold bytes"
+        size = len(data)
+        if size > self._spec(side, index).shape[0]:
+            return False
+        arrays[index][number, :size] = np.frombuffer(data, np.uint8)
+        length[number] = size
+        return True
+
+    def read_bytes(self, side: str, index: int, number: int) -> bytes:
+        """Copy variable-length data out of a row."""
+        arrays, lengths = self._side(side)
+        length = lengths[index]
+        assert length is not None, "only variable rows hold bytes"
+        return arrays[index][number, : int(length[number])].tobytes()
+
+    def give_back_pages(self, number: int) -> None:
+        """Return the memory of a row's large variable data to the system."""
+        for side in ("in", "out"):
+            _, lengths = self._side(side)
+            for index, length in enumerate(lengths):
+                if length is not None and length[number] >= _PUNCH_BYTES:
+                    field = self._fields[f"{side}{index}"]
+                    stride = field.shape[1]
+                    used = -(-int(length[number]) // _ALIGN) * _ALIGN
+                    self._memory.madvise(mmap.MADV_REMOVE, field.offset + number * stride, used)
+                    length[number] = 0
+
+    def _side(self, side: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        return (self.inputs, self.input_lengths) if side == "in" else (self.outputs, self.output_lengths)
+
+    def _spec(self, side: str, index: int) -> TensorSpec:
+        return (self.signature.inputs if side == "in" else self.signature.outputs)[index]

@@ -1,0 +1,131 @@
+"""Child processes of the supervisor, each with a control channel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from stoker.control import ControlChannel, Message
+
+__all__ = ["Backoff", "Child"]
+
+logger = logging.getLogger(__name__)
+
+
+class Backoff:
+    """Growing delays between restarts; a process that lived long enough starts over."""
+
+    _FIRST_S: Final = 0.25
+    _LONGEST_S: Final = 30.0
+    _HEALTHY_S: Final = 60.0
+
+    def __init__(self) -> None:
+        self._next_s = self._FIRST_S
+
+    def delay_s(self, lived_s: float) -> float:
+        """Seconds to wait before the next start of a process that lived `lived_s`."""
+        if lived_s >= self._HEALTHY_S:
+            self._next_s = self._FIRST_S
+        delay_s, self._next_s = self._next_s, min(self._LONGEST_S, 2 * self._next_s)
+        return delay_s
+
+
+class Child:
+    """One running process. `on_message` is called for each of its messages, `on_exit` once."""
+
+    def __init__(
+        self, name: str, module: str, channel: ControlChannel, process: asyncio.subprocess.Process
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.channel = channel
+        self.process = process
+        self.started_s = asyncio.get_running_loop().time()
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        module: str,
+        on_message: Callable[[Child, Message], None],
+        on_exit: Callable[[Child], None],
+    ) -> Child:
+        """Start `python -m module --control-fd N` in a session of its own, so that Ctrl-C reaches only the supervisor."""
+        channel, far = ControlChannel.pair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                "--control-fd",
+                str(far.fileno()),
+                pass_fds=(far.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            far.close()
+        child = cls(name, module, channel, process)
+        child._watch(on_message, on_exit)
+        return child
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds since it was started."""
+        return asyncio.get_running_loop().time() - self.started_s
+
+    def describe_exit(self) -> str:
+        """Say in words how it ended."""
+        code = self.process.returncode
+        if code is None:
+            return "is running"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    async def end(self, timeout_s: float) -> None:
+        """Close the control channel, which tells the process to exit; kill it if it does not."""
+        self._stop_reading()
+        self.channel.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), timeout_s)
+        except TimeoutError:
+            logger.warning("%s does not end, killing it", self.name)
+            self.kill()
+            await self.process.wait()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.process.returncode is None:
+            self.process.kill()
+
+    def _watch(self, on_message: Callable[[Child, Message], None], on_exit: Callable[[Child], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            received = self.channel.receive()
+            if received is None:
+                self._stop_reading()
+                return
+            on_message(self, received[0])
+
+        async def wait() -> None:
+            await self.process.wait()
+            # What it said before it ended is still in the channel.
+            while not self._ended and (received := self.channel.receive()) is not None:
+                on_message(self, received[0])
+            self._stop_reading()
+            on_exit(self)
+
+        self._ended = False
+        loop.add_reader(self.channel.fileno(), read)
+        self._waiter = loop.create_task(wait())
+
+    def _stop_reading(self) -> None:
+        if not self._ended:
+            self._ended = True
+            asyncio.get_running_loop().remove_reader(self.channel.fileno())

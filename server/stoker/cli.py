@@ -1,0 +1,64 @@
+"""The `stoker` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from stoker import __version__
+from stoker.errors import StokerError
+
+__all__ = ["main"]
+
+_COMMANDS: Final = ("serve", "train", "models", "keys", "score", "bench")
+_INTERRUPTED: Final = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    Errors that the operator can mend are printed without a traceback.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(arguments)
+    args = parser.parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except StokerError as error:
+        sys.stderr.write(f"stoker {args.command}: {error}\n")
+        return int(getattr(error, "exit_code", 1))
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has seen enough.
+        sys.stderr.close()
+        return 0
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stoker",
+        description="Serve TensorFlow, ONNX and score.py models from GPUs, batched, behind bearer keys.",
+    )
+    parser.add_argument("--version", action="version", version=f"stoker {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in arguments if word in _COMMANDS), None)
+    for name in _COMMANDS:
+        module = importlib.import_module(f"stoker.commands.{name}")
+        command = commands.add_parser(name, help=module.SUMMARY, description=_sentence(module.SUMMARY))
+        command.set_defaults(run=module.run)
+        if chosen in (name, None):
+            module.add_arguments(command)
+    return parser
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + "."
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,180 @@
+"""The device process: one device, the models on it, a thread for each model.
+
+Started by the supervisor as `python -m stoker.device --control-fd N`. Messages it gets: `start` (device and models),
+`attach` (a frontend's arena and doorbell for a model). Messages it sends: `device`, `loaded` for each model, or `failed`.
+It ends when the control channel does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from stoker.arena import Arena
+from stoker.control import MAX_TEXT, ControlChannel, Message
+from stoker.devices import choose_device
+from stoker.errors import LoadFailed, OperatorError
+from stoker.lifecycle import Loaded, load
+from stoker.logs import configure_logging
+from stoker.metrics import MetricMemory, ModelMetrics
+from stoker.planner import BatchPolicy
+from stoker.runtimes.base import Device, Servable
+from stoker.tensors import Signature
+from stoker.worker import Lane, Worker
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+_CRASHED = 70
+
+
+class _Instance:
+    """One model: a thread that loads it and then serves it.
+
+    Loading happens on the serving thread, because frameworks and scripts keep thread-local state (a TensorFlow 1 default
+    graph, a database connection) that `init()` sets up for `run()`.
+    """
+
+    def __init__(self, servable: Servable, policy: BatchPolicy, metrics: ModelMetrics) -> None:
+        self.servable = servable
+        self._policy = policy
+        self._metrics = metrics
+        self._outcome: Loaded | BaseException | None = None
+        self._loaded = threading.Event()
+        self._worker: Worker | None = None
+
+    def start(self, device: Device, threads: int) -> Loaded:
+        """Load the model on a new thread and return once it is warm."""
+        threading.Thread(
+            target=self._live, args=(device, threads), name=f"model {self.servable.name}", daemon=True
+        ).start()
+        self._loaded.wait()
+        if not isinstance(self._outcome, Loaded):
+            assert self._outcome is not None, "set before the event"
+            raise self._outcome
+        return self._outcome
+
+    def add_lane(self, lane: Lane) -> None:
+        """Serve a frontend from now on."""
+        assert self._worker is not None, "the supervisor attaches only loaded models"
+        self._worker.add_lane(lane)
+
+    def _live(self, device: Device, threads: int) -> None:
+        try:
+            loaded = load(self.servable, device, threads)
+            self._metrics.clear_gauges()
+            self._worker = Worker(loaded.runtime, self._policy, self._metrics)
+            self._outcome = loaded
+        except BaseException as error:  # noqa: BLE001  # raised again on the main thread
+            self._outcome = error
+            return
+        finally:
+            self._loaded.set()
+        try:
+            self._worker.serve()
+        except BaseException:
+            # A worker without its thread would leave callers waiting; a new process answers them.
+            logger.exception("the thread of model %s ended; the device process exits", self.servable.name)
+            os._exit(_CRASHED)
+
+
+class _DeviceProcess:
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel
+        self._instances: dict[str, _Instance] = {}
+
+    def serve(self) -> int:
+        while (received := self._channel.receive()) is not None:
+            message, fds = received
+            try:
+                self._handle(message, fds)
+            except OperatorError as error:
+                self._channel.send(
+                    "failed", message=str(error)[-MAX_TEXT:], code=error.code, exit_code=error.exit_code
+                )
+                return error.exit_code
+        return 0
+
+    def _handle(self, message: Message, fds: list[int]) -> None:
+        match message["kind"]:
+            case "start":
+                self._start(message, fds[0])
+            case "attach":
+                arena_fd, doorbell_fd = fds
+                self._attach(message, arena_fd, doorbell_fd)
+
+    def _start(self, message: Message, metrics_fd: int) -> None:
+        page = MetricMemory(metrics_fd).page(message["page"])
+        os.close(metrics_fd)
+        models = message["models"]
+        device, reason = choose_device(message["device"], {model["framework"] for model in models})
+        self._channel.send("device", device=str(device), description=device.description, reason=reason)
+        threads = message["threads"]
+        for model in models:
+            instance = _Instance(_servable(model), _policy(model), page.model(model["slot"]))
+            try:
+                loaded = instance.start(device, threads)
+            except OperatorError:
+                raise
+            except Exception as error:
+                logger.exception("loading %s failed", model["name"])
+                raise LoadFailed(f"{model['name']} cannot be loaded: {error!r}") from error
+            self._instances[model["name"]] = instance
+            self._channel.send(
+                "loaded",
+                model=model["name"],
+                signature=loaded.signature.to_json(),
+                load_s=loaded.load_s,
+                warm_up_s=loaded.warm_up_s,
+            )
+
+    def _attach(self, message: Message, arena_fd: int, doorbell_fd: int) -> None:
+        instance = self._instances[message["model"]]
+        signature = Signature.from_json(message["signature"])
+        arena = Arena(arena_fd, signature, message["capacity"])
+        os.close(arena_fd)
+        instance.add_lane(Lane(arena, socket.socket(fileno=doorbell_fd)))
+
+
+def _servable(model: dict[str, Any]) -> Servable:
+    return Servable(
+        name=model["name"],
+        version=model["version"],
+        framework=model["framework"],
+        path=Path(model["path"]),
+        model_dir=Path(model["model_dir"]),
+        max_batch_rows=model["max_batch_rows"],
+        max_body_bytes=model["max_body_bytes"],
+    )
+
+
+def _policy(model: dict[str, Any]) -> BatchPolicy:
+    return BatchPolicy(model["max_batch_rows"], model["max_delay_ms"])
+
+
+def main() -> int:
+    """Entry point of the device process."""
+    parser = argparse.ArgumentParser(
+        prog="stoker.device", description="Started by `stoker serve`, not by hand."
+    )
+    parser.add_argument("--control-fd", type=int, required=True)
+    args = parser.parse_args()
+    # A signal to the whole process group is the supervisor's to answer: it drains first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure_logging("device")
+    code = _DeviceProcess(ControlChannel.inherited(args.control_fd)).serve()
+    # Model threads may be inside a runtime that cannot be interrupted.
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The error tree. Each error has an HTTP status and a stable code that clients may match on.
+
+StokerError                     500 internal
+├─ RequestError                 the caller can mend it
+│  ├─ MalformedBody             400 malformed_body      not JSON, not UTF-8, NaN, an incomplete body
+│  ├─ InvalidInput              422 invalid_input       JSON of the wrong shape or type
+│  ├─ Unauthorized              401 unauthorized
+│  ├─ NotFound                  404 not_found           no such path
+│  ├─ UnknownService            404 unknown_service
+│  ├─ MethodNotAllowed          405 method_not_allowed
+│  ├─ BodyTooLarge              413 body_too_large
+│  ├─ UnsupportedEncoding       415 unsupported_encoding
+│  └─ HeaderTooLarge            431 header_too_large
+├─ ServingError                 the server cannot answer this request now
+│  ├─ Overloaded                503 overloaded          Retry-After from the measured service rate
+│  ├─ NotReady                  503 not_ready           loading, restarting or draining
+│  ├─ DeviceLost                503 device_lost         the device process died with the request
+│  ├─ DeadlineExceeded          504 deadline_exceeded
+│  ├─ ModelFailed               500 model_failed        run() raised or the runtime refused the row
+│  └─ OutputTooLarge            500 output_too_large    the answer does not fit its row
+└─ OperatorError                the operator can mend it: settings, files, devices; exit code 2
+   ├─ InvalidSettings
+   ├─ RepositoryError
+   │  ├─ UnknownModel
+   │  ├─ ModelInUse
+   │  └─ CorruptModel
+   ├─ DeviceUnavailable
+   └─ LoadFailed                exit code 3, as the Azure inference server has it
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BodyTooLarge",
+    "CorruptModel",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "DeviceUnavailable",
+    "HeaderTooLarge",
+    "InvalidInput",
+    "InvalidSettings",
+    "LoadFailed",
+    "MalformedBody",
+    "MethodNotAllowed",
+    "ModelFailed",
+    "ModelInUse",
+    "NotFound",
+    "NotReady",
+    "OperatorError",
+    "OutputTooLarge",
+    "Overloaded",
+    "RepositoryError",
+    "RequestError",
+    "RequestTimeout",
+    "ServingError",
+    "StokerError",
+    "Unauthorized",
+    "UnknownModel",
+    "UnknownService",
+    "UnsupportedEncoding",
+]
+
+
+class StokerError(Exception):
+    """Base of every error that Stoker raises on purpose; `str(error)` is safe to show to the caller."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Whole seconds after which a retry makes sense, or None."""
+
+
+class RequestError(StokerError):
+    """The caller can mend the request."""
+
+    status, code = 400, "bad_request"
+
+
+class MalformedBody(RequestError):
+    """The body is not what its content type says: not JSON, not UTF-8, NaN, cut short."""
+
+    status, code = 400, "malformed_body"
+
+
+class InvalidInput(RequestError):
+    """The body is well formed, but its content does not fit the model's signature."""
+
+    status, code = 422, "invalid_input"
+
+
+class Unauthorized(RequestError):
+    """No key, or not a valid one."""
+
+    status, code = 401, "unauthorized"
+
+
+class NotFound(RequestError):
+    """No route has this path."""
+
+    status, code = 404, "not_found"
+
+
+class UnknownService(RequestError):
+    """No model is served under this name."""
+
+    status, code = 404, "unknown_service"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, but not with this method; `allowed` are the methods that it has."""
+
+    status, code = 405, "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class RequestTimeout(RequestError):
+    """The request did not arrive in time."""
+
+    status, code = 408, "request_timeout"
+
+
+class BodyTooLarge(RequestError):
+    """The body is larger than `max_body_mb`."""
+
+    status, code = 413, "body_too_large"
+
+
+class UnsupportedEncoding(RequestError):
+    """The content encoding or media type is not one that the server reads."""
+
+    status, code = 415, "unsupported_encoding"
+
+
+class HeaderTooLarge(RequestError):
+    """A header exceeds its limit."""
+
+    status, code = 431, "header_too_large"
+
+
+class ServingError(StokerError):
+    """The request is fine; the server cannot answer it now."""
+
+
+class Overloaded(ServingError):
+    """Every row of the model's arena is taken."""
+
+    status, code = 503, "overloaded"
+
+
+class NotReady(ServingError):
+    """The model is loading, restarting or draining."""
+
+    status, code = 503, "not_ready"
+
+
+class DeviceLost(ServingError):
+    """The device process died while it held the request's rows."""
+
+    status, code = 503, "device_lost"
+
+
+class DeadlineExceeded(ServingError):
+    """The request was not answered within `timeout_ms`."""
+
+    status, code = 504, "deadline_exceeded"
+
+
+class ModelFailed(ServingError):
+    """The entry script raised, or the runtime refused this request's rows."""
+
+    status, code = 500, "model_failed"
+
+
+class OutputTooLarge(ServingError):
+    """The model's answer is larger than the space that its rows have."""
+
+    status, code = 500, "output_too_large"
+
+
+class OperatorError(StokerError):
+    """The operator can mend it: settings, files, devices. The command line prints it and exits."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class InvalidSettings(OperatorError):
+    """A setting is unknown, has a bad value, or contradicts another."""
+
+    code = "invalid_settings"
+
+
+class RepositoryError(OperatorError):
+    """The repository of registered models refuses the operation."""
+
+    code = "repository_error"
+
+
+class UnknownModel(RepositoryError):
+    """No registered model has this name and version."""
+
+    code = "unknown_model"
+
+
+class ModelInUse(RepositoryError):
+    """The version is being served."""
+
+    code = "model_in_use"
+
+
+class CorruptModel(RepositoryError):
+    """A registered file is missing or is not the one that was registered."""
+
+    code = "corrupt_model"
+
+
+class DeviceUnavailable(OperatorError):
+    """A device was asked for that cannot be used; the message names the missing library or driver."""
+
+    code = "device_unavailable"
+
+
+class LoadFailed(OperatorError):
+    """A model or entry script could not be loaded."""
+
+    code = "load_failed"
+    exit_code = 3

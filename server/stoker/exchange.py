@@ -1,0 +1,481 @@
+"""The frontend's side of an arena: lease rows, submit them, hear when they are done.
+
+A doorbell is a stream socketpair that carries nothing but int32 row numbers, native byte order. The frontend sends the rows
+that it queued during one turn of its event loop in one `send`; the device answers with the rows that are done. Contract:
+
+- `submit` either takes the request and calls `complete` exactly once, later, or raises and has taken nothing.
+- Nothing here blocks. Numbers that a full doorbell did not take go out when it is writable again.
+- A row that a caller has given up stays leased until the device hands it back; then it is free.
+- When the device process dies (EOF), every ticket in flight completes with `DeviceLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from stoker.arena import Arena, Outcome
+from stoker.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    InvalidInput,
+    ModelFailed,
+    OutputTooLarge,
+    Overloaded,
+    StokerError,
+)
+
+__all__ = ["Exchange", "Rows", "Ticket"]
+
+logger = logging.getLogger(__name__)
+
+Rows = Sequence[np.ndarray]
+"""Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
+
+_NEVER_NS: Final = (1 << 63) - 1
+_READ_BYTES: Final = 1 << 18
+_MAX_RETRY_AFTER_S: Final = 60
+
+
+class Ticket:
+    """One request in the exchange.
+
+    Attributes:
+        error: Why the request failed, or None. Set before `complete` is called.
+        rows: How many rows the request has.
+        started_ns, finished_ns: When its last batch left for the device and came back (monotonic clock).
+    """
+
+    __slots__ = (
+        "_complete",
+        "_feed",
+        "_numbers",
+        "_remaining",
+        "deadline_ns",
+        "enqueued_ns",
+        "error",
+        "exchange",
+        "finished_ns",
+        "rows",
+        "started_ns",
+    )
+
+    def __init__(
+        self, exchange: Exchange, rows: int, complete: Callable[[Ticket], None], deadline_ns: int
+    ) -> None:
+        self.exchange = exchange
+        self.rows = rows
+        self.deadline_ns = deadline_ns
+        self.enqueued_ns = self.started_ns = self.finished_ns = 0
+        self.error: StokerError | None = None
+        self._complete: Callable[[Ticket], None] | None = complete
+        self._numbers: list[int] = []
+        self._remaining = 0
+        self._feed: _Feed | None = None
+
+    def outputs(self) -> list[np.ndarray]:
+        """The answer, per output an array `[rows, *row_shape]`. Only valid inside `complete`, for fixed-size outputs."""
+        if self._feed is not None:
+            return self._feed.results
+        arrays = self.exchange.arena.outputs
+        if self.rows == 1:
+            number = self._numbers[0]
+            return [array[number : number + 1] for array in arrays]
+        return [array[self._numbers] for array in arrays]
+
+    def output_texts(self, index: int) -> list[bytes]:
+        """The answer of a variable output, one item per row. Only valid inside `complete`."""
+        if self._feed is not None:
+            return self._feed.texts[index]
+        return [self.exchange.arena.read_bytes("out", index, number) for number in self._numbers]
+
+    def cancel(self) -> None:
+        """Give the request up: `complete` will not be called, rows that have not started will not run."""
+        self._complete = None
+        self.exchange.give_up(self)
+
+    def fail(self, error: StokerError) -> None:
+        """Complete with an error now; rows that the device still holds come back later."""
+        complete, self._complete = self._complete, None
+        self.exchange.give_up(self)
+        if complete is not None:
+            self.error = error
+            complete(self)
+
+
+class _Feed:
+    """A request with more rows than it may hold at once: it flows through the arena slice by slice."""
+
+    __slots__ = ("next_row", "pending", "results", "rows", "slices", "texts")
+
+    def __init__(self, rows: Rows, arena: Arena, count: int) -> None:
+        self.rows: Rows = rows
+        self.next_row = 0
+        self.pending = count
+        self.slices: list[Ticket] = []
+        self.results = [
+            np.empty((0 if spec.variable else count, *spec.shape), spec.dtype)
+            for spec in arena.signature.outputs
+        ]
+        self.texts: list[list[bytes]] = [
+            [b""] * (count if spec.variable else 0) for spec in arena.signature.outputs
+        ]
+
+
+class Exchange:
+    """Rows of one arena, on the frontend's side. Belongs to one event loop; not thread-safe."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        doorbell: socket.socket,
+        *,
+        clock_ns: Callable[[], int],
+        on_lost: Callable[[Exchange], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.arena = arena
+        self.lost = False
+        self.rows_done = 0
+        self._doorbell = doorbell
+        self._clock_ns = clock_ns
+        self._on_lost = on_lost
+        self._loop = loop
+        # The last item is leased first, so that few rows are touched while load is low.
+        self._free = list(range(arena.capacity - 1, -1, -1))
+        self._tickets: list[Ticket | None] = [None] * arena.capacity
+        self._queued: list[int] = []
+        self._unsent = b""
+        self._partial = b""
+        self._hungry: deque[Ticket] = deque()
+        self._share_rows = arena.capacity // 2
+        self._slice_rows = max(1, arena.capacity // 8)
+        self._deadline_ns = arena.words("deadline_ns")
+        self._enqueued_ns = arena.words("enqueued_ns")
+        self._position = arena.words("position")
+        self._outcome = arena.words("outcome")
+        self._started_ns = arena.words("started_ns")
+        self._finished_ns = arena.words("finished_ns")
+        self._variable = any(spec.variable for spec in (*arena.signature.inputs, *arena.signature.outputs))
+        self._narrow = [
+            index for index, spec in enumerate(arena.signature.inputs) if _needs_range_check(spec.dtype)
+        ]
+        self._rate_rows_s = 0.0
+        self._rate_mark = (clock_ns(), 0)
+        self._deadline_ns_array = arena.deadline_ns
+        self._deadline_ns_array[:] = _NEVER_NS
+        doorbell.setblocking(False)
+        loop.add_reader(doorbell.fileno(), self._on_doorbell)
+
+    @property
+    def leased_rows(self) -> int:
+        """Rows that requests hold now."""
+        return self.arena.capacity - len(self._free)
+
+    @property
+    def full(self) -> bool:
+        """Whether no row is free, so that a request would be refused."""
+        return not self._free
+
+    def submit(self, rows: Rows, complete: Callable[[Ticket], None], deadline_ns: int) -> Ticket:
+        """Queue a request's rows.
+
+        Args:
+            rows: Per input an array of shape `[n, *row_shape]`, n ≥ 1.
+            complete: Called once with the ticket when all rows are done or the request has failed.
+            deadline_ns: When the caller stops waiting, on the exchange's clock.
+
+        Raises:
+            Overloaded: There are not enough free rows.
+            DeviceLost: The device process has died.
+            InvalidInput: A number does not fit the input's dtype.
+        """
+        count = len(rows[0])
+        ticket = Ticket(self, count, complete, deadline_ns)
+        if self._narrow:
+            self._check_ranges(rows)
+        if count > self._share_rows:
+            self._start_feed(ticket, rows)
+        else:
+            self._admit(ticket, rows)
+        return ticket
+
+    def submit_body(self, body: bytes, complete: Callable[[Ticket], None], deadline_ns: int) -> Ticket:
+        """Queue a request whose row is its whole body; otherwise like `submit`."""
+        ticket = Ticket(self, 1, complete, deadline_ns)
+        self._lease(ticket)
+        stored = self.arena.write_bytes("in", 0, ticket._numbers[0], body)
+        assert stored, "bodies are limited to the row's size before they get here"
+        self._enqueue(ticket)
+        return ticket
+
+    def overloaded(self) -> Overloaded:
+        """The error for a request that finds no free row, with a Retry-After from the measured service rate."""
+        wait_s = self.leased_rows / self._rate_rows_s if self._rate_rows_s else 1.0
+        retry_after_s = min(_MAX_RETRY_AFTER_S, max(1, round(wait_s + 0.5)))
+        return Overloaded(
+            f"All {self.arena.capacity} rows of this model's queue are taken; try again later.",
+            retry_after_s=retry_after_s,
+        )
+
+    def sweep(self, now_ns: int) -> None:
+        """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
+        late = np.flatnonzero(self._deadline_ns_array <= now_ns).tolist()
+        for number in late:
+            ticket = self._tickets[number]
+            if ticket is None or ticket._complete is None:
+                self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
+                continue
+            ticket.fail(DeadlineExceeded("The request was not answered within its timeout."))
+        since_ns, done = self._rate_mark
+        if now_ns - since_ns >= 500_000_000:
+            rate = (self.rows_done - done) * 1e9 / (now_ns - since_ns)
+            self._rate_rows_s += 0.5 * (rate - self._rate_rows_s)
+            self._rate_mark = (now_ns, self.rows_done)
+
+    def close(self) -> None:
+        """Leave the arena; requests in flight complete with `DeviceLost`."""
+        if self.lost:
+            return
+        self.lost = True
+        self._loop.remove_reader(self._doorbell.fileno())
+        if self._unsent:
+            self._loop.remove_writer(self._doorbell.fileno())
+        self._doorbell.close()
+        tickets = {id(ticket): ticket for ticket in (*self._tickets, *self._hungry) if ticket is not None}
+        self._hungry.clear()
+        for ticket in tickets.values():
+            ticket.fail(DeviceLost("The device process ended while it held this request.", retry_after_s=1))
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Mark a ticket's rows as cancelled; the device skips those that have not started."""
+        for number in ticket._numbers:
+            if self._tickets[number] is ticket:
+                self._deadline_ns[number] = 0
+        if ticket._feed is not None:
+            slices, ticket._feed.slices = ticket._feed.slices, []
+            for piece in slices:
+                piece.cancel()
+
+    def _admit(self, ticket: Ticket, rows: Rows) -> None:
+        self._lease(ticket)
+        numbers = ticket._numbers
+        try:
+            if ticket.rows == 1:
+                number = numbers[0]
+                for array, values in zip(self.arena.inputs, rows, strict=True):
+                    array[number] = values[0]
+            else:
+                for array, values in zip(self.arena.inputs, rows, strict=True):
+                    array[numbers] = values
+        except FloatingPointError:
+            # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends here.
+            self._release(ticket)
+            raise _too_large_number() from None
+        self._enqueue(ticket)
+
+    def _lease(self, ticket: Ticket) -> None:
+        if self.lost:
+            raise DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
+        free = self._free
+        count = ticket.rows
+        if count == 1 and free:
+            ticket._numbers = [free.pop()]
+            return
+        if len(free) < count:
+            raise self.overloaded()
+        ticket._numbers = free[-count:]
+        del free[-count:]
+
+    def _release(self, ticket: Ticket) -> None:
+        self._free.extend(ticket._numbers)
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        numbers, deadline_ns = ticket._numbers, ticket.deadline_ns
+        ticket.enqueued_ns = now_ns = self._clock_ns()
+        ticket._remaining = len(numbers)
+        if len(numbers) == 1:
+            number = numbers[0]
+            self._tickets[number] = ticket
+            self._deadline_ns[number] = deadline_ns
+            self._enqueued_ns[number] = now_ns
+            self._position[number] = 0
+        else:
+            for number in numbers:
+                self._tickets[number] = ticket
+            self.arena.deadline_ns[numbers] = deadline_ns
+            self.arena.enqueued_ns[numbers] = now_ns
+            self.arena.position[numbers] = np.arange(len(numbers))
+        if not self._queued:
+            self._loop.call_soon(self._ring)
+        self._queued += numbers
+
+    def _ring(self) -> None:
+        if self.lost:
+            return
+        numbers, self._queued = self._queued, []
+        data = np.array(numbers, np.int32).tobytes()
+        if self._unsent:
+            self._unsent += data
+            return
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            sent = self._doorbell.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lose()
+            return
+        was_waiting, self._unsent = bool(self._unsent), data[sent:]
+        if self._unsent and not was_waiting:
+            self._loop.add_writer(self._doorbell.fileno(), self._on_writable)
+        elif was_waiting and not self._unsent:
+            self._loop.remove_writer(self._doorbell.fileno())
+
+    def _on_writable(self) -> None:
+        self._send(self._unsent)
+
+    def _on_doorbell(self) -> None:
+        try:
+            data = self._doorbell.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        if self._partial or len(data) % 4:
+            data = self._partial + data
+            whole = len(data) - len(data) % 4
+            data, self._partial = data[:whole], data[whole:]
+        tickets = self._tickets
+        numbers = memoryview(data).cast("i").tolist()
+        self.rows_done += len(numbers)
+        for number in numbers:
+            ticket = tickets[number]
+            if ticket is None:
+                logger.error("the device handed back row %d, which nobody had queued", number)
+                continue
+            ticket._remaining -= 1
+            if not ticket._remaining:
+                self._finish(ticket)
+        while self._hungry and len(self._free) >= self._slice_rows:
+            self._feed_slice(self._hungry.popleft())
+
+    def _finish(self, ticket: Ticket) -> None:
+        """All rows are back: complete the ticket, then free them."""
+        numbers = ticket._numbers
+        complete, ticket._complete = ticket._complete, None
+        if complete is not None:
+            last = numbers[-1]
+            ticket.started_ns = self._started_ns[last]
+            ticket.finished_ns = self._finished_ns[last]
+            for number in numbers:
+                if self._outcome[number]:
+                    ticket.error = self._row_error(number)
+                    break
+            try:
+                complete(ticket)
+            except Exception:
+                logger.exception("the completion of a request raised")
+        if self._variable:
+            for number in numbers:
+                self.arena.give_back_pages(number)
+        for number in numbers:
+            self._tickets[number] = None
+        self._free += numbers
+
+    def _row_error(self, number: int) -> StokerError:
+        outcome = self._outcome[number]
+        if outcome == Outcome.EXPIRED:
+            return DeadlineExceeded("The request was not answered within its timeout.")
+        if outcome == Outcome.TOO_LARGE:
+            return OutputTooLarge("The model's answer is larger than the space that its rows have.")
+        error_id = int(self.arena.error_id[number])
+        return ModelFailed(
+            "An unexpected error occurred in scoring script. Check the logs for more info. "
+            f"Error id: {error_id:016x}."
+        )
+
+    def _lose(self) -> None:
+        if not self.lost:
+            self.close()
+            self._on_lost(self)
+
+    def _check_ranges(self, rows: Rows) -> None:
+        for index in self._narrow:
+            spec = self.arena.signature.inputs[index]
+            limits = np.iinfo(spec.dtype)
+            values = rows[index]
+            if values.size and (values.min() < limits.min or values.max() > limits.max):
+                raise InvalidInput(f"A number of {spec.name!r} does not fit {spec.dtype}.")
+
+    def _start_feed(self, ticket: Ticket, rows: Rows) -> None:
+        """Begin with two slices, so that one is computed while the next one waits."""
+        if len(self._free) < self._slice_rows:
+            raise self.overloaded()
+        specs = self.arena.signature.inputs
+        try:
+            cast = [np.asarray(values, spec.dtype) for values, spec in zip(rows, specs, strict=True)]
+        except FloatingPointError:
+            raise _too_large_number() from None
+        ticket._feed = _Feed(cast, self.arena, ticket.rows)
+        self._feed_slice(ticket)
+        if len(self._free) >= self._slice_rows:
+            self._feed_slice(ticket)
+
+    def _feed_slice(self, parent: Ticket) -> None:
+        feed = parent._feed
+        assert feed is not None, "only requests with a feed have slices"
+        start, stop = feed.next_row, min(parent.rows, feed.next_row + self._slice_rows)
+        if parent._complete is None or start == stop:
+            return
+        feed.next_row = stop
+
+        def collect(piece: Ticket) -> None:
+            self._collect(parent, piece, start)
+
+        piece = Ticket(self, stop - start, collect, parent.deadline_ns)
+        feed.slices.append(piece)
+        self._admit(piece, [values[start:stop] for values in feed.rows])
+
+    def _collect(self, parent: Ticket, piece: Ticket, start: int) -> None:
+        feed = parent._feed
+        assert feed is not None, "only requests with a feed have slices"
+        if piece in feed.slices:
+            feed.slices.remove(piece)
+        if piece.error is not None:
+            parent.fail(piece.error)
+            return
+        for index, spec in enumerate(self.arena.signature.outputs):
+            if spec.variable:
+                feed.texts[index][start : start + piece.rows] = piece.output_texts(index)
+            else:
+                feed.results[index][start : start + piece.rows] = piece.outputs()[index]
+        feed.pending -= piece.rows
+        parent.enqueued_ns = parent.enqueued_ns or piece.enqueued_ns
+        parent.started_ns, parent.finished_ns = piece.started_ns, piece.finished_ns
+        if feed.pending:
+            # The slice's rows are freed after this call; the next slice takes them then.
+            self._hungry.append(parent)
+            return
+        complete, parent._complete = parent._complete, None
+        if complete is not None:
+            complete(parent)
+
+
+def _too_large_number() -> InvalidInput:
+    return InvalidInput("A number is too large for the model's input type.")
+
+
+def _needs_range_check(dtype: str) -> bool:
+    return np.dtype(dtype).kind in "iu" and dtype not in ("int64", "uint64")

@@ -1,0 +1,1 @@
+"""The gateway: HTTP in front of the exchanges. Runs in frontend processes, which never import a framework."""

@@ -1,0 +1,53 @@
+"""Answers as both doors write them: a status, a block of header lines, a body.
+
+The block is what the direct door writes to the socket as it is, and what the ASGI door splits into header pairs; so both give the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from stoker.errors import MethodNotAllowed, StokerError, Unauthorized
+
+__all__ = ["CLOSE_LINE", "Respond", "error_body", "error_lines", "json_lines", "split_lines"]
+
+Respond = Callable[[int, bytes, bytes], None]
+"""Called once with status, header lines (each ended by CRLF), and body."""
+
+CLOSE_LINE: Final = b"connection: close\r\n"
+_JSON_LINES: Final = b"content-type: application/json\r\ncontent-length: %d\r\n"
+
+
+def json_lines(body: bytes) -> bytes:
+    """Header lines of a JSON body."""
+    return _JSON_LINES % len(body)
+
+
+def error_body(error: StokerError) -> bytes:
+    """The JSON of an error: `{"message": ..., "code": ...}`."""
+    content: dict[str, Any] = {"message": str(error), "code": error.code}
+    return json.dumps(content).encode()
+
+
+def error_lines(error: StokerError) -> bytes:
+    """The header lines that an error adds."""
+    lines = b""
+    if error.retry_after_s is not None:
+        lines += b"retry-after: %d\r\n" % error.retry_after_s
+    if isinstance(error, Unauthorized):
+        lines += b"www-authenticate: Bearer\r\n"
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        lines += b"allow: %b\r\n" % ", ".join(error.allowed).encode()
+    return lines
+
+
+def split_lines(lines: bytes) -> list[tuple[bytes, bytes]]:
+    """Header lines as pairs for ASGI."""
+    pairs = []
+    for line in lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b": ")
+        pairs.append((name, value))
+    return pairs

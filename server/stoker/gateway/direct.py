@@ -1,0 +1,249 @@
+"""The direct door: plain scoring requests are answered inside uvicorn's HTTP protocol, without an ASGI cycle.
+
+A request is plain when it is HTTP/1.1, a POST to a scoring path with a valid key, has a Content-Length within the limit, keeps its
+connection alive, carries no header that asks for more (Expect, Transfer-Encoding, Content-Encoding, Upgrade, Origin),
+and no other request of its connection is unanswered. Everything else goes uvicorn's way to the Starlette app, which gives the
+same answers byte for byte.
+
+To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its shutdown and its
+connection bookkeeping stay right. This relies on uvicorn's internals: pyproject.toml pins the versions that passed the tests.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import Event
+from typing import TYPE_CHECKING, Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from stoker.errors import MalformedBody, RequestTimeout, StokerError
+from stoker.gateway.answers import CLOSE_LINE, error_body, json_lines
+from stoker.gateway.request_ids import RequestIds
+
+if TYPE_CHECKING:
+    from stoker.gateway.gateway import Gateway
+    from stoker.gateway.service import Call, Service
+
+__all__ = ["LARGE_BODY_BYTES", "DirectProtocol"]
+
+LARGE_BODY_BYTES: Final = 1 << 20
+"""Bodies above this size are received on a common budget."""
+
+_AUTHORIZATION, _LENGTH, _REQUEST_ID, _LEGACY_ID, _CLIENT_ID, _NOT_PLAIN = range(6)
+_HEADERS: Final = {
+    b"authorization": _AUTHORIZATION,
+    b"content-length": _LENGTH,
+    b"x-request-id": _REQUEST_ID,
+    b"x-ms-request-id": _LEGACY_ID,
+    b"x-ms-client-request-id": _CLIENT_ID,
+    b"expect": _NOT_PLAIN,
+    b"transfer-encoding": _NOT_PLAIN,
+    b"content-encoding": _NOT_PLAIN,
+    b"upgrade": _NOT_PLAIN,
+    b"origin": _NOT_PLAIN,
+}
+
+
+class _DirectCycle:
+    """What uvicorn's protocol reads and sets on the request of a connection. One serves all direct requests of it."""
+
+    __slots__ = ("body", "disconnected", "keep_alive", "message_event", "more_body", "response_complete")
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.disconnected = False
+        self.keep_alive = True
+        self.message_event = Event()
+        self.more_body = False
+        self.response_complete = True
+
+
+class DirectProtocol(HttpToolsProtocol):
+    """uvicorn's httptools protocol with a short cut for scoring.
+
+    Attributes:
+        idle_sweeps: How often `Reaper` has looked since this connection last made progress.
+    """
+
+    def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.idle_sweeps = 0
+        self._gateway = gateway
+        self._in_headers = False
+        self._direct = _DirectCycle()
+        self._receiving: Service | None = None
+        self._reserved_bytes = 0
+        self._ids: RequestIds | None = None
+        self._first_chunk = b""
+        self._more_chunks: list[bytes] = []
+        self._call: Call | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete and not self.receiving
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a request has begun to arrive and is not complete."""
+        if self._receiving is not None or self._in_headers:
+            return True
+        return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.more_body)
+
+    def on_message_begin(self) -> None:
+        # uvicorn's scope is made later, for those requests that need one.
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self.idle_sweeps = 0
+        self._in_headers = True
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        if not self._take_directly():
+            self._take_normally()
+
+    def _take_directly(self) -> bool:
+        service = self._gateway.routes.get(self.url)
+        parser = self.parser
+        if (
+            service is None
+            or (self.cycle is not None and not self.cycle.response_complete)
+            or parser.get_method() != b"POST"
+            or parser.get_http_version() != "1.1"
+            or not parser.should_keep_alive()
+        ):
+            return False
+        authorization = request_id = legacy_id = client_id = b""
+        length = -1
+        for name, value in self.headers:
+            known = _HEADERS.get(name)
+            if known is None:
+                continue
+            if known == _AUTHORIZATION:
+                authorization = value
+            elif known == _LENGTH:
+                length = int(value)
+            elif known == _NOT_PLAIN:
+                return False
+            elif known == _REQUEST_ID:
+                request_id = value
+            elif known == _LEGACY_ID:
+                legacy_id = value
+            else:
+                client_id = value
+        if not 0 < length <= service.max_body_bytes or not service.authorized(authorization):
+            return False
+        try:
+            self._ids = RequestIds(request_id, legacy_id, client_id)
+        except StokerError:
+            return False
+        if length > LARGE_BODY_BYTES:
+            if not self._gateway.reserve_body(length):
+                return False
+            self._reserved_bytes = length
+        self._receiving = service
+        self._first_chunk = b""
+        direct = self._direct
+        direct.response_complete = False
+        self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
+        return True
+
+    def _take_normally(self) -> None:
+        """Let uvicorn take the request: make up for what its `on_message_begin` would have done."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.idle_sweeps = 0
+        if self._receiving is None:
+            super().on_body(body)
+        elif self._first_chunk:
+            self._more_chunks.append(body)
+        else:
+            self._first_chunk = body
+
+    def on_message_complete(self) -> None:
+        service = self._receiving
+        if service is None:
+            super().on_message_complete()
+            return
+        self._receiving = None
+        body = self._first_chunk
+        if self._more_chunks:
+            body = b"".join((body, *self._more_chunks))
+            self._more_chunks.clear()
+        self._first_chunk = b""
+        ids = self._ids
+        assert ids is not None, "set with the service"
+        call = service.score(body, ids, self._respond, time.monotonic_ns())
+        if not self._direct.response_complete:
+            self._call = call
+
+    def _respond(self, status: int, lines: bytes, body: bytes) -> None:
+        direct = self._direct
+        direct.response_complete = True
+        self._call = None
+        self.idle_sweeps = 0
+        if self._reserved_bytes:
+            self._release_reserved()
+        self.server_state.total_requests += 1
+        transport = self.transport
+        if transport.is_closing():
+            return
+        closing = self._gateway.draining or not direct.keep_alive
+        if closing and not self._gateway.draining:
+            lines += CLOSE_LINE
+        transport.write(b"".join((STATUS_LINE[status], self._gateway.default_lines, lines, b"\r\n", body)))
+        if closing:
+            transport.close()
+        elif self.pipeline:
+            self.on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP; uvicorn calls this, and the connection ends with it."""
+        self._refuse(MalformedBody(msg))
+
+    def time_out(self) -> None:
+        """End a connection whose request does not arrive, or that has been idle for too long."""
+        if self.receiving:
+            self._refuse(RequestTimeout("The request did not arrive in time."))
+        self.transport.close()
+
+    def eof_received(self) -> None:
+        if self.receiving:
+            self._refuse(MalformedBody("The request ended before its body was complete."))
+
+    def _refuse(self, error: StokerError) -> None:
+        if self.transport.is_closing():
+            return
+        body = error_body(error)
+        head = STATUS_LINE[error.status] + self._gateway.default_lines + json_lines(body) + CLOSE_LINE
+        self.transport.write(b"".join((head, b"\r\n", body)))
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        self._release_reserved()
+        self._receiving = None
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        # A client that does not read its answers gets no more of its requests read.
+        super().pause_writing()
+        self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.flow.resume_reading()
+
+    def _release_reserved(self) -> None:
+        if self._reserved_bytes:
+            self._gateway.release_body(self._reserved_bytes)
+            self._reserved_bytes = 0

@@ -1,0 +1,99 @@
+"""The counters of `stoker.metrics` as a Prometheus exposition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stoker.metrics import HistogramTotals, MetricMemory, ModelTotals, Totals
+
+__all__ = ["CONTENT_TYPE_LATEST", "render"]
+
+
+def render(memory: MetricMemory, models: Sequence[str]) -> bytes:
+    """Return all metrics in Prometheus text format; `models` are the service names by slot."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_ServerCollector(memory, models))
+    return generate_latest(registry)
+
+
+class _ServerCollector(Collector):
+    """Reads the shared memory at scrape time."""
+
+    def __init__(self, memory: MetricMemory, models: Sequence[str]) -> None:
+        self._memory = memory
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        totals = self._memory.totals()
+        named = [(name, totals.model(slot)) for slot, name in enumerate(self._models)]
+        yield from _request_metrics(named)
+        yield from _batch_metrics(named)
+        yield from _process_metrics(totals)
+
+
+def _request_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "stoker_requests", "Scoring requests answered.", labels=["model", "status"]
+    )
+    rejections = CounterMetricFamily(
+        "stoker_rejections", "Scoring requests refused before the device.", labels=["model", "reason"]
+    )
+    rows = CounterMetricFamily("stoker_rows", "Rows queued for the device.", labels=["model"])
+    in_flight = GaugeMetricFamily("stoker_rows_in_flight", "Rows leased by requests.", labels=["model"])
+    queued = GaugeMetricFamily("stoker_queue_rows", "Rows that wait for the device.", labels=["model"])
+    for name, model in named:
+        for status, count in model.requests().items():
+            if count or status == 200:
+                requests.add_metric([name, str(status or "other")], count)
+        for reason, count in model.rejections().items():
+            rejections.add_metric([name, reason], count)
+        rows.add_metric([name], model.rows)
+        in_flight.add_metric([name], model.rows_in_flight)
+        queued.add_metric([name], model.queue_rows)
+    yield from (requests, rejections, rows, in_flight, queued)
+
+
+def _batch_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
+    dispatches = CounterMetricFamily(
+        "stoker_dispatches", "Batches by why they left.", labels=["model", "reason"]
+    )
+    sizes = HistogramMetricFamily("stoker_batch_rows", "Rows per batch.", labels=["model"])
+    stages = HistogramMetricFamily(
+        "stoker_stage_seconds",
+        "Time by stage: parse and total per request, queue per row, compute per batch.",
+        labels=["model", "stage"],
+    )
+    for name, model in named:
+        for reason, count in model.dispatches().items():
+            dispatches.add_metric([name, reason], count)
+        batch_rows = model.batch_rows()
+        sizes.add_metric([name], _buckets(batch_rows), batch_rows.sum)
+        for stage, times in model.stage_seconds().items():
+            stages.add_metric([name, stage], _buckets(times), times.sum)
+    yield from (dispatches, sizes, stages)
+
+
+def _process_metrics(totals: Totals) -> Iterator[Metric]:
+    restarts = CounterMetricFamily("stoker_process_restarts", "Processes restarted.", labels=["process"])
+    for what, count in totals.restarts().items():
+        restarts.add_metric([what], count)
+    used = GaugeMetricFamily("stoker_gpu_memory_used_bytes", "GPU memory in use, by NVML.", labels=["gpu"])
+    total = GaugeMetricFamily("stoker_gpu_memory_total_bytes", "GPU memory, by NVML.", labels=["gpu"])
+    busy = GaugeMetricFamily(
+        "stoker_gpu_utilization_ratio", "Share of time in which a kernel ran, by NVML.", labels=["gpu"]
+    )
+    for index, (used_bytes, total_bytes, percent) in totals.gpus().items():
+        used.add_metric([str(index)], used_bytes)
+        total.add_metric([str(index)], total_bytes)
+        busy.add_metric([str(index)], percent / 100)
+    yield from (restarts, used, total, busy)
+
+
+def _buckets(histogram: HistogramTotals) -> list[tuple[str, float]]:
+    names = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return list(zip(names, map(float, accumulate(histogram.counts)), strict=True))

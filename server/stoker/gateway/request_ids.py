@@ -1,0 +1,59 @@
+"""Request ids as the Azure inference server has them.
+
+`x-request-id` names this request, `x-ms-request-id` is its older name, `x-ms-client-request-id` is the client's own.
+What a client sends comes back as sent; a client that sends only the older name gets it back as its own too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import uuid
+from typing import Final
+
+from stoker.errors import HeaderTooLarge, RequestError
+
+__all__ = ["RequestIds"]
+
+_MAX_CHARS: Final = 100
+# A uuid4 per process and a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per request.
+_PREFIX: Final = str(uuid.uuid4())[:24].encode()
+_START: Final = int.from_bytes(os.urandom(5), "big")
+_counter = itertools.count(_START)
+_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+class RequestIds:
+    """The ids of one request.
+
+    Attributes:
+        request_id: The id that names this request in the log.
+        lines: The header lines that carry the ids in the answer.
+    """
+
+    __slots__ = ("lines", "request_id")
+
+    def __init__(self, sent: bytes = b"", sent_legacy: bytes = b"", sent_client: bytes = b"") -> None:
+        """Take over what the client sent; empty values count as absent.
+
+        Raises:
+            HeaderTooLarge: An id has more than 100 characters.
+            RequestError: An id holds control characters.
+        """
+        if not (sent or sent_legacy or sent_client):
+            self.request_id = _PREFIX + b"%012x" % (next(_counter) & 0xFFFFFFFFFFFF)
+            self.lines = b"x-request-id: %b\r\nx-ms-request-id: %b\r\n" % (self.request_id, self.request_id)
+            return
+        if len(sent) > _MAX_CHARS:
+            raise HeaderTooLarge("x-request-id must not exceed 100 characters")
+        if len(sent_legacy) > _MAX_CHARS or len(sent_client) > _MAX_CHARS:
+            raise HeaderTooLarge("x-ms-request-id and x-ms-client-request-id must not exceed 100 characters")
+        if _CONTROL.search(sent + sent_legacy + sent_client):
+            raise RequestError("A request id must not hold control characters.")
+        self.request_id = sent or _PREFIX + b"%012x" % (next(_counter) & 0xFFFFFFFFFFFF)
+        client = sent_client or sent_legacy
+        legacy = sent_legacy or sent_client or self.request_id
+        self.lines = b"x-request-id: %b\r\nx-ms-request-id: %b\r\n" % (self.request_id, legacy)
+        if client:
+            self.lines += b"x-ms-client-request-id: %b\r\n" % client

@@ -1,0 +1,24 @@
+"""Logging of all processes: one line format, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+__all__ = ["configure_logging"]
+
+
+class _UtcFormatter(logging.Formatter):
+    converter = time.gmtime
+
+
+def configure_logging(process: str, level: str = "INFO") -> None:
+    """Send this process's log to standard error as `TIME LEVEL [process] logger - message`, times in UTC."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _UtcFormatter(
+            f"%(asctime)s.%(msecs)03dZ %(levelname)s [{process}] %(name)s - %(message)s", "%Y-%m-%dT%H:%M:%S"
+        )
+    )
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,268 @@
+"""Every metric, declared once; counters in shared memory, read at scrape.
+
+All processes of a server map one memfd. It is divided into pages, one for each process, which alone writes it;
+any frontend adds the pages up when it is scraped. So counting is an integer addition, needs no lock and
+no message, and survives the process that did it: its successor takes the page over and counts on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+__all__ = ["MetricMemory", "MetricPage", "ModelMetrics", "ModelTotals", "Totals"]
+
+MODEL_SLOTS: Final = 64
+PAGES: Final = 80
+SUPERVISOR_PAGE: Final = PAGES - 1
+FIRST_DEVICE_PAGE: Final = 64
+DEVICE_SLOTS: Final = 16
+
+STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 431, 499, 500, 503, 504, 0)
+"""Statuses counted by name; 0 stands for every other one. 499 is a caller who went away."""
+REJECTIONS: Final = ("overloaded", "not_ready", "unauthorized", "malformed", "deadline", "body_too_large")
+REASONS: Final = ("full", "idle", "delay", "deadline")
+"""Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""
+STAGES: Final = ("parse", "queue", "compute", "total")
+STAGE_BOUNDS_S: Final = (
+    5e-05, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+)  # fmt: skip
+BATCH_BOUNDS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+_STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in STAGE_BOUNDS_S]
+_STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A run of int64 words within a model slot."""
+
+    offset: int
+    words: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.words
+
+
+# A histogram has one word for each bound, one for +Inf, and one for the sum.
+_STAGE_WORDS: Final = len(STAGE_BOUNDS_S) + 2
+_BATCH_WORDS: Final = len(BATCH_BOUNDS_ROWS) + 2
+_REQUESTS: Final = _Block(0, len(STATUSES))
+_REJECTED: Final = _Block(_REQUESTS.end, len(REJECTIONS))
+_ROWS: Final = _Block(_REJECTED.end, 1)
+_IN_FLIGHT: Final = _Block(_ROWS.end, 1)
+_QUEUED: Final = _Block(_IN_FLIGHT.end, 1)
+_REASONS: Final = _Block(_QUEUED.end, len(REASONS))
+_BATCH: Final = _Block(_REASONS.end, _BATCH_WORDS)
+_STAGE: Final = _Block(_BATCH.end, _STAGE_WORDS * len(STAGES))
+_SLOT_WORDS: Final = _STAGE.end
+
+# After the model slots, each page has words of its process and of the devices that it watches.
+_RESTARTS: Final = _Block(MODEL_SLOTS * _SLOT_WORDS, 2)
+_GPU_FIELDS: Final = ("present", "memory_used_bytes", "memory_total_bytes", "utilization_percent")
+_GPUS: Final = _Block(_RESTARTS.end, DEVICE_SLOTS * len(_GPU_FIELDS))
+_PAGE_BYTES: Final = -(-_GPUS.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+
+_STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
+_REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(REJECTIONS)}
+_REASON_INDEX: Final = {reason: index for index, reason in enumerate(REASONS)}
+_STAGE_INDEX: Final = {stage: index for index, stage in enumerate(STAGES)}
+
+
+class MetricMemory:
+    """The shared memory of all pages."""
+
+    def __init__(self, fd: int) -> None:
+        """Map a file that `create` made; `fd` may be closed afterwards."""
+        self._memory = mmap.mmap(fd, PAGES * _PAGE_BYTES)
+
+    @staticmethod
+    def create() -> int:
+        """Make the shared-memory file and return its file descriptor."""
+        fd = os.memfd_create("stoker-metrics", os.MFD_CLOEXEC)
+        os.truncate(fd, PAGES * _PAGE_BYTES)
+        return fd
+
+    def page(self, index: int) -> MetricPage:
+        """The page that the process with this index writes."""
+        if not 0 <= index < PAGES:
+            raise ValueError(f"there are {PAGES} metric pages, got index {index}")
+        return MetricPage(memoryview(self._memory)[index * _PAGE_BYTES :][:_PAGE_BYTES].cast("q"))
+
+    def totals(self) -> Totals:
+        """The sum of all pages at this moment."""
+        words = np.frombuffer(self._memory, np.int64).reshape(PAGES, -1)
+        return Totals(words.sum(axis=0))
+
+
+class MetricPage:
+    """One process's page. Only that process writes it."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def model(self, slot: int) -> ModelMetrics:
+        """Counters of the model with this slot."""
+        if not 0 <= slot < MODEL_SLOTS:
+            raise ValueError(f"at most {MODEL_SLOTS} models can be served at once")
+        return ModelMetrics(self._words[slot * _SLOT_WORDS : (slot + 1) * _SLOT_WORDS])
+
+    def count_restart(self, what: str) -> None:
+        """Count a restart of a `device` or `frontend` process."""
+        self._words[_RESTARTS.offset + ("device", "frontend").index(what)] += 1
+
+    def set_gpu(
+        self, index: int, memory_used_bytes: int, memory_total_bytes: int, utilization_percent: int
+    ) -> None:
+        """Set the gauges of GPU `index`."""
+        start = _GPUS.offset + index * len(_GPU_FIELDS)
+        for offset, value in enumerate((1, memory_used_bytes, memory_total_bytes, utilization_percent)):
+            self._words[start + offset] = value
+
+
+class ModelMetrics:
+    """Counters of one model in one process. Times are nanoseconds."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def clear_gauges(self) -> None:
+        """Zero what describes the present; a process does this when it takes a page over."""
+        self._words[_IN_FLIGHT.offset] = self._words[_QUEUED.offset] = 0
+
+    def count_request(self, status: int) -> None:
+        """Count an answered request."""
+        self._words[_STATUS_INDEX.get(status, len(STATUSES) - 1)] += 1
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was refused before the device; `reason` is one of `REJECTIONS`."""
+        self._words[_REJECTED.offset + _REJECTION_INDEX[reason]] += 1
+
+    def count_rows(self, rows: int) -> None:
+        """Count rows that were queued for the device."""
+        self._words[_ROWS.offset] += rows
+
+    def set_in_flight_rows(self, rows: int) -> None:
+        """Set how many rows this frontend has leased."""
+        self._words[_IN_FLIGHT.offset] = rows
+
+    def set_queued_rows(self, rows: int) -> None:
+        """Set how many rows wait in the device process."""
+        self._words[_QUEUED.offset] = rows
+
+    def observe_stage(self, stage: int, elapsed_ns: int) -> None:
+        """Add one observation; `stage` is an index into `STAGES`."""
+        start = _STAGE.offset + stage * _STAGE_WORDS
+        self._words[start + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
+        self._words[start + _STAGE_WORDS - 1] += elapsed_ns
+
+    def observe_queue_times(self, elapsed_ns: np.ndarray) -> None:
+        """Add one observation of the queue stage per row; `elapsed_ns` is `int64[rows]`."""
+        start = _STAGE.offset + _STAGE_INDEX["queue"] * _STAGE_WORDS
+        if len(elapsed_ns) < 4:
+            for value in elapsed_ns.tolist():
+                self.observe_stage(_STAGE_INDEX["queue"], value)
+            return
+        counts = np.bincount(np.searchsorted(_STAGE_BOUNDS_ARRAY, elapsed_ns), minlength=_STAGE_WORDS - 1)
+        for index in np.flatnonzero(counts).tolist():
+            self._words[start + index] += int(counts[index])
+        self._words[start + _STAGE_WORDS - 1] += int(elapsed_ns.sum())
+
+    def observe_batch(self, rows: int, reason: str, elapsed_ns: int) -> None:
+        """Count one dispatched batch: its size, why it left, and its compute time."""
+        words = self._words
+        words[_REASONS.offset + _REASON_INDEX[reason]] += 1
+        words[_BATCH.offset + bisect_left(BATCH_BOUNDS_ROWS, rows)] += 1
+        words[_BATCH.offset + _BATCH_WORDS - 1] += rows
+        self.observe_stage(_STAGE_INDEX["compute"], elapsed_ns)
+
+
+PARSE_STAGE: Final = _STAGE_INDEX["parse"]
+TOTAL_STAGE: Final = _STAGE_INDEX["total"]
+
+
+class Totals:
+    """A snapshot of the sums of all pages."""
+
+    def __init__(self, words: np.ndarray) -> None:
+        self._words = words
+
+    def model(self, slot: int) -> ModelTotals:
+        """The totals of the model with this slot."""
+        return ModelTotals(self._words[slot * _SLOT_WORDS : (slot + 1) * _SLOT_WORDS])
+
+    def restarts(self) -> dict[str, int]:
+        """Restarts of processes, by kind."""
+        return dict(
+            zip(("device", "frontend"), self._words[_RESTARTS.offset : _RESTARTS.end].tolist(), strict=True)
+        )
+
+    def gpus(self) -> dict[int, tuple[int, int, int]]:
+        """Per GPU: memory used and total in bytes, and utilisation in percent."""
+        gpus = self._words[_GPUS.offset : _GPUS.end].reshape(DEVICE_SLOTS, len(_GPU_FIELDS))
+        return {index: tuple(row[1:]) for index, row in enumerate(gpus.tolist()) if row[0]}
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramTotals:
+    """Counts per bucket (the last one is +Inf, not cumulative) and the sum of the observations."""
+
+    bounds: Sequence[float]
+    counts: list[int]
+    sum: float
+
+
+class ModelTotals:
+    """A snapshot of one model's counters, summed over all processes."""
+
+    def __init__(self, words: np.ndarray) -> None:
+        self._words = words.tolist()
+
+    def requests(self) -> dict[int, int]:
+        """Answered requests by status; 0 stands for every status that is not in `STATUSES`."""
+        return dict(zip(STATUSES, self._words[_REQUESTS.offset : _REQUESTS.end], strict=True))
+
+    def rejections(self) -> dict[str, int]:
+        """Requests refused before the device, by reason."""
+        return dict(zip(REJECTIONS, self._words[_REJECTED.offset : _REJECTED.end], strict=True))
+
+    def dispatches(self) -> dict[str, int]:
+        """Batches by the reason why they left."""
+        return dict(zip(REASONS, self._words[_REASONS.offset : _REASONS.end], strict=True))
+
+    @property
+    def rows(self) -> int:
+        """Rows queued for the device so far."""
+        return int(self._words[_ROWS.offset])
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Rows leased by requests now."""
+        return int(self._words[_IN_FLIGHT.offset])
+
+    @property
+    def queue_rows(self) -> int:
+        """Rows that wait in the device process now."""
+        return int(self._words[_QUEUED.offset])
+
+    def batch_rows(self) -> HistogramTotals:
+        """Sizes of the batches, in rows."""
+        *counts, total = self._words[_BATCH.offset : _BATCH.end]
+        return HistogramTotals(BATCH_BOUNDS_ROWS, counts, total)
+
+    def stage_seconds(self) -> dict[str, HistogramTotals]:
+        """Times by stage, in seconds."""
+        stages = {}
+        for index, stage in enumerate(STAGES):
+            *counts, total = self._words[_STAGE.offset + index * _STAGE_WORDS :][:_STAGE_WORDS]
+            stages[stage] = HistogramTotals(STAGE_BOUNDS_S, counts, total / 1e9)
+        return stages

@@ -1,0 +1,211 @@
+"""Which rows leave now, and when to look again. Sans-I/O: no threads, no clock, no sockets.
+
+A `RowQueue` holds the rows that wait; `plan` looks at it and says what to do at `now_ns`. Contract:
+
+- A row is in exactly one place: in the queue, in the returned batch, or in the returned expired rows.
+- A batch never exceeds `max_batch_rows`. It counts rows, not requests.
+- While all that waits fits in one batch, all of it leaves. When more waits, rows leave in the order of
+  their virtual start time (start-time fair queueing, Goyal et al. 1996): the queue's virtual time on arrival
+  plus the row's position within its request. So a request of one row is served beside a request of a
+  thousand, not behind it.
+- `max_delay_ms` = 0 (the default) means no added delay: whatever waits leaves as soon as the device is free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["BatchPolicy", "Lot", "Plan", "RowQueue", "ServiceTimes", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Settings of batching.
+
+    Attributes:
+        max_batch_rows: Most rows in one batch.
+        max_delay_ms: How long a row may wait for company while the device is free; 0 adds no delay.
+    """
+
+    max_batch_rows: int = 256
+    max_delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_batch_rows < 1:
+            raise ValueError(f"max_batch_rows must be at least 1, got {self.max_batch_rows}")
+        if not 0 <= self.max_delay_ms <= 60_000:
+            raise ValueError(f"max_delay_ms must be between 0 and 60000, got {self.max_delay_ms}")
+
+
+class Lot(NamedTuple):
+    """Rows of one lane (one frontend's arena).
+
+    Attributes:
+        lane: Key of the lane.
+        numbers: Row numbers, `int32[rows]`.
+        position: Place of each row within its request, `int64[rows]`.
+        enqueued_ns: When the frontend queued them, `int64[rows]`.
+        deadline_ns: When their callers stop waiting, `int64[rows]`; 0 for cancelled rows.
+        arrived: The queue's virtual time when they arrived.
+    """
+
+    lane: int
+    numbers: np.ndarray
+    position: np.ndarray
+    enqueued_ns: np.ndarray
+    deadline_ns: np.ndarray
+    arrived: int
+
+    def part(self, mask: np.ndarray) -> Lot:
+        """The rows where the boolean `mask` is set."""
+        arrays = (self.numbers, self.position, self.enqueued_ns, self.deadline_ns)
+        return Lot(self.lane, *(array[mask] for array in arrays), self.arrived)
+
+
+class Plan(NamedTuple):
+    """What to do now.
+
+    Attributes:
+        batch: Lots to run as one batch; empty if none is to leave now.
+        expired: Lots to hand back unrun: cancelled, or past their deadline.
+        reason: One of `metrics.REASONS` if there is a batch, else an empty string.
+        look_again_ns: When to call `plan` again if nothing arrives; None means only on arrival.
+    """
+
+    batch: list[Lot]
+    expired: list[Lot]
+    reason: str
+    look_again_ns: int | None
+
+
+_NOTHING = Plan([], [], "", None)
+
+
+class ServiceTimes:
+    """Learned time of one batch by its size: an exponential moving average per power of two of rows."""
+
+    _WEIGHT = 0.2
+
+    def __init__(self) -> None:
+        self._mean_ns: dict[int, float] = {}
+
+    def learn(self, rows: int, elapsed_ns: int) -> None:
+        """Take in that a batch of `rows` took `elapsed_ns`."""
+        bucket = rows.bit_length()
+        mean = self._mean_ns.get(bucket)
+        self._mean_ns[bucket] = elapsed_ns if mean is None else mean + self._WEIGHT * (elapsed_ns - mean)
+
+    def expected_ns(self, rows: int) -> int:
+        """Expected time of a batch of `rows`; the nearest larger known size, else the largest known, else 0."""
+        if not self._mean_ns:
+            return 0
+        bucket = rows.bit_length()
+        larger = [known for known in self._mean_ns if known >= bucket]
+        return int(self._mean_ns[min(larger) if larger else max(self._mean_ns)])
+
+
+@dataclass(slots=True)
+class RowQueue:
+    """Rows that wait, in lots as they arrived."""
+
+    lots: deque[Lot] = field(default_factory=deque)
+    rows: int = 0
+    virtual_time: int = 0
+
+    def push(
+        self,
+        lane: int,
+        numbers: np.ndarray,
+        position: np.ndarray,
+        enqueued_ns: np.ndarray,
+        deadline_ns: np.ndarray,
+    ) -> None:
+        """Add rows; all arrays have the same length, `position` is each row's place within its request."""
+        self.lots.append(Lot(lane, numbers, position, enqueued_ns, deadline_ns, self.virtual_time))
+        self.rows += len(numbers)
+
+    def drop_lane(self, lane: int) -> int:
+        """Forget the rows of a lane whose frontend has gone; returns how many."""
+        kept = deque(lot for lot in self.lots if lot.lane != lane)
+        before, self.rows = self.rows, sum(len(lot.numbers) for lot in kept)
+        self.lots = kept
+        return before - self.rows
+
+    def take_all(self) -> list[Lot]:
+        """Remove and return everything."""
+        lots, self.lots, self.rows = list(self.lots), deque(), 0
+        return lots
+
+
+def plan(queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes) -> Plan:
+    """Decide what leaves the queue at `now_ns`, and remove it from the queue."""
+    if not queue.rows:
+        return _NOTHING
+    expired = _remove_expired(queue, now_ns)
+    if not queue.rows:
+        return Plan([], expired, "", None)
+    if queue.rows >= policy.max_batch_rows:
+        return Plan(_take_fairest(queue, policy.max_batch_rows), expired, "full", None)
+    if not policy.max_delay_ms:
+        return Plan(queue.take_all(), expired, "idle", None)
+    return _wait_for_company(queue, now_ns, policy, times, expired)
+
+
+def _wait_for_company(
+    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot]
+) -> Plan:
+    oldest_ns = min(int(lot.enqueued_ns.min()) for lot in queue.lots)
+    pressing_ns = min(int(lot.deadline_ns.min()) for lot in queue.lots) - times.expected_ns(queue.rows)
+    delayed_ns = oldest_ns + round(policy.max_delay_ms * 1e6)
+    if now_ns >= delayed_ns:
+        return Plan(queue.take_all(), expired, "delay", None)
+    if now_ns >= pressing_ns:
+        return Plan(queue.take_all(), expired, "deadline", None)
+    return Plan([], expired, "", min(delayed_ns, pressing_ns))
+
+
+def _remove_expired(queue: RowQueue, now_ns: int) -> list[Lot]:
+    if all(int(lot.deadline_ns.min()) > now_ns for lot in queue.lots):
+        return []
+    expired: list[Lot] = []
+    kept: deque[Lot] = deque()
+    for lot in queue.lots:
+        late = lot.deadline_ns <= now_ns
+        if late.any():
+            expired.append(lot.part(late))
+        if not late.all():
+            kept.append(lot.part(~late))
+    queue.lots, queue.rows = kept, sum(len(lot.numbers) for lot in kept)
+    return expired
+
+
+def _take_fairest(queue: RowQueue, rows: int) -> list[Lot]:
+    if queue.rows == rows:
+        return queue.take_all()
+    lots = list(queue.lots)
+    tags = np.concatenate([lot.position + lot.arrived for lot in lots])
+    chosen = np.zeros(len(tags), bool)
+    # Stable, so that rows with equal tags keep the order of arrival.
+    order = np.argsort(tags, kind="stable")[:rows]
+    chosen[order] = True
+    # Only an overfull queue needs the virtual time: rows that arrive later compete with those left behind.
+    queue.virtual_time = max(queue.virtual_time, int(tags[order[-1]]))
+    batch: list[Lot] = []
+    rest: deque[Lot] = deque()
+    start = 0
+    for lot in lots:
+        mask = chosen[start : start + len(lot.numbers)]
+        start += len(lot.numbers)
+        if mask.all():
+            batch.append(lot)
+        elif mask.any():
+            batch.append(lot.part(mask))
+            rest.append(lot.part(~mask))
+        else:
+            rest.append(lot)
+    queue.lots, queue.rows = rest, queue.rows - rows
+    return batch

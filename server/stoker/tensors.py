@@ -1,0 +1,140 @@
+"""What a model takes and gives: tensor specifications and signatures, per row.
+
+The batch axis is never part of a shape here: a row is one element of it, and the unit of scheduling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = ["Signature", "TensorSpec", "check_batch"]
+
+NUMERIC_DTYPES = frozenset(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output, as it is stored per row.
+
+    Attributes:
+        name: The model's own name of the tensor.
+        dtype: Name of the numpy dtype; `uint8` where `variable`.
+        shape: Shape of one row, without the batch axis.
+        variable: The row holds up to `shape[0]` bytes, and its length is kept beside it. Used for whole
+            request bodies and for answers that are JSON text.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    variable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in NUMERIC_DTYPES:
+            raise ValueError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of the numeric dtypes")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"tensor {self.name!r}: row shape {self.shape} has a negative size")
+        if self.variable and (self.dtype != "uint8" or len(self.shape) != 1):
+            raise ValueError(f"tensor {self.name!r}: a variable row is a vector of uint8")
+
+    @cached_property
+    def elements(self) -> int:
+        """Numbers in one row."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one row, without padding."""
+        return self.elements * np.dtype(self.dtype).itemsize
+
+    def describe_row(self) -> str:
+        """Say in words what one row is, for error messages: `784 numbers`, `28 × 28 numbers`."""
+        kind = {"b": "booleans", "i": "integers", "u": "non-negative integers"}.get(np.dtype(self.dtype).kind)
+        if not self.shape:
+            return f"one {(kind or 'numbers')[:-1]}"
+        return f"{' × '.join(map(str, self.shape))} {kind or 'numbers'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the specification as JSON can hold it."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "variable": self.variable}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TensorSpec:
+        """Inverse of `to_json`."""
+        return cls(value["name"], value["dtype"], tuple(value["shape"]), bool(value.get("variable", False)))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a servable takes and gives per row.
+
+    Attributes:
+        inputs: Specifications of the inputs, in the model's order.
+        outputs: Specifications of the outputs, in the model's order.
+        takes: `rows` when requests are decoded into tensors, `body` when the servable gets the request body
+            as it came (an undecorated `run(raw_data)`); then there is one variable input and one output.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    takes: Literal["rows", "body"] = "rows"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row over all inputs and outputs."""
+        return sum(spec.row_bytes for spec in (*self.inputs, *self.outputs))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the signature as JSON can hold it."""
+        return {
+            "inputs": [spec.to_json() for spec in self.inputs],
+            "outputs": [spec.to_json() for spec in self.outputs],
+            "takes": self.takes,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Signature:
+        """Inverse of `to_json`."""
+        return cls(
+            tuple(TensorSpec.from_json(spec) for spec in value["inputs"]),
+            tuple(TensorSpec.from_json(spec) for spec in value["outputs"]),
+            value.get("takes", "rows"),
+        )
+
+    def __str__(self) -> str:
+        if self.takes == "body":
+            return "run(raw_data): the request body as text"
+        return f"{_side(self.inputs)} -> {_side(self.outputs)}"
+
+
+def _side(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(
+        f"{spec.name} JSON"
+        if spec.variable
+        else f"{spec.name} {spec.dtype}[{','.join(['n', *map(str, spec.shape)])}]"
+        for spec in specs
+    )
+
+
+def check_batch(spec: TensorSpec, batch: np.ndarray, rows: int) -> np.ndarray:
+    """Return `batch` as `rows` rows of `spec`.
+
+    Raises:
+        ValueError: It has another shape.
+        TypeError: Its dtype cannot be cast to the specification's without loss of kind.
+    """
+    if batch.shape != (rows, *spec.shape):
+        raise ValueError(
+            f"output {spec.name!r} has shape {list(batch.shape)} for a batch of {rows}, "
+            f"expected {[rows, *spec.shape]}"
+        )
+    if batch.dtype.name != spec.dtype:
+        return batch.astype(spec.dtype, casting="same_kind")
+    return batch

@@ -1,0 +1,1 @@
+"""Bytes to tensors and back: pure functions, one module a protocol."""

@@ -1,0 +1,245 @@
+"""The Azure scoring protocol's JSON: `{"data": [row, ...]}` in, a list with one entry per row out.
+
+Decoding has two paths with the same verdict. The fast one lets simdjson flatten all numbers of the document into one buffer and
+proves from the brackets alone that they were rows of the right shape. Whatever it cannot prove (other keys, duplicate
+keys, several inputs, any mistake) goes to the careful one, which walks Python lists and says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import simdjson
+
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.tensors import Signature, TensorSpec
+
+__all__ = ["ScoringDecoder", "encode_outputs", "encode_texts", "nesting_depth"]
+
+_MAX_DEPTH: Final = 100
+_BOM: Final = b"\xef\xbb\xbf"
+_STRUCTURE: Final = b"[],"
+_NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
+_BUFFERS: Final = {"f": ("d", np.float64), "i": ("i", np.int64), "u": ("u", np.uint64)}
+_OPEN: Final = ord("[")
+
+
+class ScoringDecoder:
+    """Decodes the scoring bodies of one signature. Not thread-safe: it reuses its parser's memory."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._parser = simdjson.Parser()
+        self._spec: TensorSpec | None = None
+        if len(signature.inputs) == 1 and np.dtype(signature.inputs[0].dtype).kind in _BUFFERS:
+            self._spec = signature.inputs[0]
+            self._buffer_type, self._buffer_dtype = _BUFFERS[np.dtype(self._spec.dtype).kind]
+
+    def decode(self, body: bytes) -> list[np.ndarray]:
+        """Return per input an array `[rows, *row_shape]` of float64, int64, uint64 or bool.
+
+        Raises:
+            MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
+            InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the message says
+                what was expected and what came.
+        """
+        if self._spec is not None:
+            rows = self._decode_fast(body, self._spec)
+            if rows is not None:
+                return [rows]
+        return _decode_carefully(body, self._signature)
+
+    def _decode_fast(self, body: bytes, spec: TensorSpec) -> np.ndarray | None:
+        try:
+            document = self._parser.parse(body)
+            if len(document) != 1:
+                return None
+            data = document["data"]
+            count = len(data)
+            if not count:
+                return None
+            values = np.frombuffer(data.as_buffer(of_type=self._buffer_type), self._buffer_dtype)
+            proven = len(values) == count * spec.elements and self._is_regular(body, data, count, spec)
+        except (ValueError, TypeError, KeyError, RuntimeError):
+            return None
+        finally:
+            # The parser refuses its next document while anything refers to the last one.
+            document = data = None
+        return values.reshape(count, *spec.shape) if proven else None
+
+    def _is_regular(self, body: bytes, data: Any, count: int, spec: TensorSpec) -> bool:
+        """Whether `count * elements` numbers were written as `count` rows of the row shape."""
+        shape = spec.shape
+        if len(shape) == 1 and count == 1:
+            # Exactly two brackets open, and the first row has all the numbers.
+            first = body.find(b"[")
+            second = body.find(b"[", first + 1)
+            return body.rfind(b"[") == second and len(data[0]) == shape[0]
+        if len(shape) == 1:
+            opened = np.count_nonzero(np.frombuffer(body, np.uint8) == _OPEN)
+            width = shape[0]
+            return bool(opened == count + 1) and all(len(row) == width for row in data)
+        return body.translate(None, _NOT_STRUCTURE) == _pattern((count, *shape))
+
+
+def _pattern(shape: Sequence[int]) -> bytes:
+    """The brackets and commas of a nested list of this shape."""
+    pattern = b""
+    for size in reversed(shape):
+        pattern = b"[" + b",".join([pattern] * size) + b"]"
+    return pattern
+
+
+def nesting_depth(body: bytes) -> int:
+    """How deeply brackets and braces are nested in a JSON text, for bodies that nobody has parsed yet.
+
+    Brackets inside strings count too: the result is an upper bound, which is enough to refuse a body.
+    """
+    codes = np.frombuffer(body, np.uint8)
+    # "[" and "{" differ from "]" and "}" by 2; both pairs map to one code with bit 5 cleared.
+    folded = codes & 0xDF
+    steps = (folded == 0x5B).astype(np.int32) - (folded == 0x5D).astype(np.int32)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+
+
+def _decode_carefully(body: bytes, signature: Signature) -> list[np.ndarray]:
+    document = _parse(body)
+    if not isinstance(document, dict):
+        raise InvalidInput(f'Expected a JSON object with the key "data", got {_kind(document)}.')
+    if "data" not in document:
+        raise InvalidInput('The key "data" is missing; expected {"data": [row, ...]}.')
+    data = document["data"]
+    if len(signature.inputs) == 1:
+        return [_rows(data, signature.inputs[0], '"data"')]
+    names = [spec.name for spec in signature.inputs]
+    if not isinstance(data, dict):
+        raise InvalidInput(f'"data" must be an object with the inputs {", ".join(names)}, got {_kind(data)}.')
+    missing = [name for name in names if name not in data]
+    unknown = [name for name in data if name not in names]
+    if missing or unknown:
+        raise InvalidInput(
+            f'"data" must hold the inputs {", ".join(names)}; '
+            f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(map(repr, unknown)) or 'none'}."
+        )
+    arrays = [_rows(data[spec.name], spec, f'"{spec.name}"') for spec in signature.inputs]
+    if len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(f"{name} {len(array)}" for name, array in zip(names, arrays, strict=True))
+        raise InvalidInput(f"All inputs must have the same number of rows, got: {counts}.")
+    return arrays
+
+
+def _parse(body: bytes) -> Any:
+    if not body:
+        raise MalformedBody("The request body is empty.")
+    if nesting_depth(body) > _MAX_DEPTH:
+        raise MalformedBody(f"The request body is nested more than {_MAX_DEPTH} levels deep.")
+    try:
+        return orjson.loads(body.removeprefix(_BOM))
+    except orjson.JSONDecodeError as error:
+        try:
+            body.decode()
+        except UnicodeDecodeError as utf8:
+            raise MalformedBody(
+                f"The request body is not UTF-8: {utf8.reason} at byte {utf8.start}."
+            ) from None
+        if b"NaN" in body or b"Infinity" in body:
+            raise MalformedBody(
+                "The request body is not valid JSON: NaN and Infinity are not numbers."
+            ) from None
+        raise MalformedBody(f"Request body is not valid JSON: {error}") from None
+
+
+def _rows(data: Any, spec: TensorSpec, where: str) -> np.ndarray:
+    expected = f"expected rows of {spec.describe_row()}"
+    if not isinstance(data, list):
+        raise InvalidInput(f"{where} must be a list of rows, got {_kind(data)}; {expected}.")
+    if not data:
+        raise InvalidInput(f"{where} holds no rows; {expected}.")
+    for index, row in enumerate(data):
+        problem = _row_problem(row, spec.shape, np.dtype(spec.dtype).kind)
+        if problem is not None:
+            raise InvalidInput(f"{where}: {expected}, row {index} {problem}.")
+    kind = np.dtype(spec.dtype).kind
+    dtype = np.dtype(bool) if kind == "b" else np.dtype(_BUFFERS[kind][1])
+    try:
+        return np.array(data, dtype)
+    except OverflowError:
+        raise InvalidInput(f"{where}: a number does not fit {spec.dtype}.") from None
+
+
+def _row_problem(value: Any, shape: tuple[int, ...], kind: str) -> str | None:
+    """What is wrong with a row, as the end of a sentence, or None."""
+    if not shape:
+        return _number_problem(value, kind)
+    if not isinstance(value, list):
+        return f"has {_kind(value)} where a list of {shape[0]} was expected"
+    if len(value) != shape[0]:
+        return f"has {len(value)}"
+    for item in value:
+        problem = _row_problem(item, shape[1:], kind)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _number_problem(value: Any, kind: str) -> str | None:
+    if kind == "b":
+        return None if isinstance(value, bool) else f"has {_kind(value)}, expected true or false"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"has {_kind(value)}, expected a number"
+    if kind == "f":
+        return None if math.isfinite(value) else "has a number that is too large"
+    if isinstance(value, float):
+        return f"has {value!r}, expected an integer"
+    return "has a negative number" if kind == "u" and value < 0 else None
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return json.dumps(value)
+        case str():
+            return "a string"
+        case int() | float():
+            return "a number"
+        case list():
+            return f"a list of {len(value)}"
+        case _:
+            return "an object"
+
+
+def encode_outputs(specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray]) -> bytes:
+    """Return the answer's JSON: the rows of the only output, or an object of outputs by name.
+
+    NaN and infinities are written as the tokens `NaN`, `Infinity` and `-Infinity`, as the Azure server does.
+    """
+    value: Any = outputs[0] if len(outputs) == 1 else {s.name: a for s, a in zip(specs, outputs, strict=True)}
+    text = orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" in text:
+        # orjson writes what is not finite as null.
+        listed = (
+            outputs[0].tolist()
+            if len(outputs) == 1
+            else {name: array.tolist() for name, array in value.items()}
+        )
+        return json.dumps(listed).encode()
+    return text
+
+
+def _plain(value: Any) -> Any:
+    # orjson takes only C-contiguous arrays of some dtypes.
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+def encode_texts(texts: Sequence[bytes]) -> bytes:
+    """Join rows that are JSON texts already into a list."""
+    return b"[" + b",".join(texts) + b"]"

@@ -1,0 +1,285 @@
+"""A model instance: the thread that turns rows of many frontends into batches.
+
+Doorbells in, planner, runtime, doorbells out. The work per batch is vectorised; there is no Python object for a
+request here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stoker.arena import Arena, Outcome
+from stoker.metrics import ModelMetrics
+from stoker.planner import BatchPolicy, Lot, RowQueue, ServiceTimes, plan
+from stoker.runtimes.base import RowFailure, Runtime
+from stoker.tensors import check_batch
+
+__all__ = ["Lane", "Worker"]
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 18
+
+
+@dataclass(slots=True)
+class Lane:
+    """The device's side of one arena: a frontend's rows and the doorbell to it."""
+
+    arena: Arena
+    doorbell: socket.socket
+    unread: bytes = b""
+    unsent: bytes = b""
+
+    def receive(self) -> np.ndarray | None:
+        """Row numbers that have arrived, `int32[rows]`; None when the frontend has gone."""
+        try:
+            data = self.doorbell.recv(_READ_BYTES)
+        except BlockingIOError:
+            return np.empty(0, np.int32)
+        except OSError:
+            return None
+        if not data:
+            return None
+        if self.unread or len(data) % 4:
+            data = self.unread + data
+            whole = len(data) - len(data) % 4
+            data, self.unread = data[:whole], data[whole:]
+        return np.frombuffer(data, np.int32)
+
+    def send(self, numbers: np.ndarray) -> bool:
+        """Hand rows back; False if some numbers have to wait until the doorbell is writable."""
+        self.unsent += numbers.astype(np.int32, copy=False).tobytes()
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits; True when nothing is left."""
+        try:
+            sent = self.doorbell.send(self.unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # The frontend has gone; the next read sees EOF and removes the lane.
+            sent = len(self.unsent)
+        self.unsent = self.unsent[sent:]
+        return not self.unsent
+
+
+@dataclass(slots=True)
+class _Gather:
+    """Buffers in which batches are gathered, one per fixed-size input."""
+
+    buffers: list[np.ndarray | None] = field(default_factory=list)
+
+    def prepare(self, runtime: Runtime, max_batch_rows: int) -> None:
+        self.buffers = [
+            None if spec.variable else np.zeros((max_batch_rows, *spec.shape), spec.dtype)
+            for spec in runtime.signature.inputs
+        ]
+
+    def batch(self, lots: Sequence[tuple[Arena, np.ndarray]], rows: int) -> list[Any]:
+        return [self._one(index, lots, rows) for index in range(len(self.buffers))]
+
+    def _one(self, index: int, lots: Sequence[tuple[Arena, np.ndarray]], rows: int) -> Any:
+        buffer = self.buffers[index]
+        if buffer is None:
+            return [
+                arena.read_bytes("in", index, number)
+                for arena, numbers in lots
+                for number in numbers.tolist()
+            ]
+        if rows == 1:
+            arena, numbers = lots[0]
+            number = int(numbers[0])
+            return arena.inputs[index][number : number + 1]
+        start = 0
+        for arena, numbers in lots:
+            stop = start + len(numbers)
+            # mode="clip" lets numpy write into `out` without a buffer of its own.
+            np.take(arena.inputs[index], numbers, axis=0, out=buffer[start:stop], mode="clip")
+            start = stop
+        return buffer[:rows]
+
+
+class Worker:
+    """Serves one model instance on the thread that calls `serve`.
+
+    Lanes are added and removed from other threads; everything else happens on the serving thread.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        policy: BatchPolicy,
+        metrics: ModelMetrics,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._runtime = runtime
+        self._policy = policy
+        self._metrics = metrics
+        self._clock_ns = clock_ns
+        self._queue = RowQueue()
+        self._times = ServiceTimes()
+        self._lanes: dict[int, Lane] = {}
+        self._new_lanes: list[Lane] = []
+        self._lock = threading.Lock()
+        self._poller = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._wake_fd, select.EPOLLIN)
+        self._gather = _Gather()
+        self._gather.prepare(runtime, policy.max_batch_rows)
+
+    def add_lane(self, lane: Lane) -> None:
+        """Serve a frontend's rows from now on; callable from any thread."""
+        lane.doorbell.setblocking(False)
+        with self._lock:
+            self._new_lanes.append(lane)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def serve(self) -> None:
+        """Serve until the process ends."""
+        look_again_ns: int | None = None
+        while True:
+            timeout_s = None if look_again_ns is None else max(0, look_again_ns - self._clock_ns()) / 1e9
+            look_again_ns = self.turn(timeout_s)
+
+    def turn(self, timeout_s: float | None) -> int | None:
+        """Wait for rows at most `timeout_s`, run at most one batch, and return when to look again.
+
+        The result is 0 when rows are left that could leave at once.
+        """
+        for fd, events in self._poller.poll(timeout_s):
+            self._on_event(fd, events)
+        todo = plan(self._queue, self._clock_ns(), self._policy, self._times)
+        for lot in todo.expired:
+            self._hand_back(lot, Outcome.EXPIRED)
+        if todo.batch:
+            self._run_batch(todo.batch, todo.reason)
+        self._metrics.set_queued_rows(self._queue.rows)
+        return 0 if todo.batch and self._queue.rows else todo.look_again_ns
+
+    def _on_event(self, fd: int, events: int) -> None:
+        if fd == self._wake_fd:
+            os.eventfd_read(fd)
+            with self._lock:
+                arrived, self._new_lanes = self._new_lanes, []
+            for lane in arrived:
+                self._lanes[lane.doorbell.fileno()] = lane
+                self._poller.register(lane.doorbell.fileno(), select.EPOLLIN)
+            return
+        lane = self._lanes[fd]
+        if events & select.EPOLLOUT and lane.flush():
+            self._poller.modify(fd, select.EPOLLIN)
+        if events & ~select.EPOLLOUT:
+            self._receive(fd, lane)
+
+    def _receive(self, fd: int, lane: Lane) -> None:
+        numbers = lane.receive()
+        if numbers is None:
+            self._queue.drop_lane(fd)
+            self._poller.unregister(fd)
+            lane.doorbell.close()
+            del self._lanes[fd]
+        elif len(numbers):
+            arena = lane.arena
+            self._queue.push(
+                fd, numbers, arena.position[numbers], arena.enqueued_ns[numbers], arena.deadline_ns[numbers]
+            )
+
+    def _run_batch(self, lots: list[Lot], reason: str) -> None:
+        started_ns = self._clock_ns()
+        rows = sum(len(lot.numbers) for lot in lots)
+        for lot in lots:
+            self._lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
+            self._metrics.observe_queue_times(started_ns - lot.enqueued_ns)
+        self._run_rows(lots, rows)
+        elapsed_ns = self._clock_ns() - started_ns
+        self._times.learn(rows, elapsed_ns)
+        self._metrics.observe_batch(rows, reason, elapsed_ns)
+
+    def _run_rows(self, lots: list[Lot], rows: int) -> None:
+        """Run rows as one batch; if it fails, in halves, so that only the rows that fail alone are failed."""
+        try:
+            inputs = self._gather.batch([(self._lanes[lot.lane].arena, lot.numbers) for lot in lots], rows)
+            outputs = self._runtime.run(inputs)
+            checked = [
+                batch if spec.variable else check_batch(spec, batch, rows)
+                for spec, batch in zip(self._runtime.signature.outputs, outputs, strict=True)
+            ]
+        except Exception as error:
+            if rows == 1:
+                self._fail(lots[0], error)
+                return
+            for half in _halves(lots, rows):
+                self._run_rows(half, sum(len(lot.numbers) for lot in half))
+            return
+        start = 0
+        for lot in lots:
+            stop = start + len(lot.numbers)
+            self._scatter(lot, [batch[start:stop] for batch in checked])
+            start = stop
+
+    def _scatter(self, lot: Lot, outputs: list[Any]) -> None:
+        arena = self._lanes[lot.lane].arena
+        arena.outcome[lot.numbers] = Outcome.OK
+        for index, (spec, batch) in enumerate(zip(self._runtime.signature.outputs, outputs, strict=True)):
+            if spec.variable:
+                self._scatter_texts(arena, index, lot.numbers.tolist(), batch)
+            else:
+                arena.outputs[index][lot.numbers] = batch
+        self._send(lot)
+
+    def _scatter_texts(
+        self, arena: Arena, index: int, numbers: list[int], texts: Iterable[bytes | RowFailure]
+    ) -> None:
+        for number, text in zip(numbers, texts, strict=True):
+            if isinstance(text, RowFailure):
+                self._mark_failed(arena, number, text.error)
+            elif not arena.write_bytes("out", index, number, text):
+                arena.outcome[number] = Outcome.TOO_LARGE
+
+    def _fail(self, lot: Lot, error: BaseException) -> None:
+        self._mark_failed(self._lanes[lot.lane].arena, int(lot.numbers[0]), error)
+        self._send(lot)
+
+    def _mark_failed(self, arena: Arena, number: int, error: BaseException) -> None:
+        error_id = secrets.randbits(63)
+        logger.error("error id %016x: scoring failed", error_id, exc_info=error)
+        arena.outcome[number] = Outcome.FAILED
+        arena.error_id[number] = error_id
+
+    def _hand_back(self, lot: Lot, outcome: Outcome) -> None:
+        self._lanes[lot.lane].arena.outcome[lot.numbers] = outcome
+        self._send(lot)
+
+    def _send(self, lot: Lot) -> None:
+        lane = self._lanes[lot.lane]
+        lane.arena.finished_ns[lot.numbers] = self._clock_ns()
+        if not lane.send(lot.numbers):
+            self._poller.modify(lot.lane, select.EPOLLIN | select.EPOLLOUT)
+
+
+def _halves(lots: list[Lot], rows: int) -> tuple[list[Lot], list[Lot]]:
+    first: list[Lot] = []
+    second: list[Lot] = []
+    room = rows // 2
+    for lot in lots:
+        size = len(lot.numbers)
+        taken = min(room, size)
+        room -= taken
+        index = np.arange(size)
+        if taken:
+            first.append(lot.part(index < taken))
+        if taken < size:
+            second.append(lot.part(index >= taken))
+    return first, second
