@@ -1,15 +1,16 @@
 """Rows in shared memory: one arena joins one frontend with one servable in a device process.
 
 An arena is a sparse memfd. It holds, for each input and output of the signature, an array of `capacity` rows,
-and beside them small per-row arrays. A doorbell (see `exchange`) carries the numbers of the rows; which process may write a row follows
+and beside them small per-row arrays. A doorbell (see `exchange`) carries the numbers of the rows; which
+process may write a row follows
 from who holds its number:
 
     frontend: FREE -> LEASED -> QUEUED   writes inputs, lengths, position, enqueued_ns, deadline_ns
     device:   RUNNING -> DONE            writes outputs, lengths, outcome, error_id, started_ns, finished_ns
     frontend: FREE
 
-The one exception is `deadline_ns`: the frontend sets it to 0 to cancel a row that the device still holds. It is a
-single aligned 8-byte store, so the device sees the old value or the new one.
+The one exception is `deadline_ns`: the frontend sets it to 0 to cancel a row that the device still holds.
+It is a single aligned 8-byte store, so the device sees the old value or the new one.
 """
 
 from __future__ import annotations
@@ -105,9 +106,9 @@ class Arena:
         capacity: Number of rows.
         inputs: Per input an array `[capacity, *row_shape]` (for a variable one `uint8[capacity, bytes]`).
         outputs: Likewise for the outputs.
-        input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where rows have a fixed size.
-        output_lengths: Likewise for the outputs.
-        deadline_ns, enqueued_ns, started_ns, finished_ns: `int64[capacity]`, nanoseconds of
+        input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where rows have a fixed
+        size. output_lengths: Likewise for the outputs. deadline_ns, enqueued_ns, started_ns, finished_ns:
+        `int64[capacity]`, nanoseconds of
             `time.monotonic_ns` (one clock for all processes of a machine).
         position: `int64[capacity]`, place of the row within its request.
         outcome, error_id: `int64[capacity]`, see `Outcome`.

@@ -54,7 +54,7 @@ class Child:
         on_message: Callable[[Child, Message], None],
         on_exit: Callable[[Child], None],
     ) -> Child:
-        """Start `python -m module --control-fd N` in a session of its own, so that Ctrl-C reaches only the supervisor."""
+        """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is the supervisor's to answer."""
         channel, far = ControlChannel.pair()
         try:
             process = await asyncio.create_subprocess_exec(

@@ -1,7 +1,7 @@
 """The control channel between the supervisor and each of its processes.
 
-A SOCK_SEQPACKET socketpair that carries one JSON object a packet, and file descriptors beside it. Either end sees EOF when
-the other process ends, however it ends; a process whose supervisor has gone exits.
+A SOCK_SEQPACKET socketpair that carries one JSON object a packet, and file descriptors beside it. Either
+end sees EOF when the other process ends, however it ends; a process whose supervisor has gone exits.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class Deployed:
 def resolve(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> list[Deployed]:
     """Find the models that the settings name; with none named, every registered model in its newest version.
 
-    Registered versions are verified against their checksums, and held so that they cannot be deleted meanwhile.
+    Registered versions are verified against their checksums, and held so that they cannot be deleted
+    meanwhile.
 
     Args:
         settings: The server's settings.

@@ -1,8 +1,8 @@
 """The device process: one device, the models on it, a thread for each model.
 
-Started by the supervisor as `python -m stoker.device --control-fd N`. Messages it gets: `start` (device and models),
-`attach` (a frontend's arena and doorbell for a model). Messages it sends: `device`, `loaded` for each model, or `failed`.
-It ends when the control channel does.
+Started by the supervisor as `python -m stoker.device --control-fd N`. Messages it gets: `start` (device and
+models), `attach` (a frontend's arena and doorbell for a model). Messages it sends: `device`, `loaded` for
+each model, or `failed`. It ends when the control channel does.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _CRASHED = 70
 class _Instance:
     """One model: a thread that loads it and then serves it.
 
-    Loading happens on the serving thread, because frameworks and scripts keep thread-local state (a TensorFlow 1 default
-    graph, a database connection) that `init()` sets up for `run()`.
+    Loading happens on the serving thread, because frameworks and scripts keep thread-local state (a
+    TensorFlow 1 default graph, a database connection) that `init()` sets up for `run()`.
     """
 
     def __init__(self, servable: Servable, policy: BatchPolicy, metrics: ModelMetrics) -> None:

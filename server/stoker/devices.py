@@ -156,8 +156,8 @@ def preload_cuda() -> None:
 def _onnx_problem() -> str | None:
     """Why ONNX Runtime cannot use CUDA here, or None.
 
-    ONNX Runtime itself would log a line and go on without the GPU, so its provider library is loaded here first:
-    the loader's message names the library that is missing.
+    ONNX Runtime itself would log a line and go on without the GPU, so its provider library is loaded here
+    first: the loader's message names the library that is missing.
     """
     import onnxruntime
 

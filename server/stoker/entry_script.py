@@ -1,8 +1,8 @@
 """The entry-script contract of Azure Machine Learning: `init()` once, then `run()` for each request.
 
-The script is executed as the module `entry_module`. The folder with the model's files is in the environment variable
-`AZUREML_MODEL_DIR`. `run(raw_data)` gets the request body as text and returns anything that JSON can hold; a
-`run` decorated with `stoker.batched` gets numpy batches instead.
+The script is executed as the module `entry_module`. The folder with the model's files is in the environment
+variable `AZUREML_MODEL_DIR`. `run(raw_data)` gets the request body as text and returns anything that JSON
+can hold; a `run` decorated with `stoker.batched` gets numpy batches instead.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class EntryScript:
 def encode_result(result: Any) -> bytes:
     """Return what `run` returned as JSON, as the Azure inference server does.
 
-    `None` becomes `{}`; a string is encoded again even if it holds JSON; NaN and infinities become the tokens `NaN`,
-    `Infinity` and `-Infinity`; numpy arrays and numbers become lists and numbers.
+    `None` becomes `{}`; a string is encoded again even if it holds JSON; NaN and infinities become the
+    tokens `NaN`, `Infinity` and `-Infinity`; numpy arrays and numbers become lists and numbers.
 
     Raises:
         TypeError: JSON cannot hold the result.
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 
 def _execute(path: Path, model_dir: Path) -> ModuleType:
-    for folder in (str(path.parent), os.getcwd()):
+    for folder in (str(path.parent), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(_MODULE, path)

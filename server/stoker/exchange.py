@@ -1,7 +1,8 @@
 """The frontend's side of an arena: lease rows, submit them, hear when they are done.
 
-A doorbell is a stream socketpair that carries nothing but int32 row numbers, native byte order. The frontend sends the rows
-that it queued during one turn of its event loop in one `send`; the device answers with the rows that are done. Contract:
+A doorbell is a stream socketpair that carries nothing but int32 row numbers, native byte order. The
+frontend sends the rows that it queued during one turn of its event loop in one `send`; the device answers
+with the rows that are done. Contract:
 
 - `submit` either takes the request and calls `complete` exactly once, later, or raises and has taken nothing.
 - Nothing here blocks. Numbers that a full doorbell did not take go out when it is writable again.
@@ -80,7 +81,7 @@ class Ticket:
         self._feed: _Feed | None = None
 
     def outputs(self) -> list[np.ndarray]:
-        """The answer, per output an array `[rows, *row_shape]`. Only valid inside `complete`, for fixed-size outputs."""
+        """The answer of fixed-size outputs, each `[rows, *row_shape]`. Only valid inside `complete`."""
         if self._feed is not None:
             return self._feed.results
         arrays = self.exchange.arena.outputs
@@ -275,7 +276,8 @@ class Exchange:
                 for array, values in zip(self.arena.inputs, rows, strict=True):
                     array[numbers] = values
         except FloatingPointError:
-            # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends here.
+            # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends
+            # here.
             self._release(ticket)
             raise _too_large_number() from None
         self._enqueue(ticket)

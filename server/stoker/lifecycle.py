@@ -39,7 +39,7 @@ class Loaded:
 
 
 def load(servable: Servable, device: Device, threads: int) -> Loaded:
-    """Load a servable and run batches of the smallest and the largest size, so that no caller pays for the first.
+    """Load a servable and run its first batches, the smallest and the largest, so that no caller pays for them.
 
     Raises:
         LoadFailed: It cannot be loaded, or it fails on zeros.

@@ -9,16 +9,11 @@ import time
 __all__ = ["configure_logging"]
 
 
-class _UtcFormatter(logging.Formatter):
-    converter = time.gmtime
-
-
 def configure_logging(process: str, level: str = "INFO") -> None:
     """Send this process's log to standard error as `TIME LEVEL [process] logger - message`, times in UTC."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _UtcFormatter(
-            f"%(asctime)s.%(msecs)03dZ %(levelname)s [{process}] %(name)s - %(message)s", "%Y-%m-%dT%H:%M:%S"
-        )
-    )
+    line = f"%(asctime)s.%(msecs)03dZ %(levelname)s [{process}] %(name)s - %(message)s"
+    formatter = logging.Formatter(line, "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,7 +1,7 @@
 """Every metric, declared once; counters in shared memory, read at scrape.
 
-All processes of a server map one memfd. It is divided into pages, one for each process, which alone writes it;
-any frontend adds the pages up when it is scraped. So counting is an integer addition, needs no lock and
+All processes of a server map one memfd. It is divided into pages, one for each process, which alone writes
+it; any frontend adds the pages up when it is scraped. So counting is an integer addition, needs no lock and
 no message, and survives the process that did it: its successor takes the page over and counts on.
 """
 

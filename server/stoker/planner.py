@@ -62,8 +62,14 @@ class Lot(NamedTuple):
 
     def part(self, mask: np.ndarray) -> Lot:
         """The rows where the boolean `mask` is set."""
-        arrays = (self.numbers, self.position, self.enqueued_ns, self.deadline_ns)
-        return Lot(self.lane, *(array[mask] for array in arrays), self.arrived)
+        return Lot(
+            self.lane,
+            self.numbers[mask],
+            self.position[mask],
+            self.enqueued_ns[mask],
+            self.deadline_ns[mask],
+            self.arrived,
+        )
 
 
 class Plan(NamedTuple):

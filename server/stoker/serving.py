@@ -59,9 +59,10 @@ def _say(line: str) -> None:
 
 
 def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up: StartUp) -> list[str]:
-    lines = []
-    for device in dict.fromkeys(start_up.devices):
-        lines.append(f"  device   {device.device}: {device.description} ({device.reason})")
+    lines = [
+        f"  device   {device.device}: {device.description} ({device.reason})"
+        for device in dict.fromkeys(start_up.devices)
+    ]
     for model in start_up.models:
         servable = model.deployed.servable
         lines.append(

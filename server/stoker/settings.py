@@ -1,7 +1,8 @@
 """Deployment and model settings: frozen, validated once. The only reader of arguments, environment and YAML.
 
-A setting is written once, as a field below; its command-line option, its environment variable (`STOKER_PORT`) and its
-key in the deployment file follow from the field. Arguments win over the environment, the environment over the file.
+A setting is written once, as a field below; its command-line option, its environment variable
+(`STOKER_PORT`) and its key in the deployment file follow from the field. Arguments win over the
+environment, the environment over the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The supervisor: one asyncio loop that starts, joins, watches, restarts and drains the processes of a server.
+"""The supervisor: one asyncio loop that starts, joins, watches, restarts and drains a server's processes.
 
-It imports no framework. It owns the listening sockets, so a frontend that dies loses no connection that waits in them, and it makes
-every arena and doorbell, so that a restarted process always gets fresh ones.
+It imports no framework. It owns the listening sockets, so a frontend that dies loses no connection that
+waits in them, and it makes every arena and doorbell, so that a restarted process always gets fresh ones.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def bind(host: str, port: int, count: int) -> list[socket.socket]:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if port:
-            # SO_REUSEPORT would let a second server of the same user share the port: make sure that it is free.
+            # SO_REUSEPORT would let a second server of the same user share the port: make sure that it is
+            # free.
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -192,7 +193,8 @@ class Supervisor:
         self._stopping.set()
 
     def _children(self) -> list[Child]:
-        return [owner.child for owner in (*self._groups, *self._frontends) if owner.child is not None]
+        children = [*(group.child for group in self._groups), *(slot.child for slot in self._frontends)]
+        return [child for child in children if child is not None]
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -368,7 +370,7 @@ class Supervisor:
     # --- ending ---
 
     async def _drain(self) -> None:
-        """Readiness off, a grace in which everything is still answered, then the port closes and the last answers go out."""
+        """Readiness off, a grace in which all is still answered, then the port closes and the last answers go out."""
         children = [slot.child for slot in self._frontends if slot.child is not None]
         for child in children:
             child.channel.send("drain")
@@ -410,8 +412,8 @@ class Supervisor:
 def _group(models: Sequence[Deployed]) -> list[list[Deployed]]:
     """Which models share a device process.
 
-    An entry script gets its own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name)
-    and its Python must not hold the interpreter against other models.
+    An entry script gets its own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules
+    of any name) and its Python must not hold the interpreter against other models.
     """
     scripts = [[model] for model in models if model.servable.framework == "script"]
     others = [model for model in models if model.servable.framework != "script"]

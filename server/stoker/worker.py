@@ -1,7 +1,7 @@
 """A model instance: the thread that turns rows of many frontends into batches.
 
-Doorbells in, planner, runtime, doorbells out. The work per batch is vectorised; there is no Python object for a
-request here.
+Doorbells in, planner, runtime, doorbells out. The work per batch is vectorised; there is no Python object
+for a request here.
 """
 
 from __future__ import annotations
@@ -211,12 +211,12 @@ class Worker:
         """Run rows as one batch; if it fails, in halves, so that only the rows that fail alone are failed."""
         try:
             inputs = self._gather.batch([(self._lanes[lot.lane].arena, lot.numbers) for lot in lots], rows)
-            outputs = self._runtime.run(inputs)
+            outputs: Sequence[Any] = self._runtime.run(inputs)
             checked = [
                 batch if spec.variable else check_batch(spec, batch, rows)
                 for spec, batch in zip(self._runtime.signature.outputs, outputs, strict=True)
             ]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
             if rows == 1:
                 self._fail(lots[0], error)
                 return

@@ -1,7 +1,7 @@
 """Answers as both doors write them: a status, a block of header lines, a body.
 
-The block is what the direct door writes to the socket as it is, and what the ASGI door splits into header pairs; so both give the same
-bytes.
+The block is what the direct door writes to the socket as it is, and what the ASGI door splits into header
+pairs; so both give the same bytes.
 """
 
 from __future__ import annotations

@@ -60,11 +60,11 @@ def create_app(gateway: Gateway) -> Starlette:
     return app
 
 
-async def _healthy(request: Request) -> Response:
+async def _healthy(_: Request) -> Response:
     return PlainTextResponse("Healthy", media_type="text/html")
 
 
-async def _live(request: Request) -> Response:
+async def _live(_: Request) -> Response:
     return JSONResponse({"live": True})
 
 

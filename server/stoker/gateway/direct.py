@@ -1,12 +1,13 @@
 """The direct door: plain scoring requests are answered inside uvicorn's HTTP protocol, without an ASGI cycle.
 
-A request is plain when it is HTTP/1.1, a POST to a scoring path with a valid key, has a Content-Length within the limit, keeps its
-connection alive, carries no header that asks for more (Expect, Transfer-Encoding, Content-Encoding, Upgrade, Origin),
-and no other request of its connection is unanswered. Everything else goes uvicorn's way to the Starlette app, which gives the
-same answers byte for byte.
+A request is plain when it is HTTP/1.1, a POST to a scoring path with a valid key, has a Content-Length
+within the limit, keeps its connection alive, carries no header that asks for more (Expect, Transfer-
+Encoding, Content-Encoding, Upgrade, Origin), and no other request of its connection is unanswered.
+Everything else goes uvicorn's way to the Starlette app, which gives the same answers byte for byte.
 
-To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its shutdown and its
-connection bookkeeping stay right. This relies on uvicorn's internals: pyproject.toml pins the versions that passed the tests.
+To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its
+shutdown and its connection bookkeeping stay right. This relies on uvicorn's internals: pyproject.toml pins
+the versions that passed the tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The frontend process: HTTP in, rows out. Started by the supervisor as `python -m stoker.gateway.frontend --control-fd N`.
+"""The frontend process: HTTP in, rows out. The supervisor runs this module with `--control-fd N`.
 
-Messages it gets: `start` (settings, services, listening sockets), `attach` (a model's arena and doorbell), `drain`,
-`stop`. Messages it sends: `listening`, `attached`, `stopped`. It ends when the control channel does.
+Messages it gets: `start` (settings, services, listening sockets), `attach` (a model's arena and doorbell),
+`drain`, `stop`. Messages it sends: `listening`, `attached`, `stopped`. It ends when the control channel
+does.
 """
 
 from __future__ import annotations

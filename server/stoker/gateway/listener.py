@@ -59,7 +59,8 @@ class Listener:
         self._tick()
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            # A copy, because the server closes its socket before the last connections have been taken from it.
+            # A copy, because the server closes its socket before the last connections have been taken from
+            # it.
             self._servers.append(await loop.create_server(self._protocol, sock=sock.dup(), backlog=2048))
         self._ticker = loop.create_task(self._tick_each_second())
 
@@ -94,10 +95,12 @@ class Listener:
         """Close idle connections, wait for the busy ones, and return how many had to be cut off."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         for connection in list(self.connections):
-            # A request may be in the socket's buffer, unread: the loop reads it before this callback's next turn.
+            # A request may be in the socket's buffer, unread: the loop reads it before this callback's next
+            # turn.
             if not (connection.busy or connection.receiving):
                 connection.transport.close()
-        while self.connections and asyncio.get_running_loop().time() < deadline:
+        # uvicorn's set of connections has no event to wait for.
+        while self.connections and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         if self._ticker is not None:
             self._ticker.cancel()

@@ -1,7 +1,8 @@
 """Request ids as the Azure inference server has them.
 
-`x-request-id` names this request, `x-ms-request-id` is its older name, `x-ms-client-request-id` is the client's own.
-What a client sends comes back as sent; a client that sends only the older name gets it back as its own too.
+`x-request-id` names this request, `x-ms-request-id` is its older name, `x-ms-client-request-id` is the
+client's own. What a client sends comes back as sent; a client that sends only the older name gets it back
+as its own too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from stoker.errors import HeaderTooLarge, RequestError
 __all__ = ["RequestIds"]
 
 _MAX_CHARS: Final = 100
-# A uuid4 per process and a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per request.
+# A uuid4 per process and a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per
+# request.
 _PREFIX: Final = str(uuid.uuid4())[:24].encode()
 _START: Final = int.from_bytes(os.urandom(5), "big")
 _counter = itertools.count(_START)

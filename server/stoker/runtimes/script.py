@@ -49,7 +49,7 @@ class BodyScript:
         try:
             return encode_result(self._run(bytes(body).decode()))
         # SystemExit too: a script that calls sys.exit() must not end the server.
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             return RowFailure(error)
 
     def close(self) -> None:

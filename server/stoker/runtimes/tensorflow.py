@@ -52,7 +52,8 @@ class TensorFlowRuntime:
     """One SavedModel and its signature `serving_default`.
 
     Raises:
-        LoadFailed: The folder cannot be loaded, or the signature does not take batches of rows of a fixed shape.
+        LoadFailed: The folder cannot be loaded, or the signature does not take batches of rows of a fixed
+        shape.
     """
 
     def __init__(self, servable: Servable, device: Device, threads: int) -> None:
@@ -107,7 +108,7 @@ class TensorFlowRuntime:
 
 
 def _spec(name: str, value: Any, servable: Servable) -> TensorSpec:
-    shape = value.shape.as_list() if value.shape.rank is not None else [None]
+    shape: list[Any] = value.shape.as_list() if value.shape.rank is not None else [None]
     if value.dtype.name not in NUMERIC_DTYPES:
         raise LoadFailed(
             f"input {name!r} of {servable.path} holds {value.dtype.name}, only numbers are served"

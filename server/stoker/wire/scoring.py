@@ -1,8 +1,9 @@
 """The Azure scoring protocol's JSON: `{"data": [row, ...]}` in, a list with one entry per row out.
 
-Decoding has two paths with the same verdict. The fast one lets simdjson flatten all numbers of the document into one buffer and
-proves from the brackets alone that they were rows of the right shape. Whatever it cannot prove (other keys, duplicate
-keys, several inputs, any mistake) goes to the careful one, which walks Python lists and says what is wrong and where.
+Decoding has two paths with the same verdict. The fast one lets simdjson flatten all numbers of the document
+into one buffer and proves from the brackets alone that they were rows of the right shape. Whatever it
+cannot prove (other keys, duplicate keys, several inputs, any mistake) goes to the careful one, which walks
+Python lists and says what is wrong and where.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class ScoringDecoder:
         """Return per input an array `[rows, *row_shape]` of float64, int64, uint64 or bool.
 
         Raises:
-            MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
-            InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the message says
+            MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or
+            infinities. InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the
+            message says
                 what was expected and what came.
         """
         if self._spec is not None:
@@ -56,10 +58,10 @@ class ScoringDecoder:
 
     def _decode_fast(self, body: bytes, spec: TensorSpec) -> np.ndarray | None:
         try:
-            document = self._parser.parse(body)
+            document: Any = self._parser.parse(body)
             if len(document) != 1:
                 return None
-            data = document["data"]
+            data: Any = document["data"]
             count = len(data)
             if not count:
                 return None

@@ -1,0 +1,229 @@
+"""`stoker models`: register, list, show and delete registered models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import InvalidSettings, LoadFailed
+from stoker.frameworks import FRAMEWORKS, Detected, detect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tqdm import tqdm
+
+    from stoker.repository import Registered, Repository
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "register, list, show and delete models"
+
+_PROGRESS_FROM_BYTES = 50_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    as_json = argparse.ArgumentParser(add_help=False)
+    as_json.add_argument("--json", action="store_true", help="print JSON")
+    actions = parser.add_subparsers(dest="models_action", required=True, metavar="ACTION")
+
+    register = actions.add_parser(
+        "register", parents=[common], help="copy a model into the workspace as its next version"
+    )
+    register.add_argument("name", metavar="NAME", help="name of the model")
+    register.add_argument("path", metavar="PATH", type=Path, help="a model file or folder")
+    register.add_argument(
+        "--framework", choices=FRAMEWORKS, help="what PATH holds, where it could be several things"
+    )
+    register.add_argument("--description", default="", metavar="TEXT", help="a description")
+    register.add_argument(
+        "--tag", action="append", default=[], type=_tag, metavar="KEY=VALUE", help="a label; can be repeated"
+    )
+    register.set_defaults(models_run=_register)
+
+    listing = actions.add_parser("list", parents=[common, as_json], help="list all versions of all models")
+    listing.set_defaults(models_run=_list)
+
+    show = actions.add_parser("show", parents=[common, as_json], help="show one version")
+    show.add_argument("reference", metavar="NAME[:VERSION]", help="the model; its latest version by default")
+    show.set_defaults(models_run=_show)
+
+    delete = actions.add_parser(
+        "delete", parents=[common], help="delete one version; its number is not reused"
+    )
+    delete.add_argument("reference", metavar="NAME:VERSION", help="the version")
+    delete.add_argument("--force", action="store_true", help="delete it even while it is being served")
+    delete.set_defaults(models_run=_delete)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen subcommand.
+
+    Raises:
+        OperatorError: It was refused; the message says why.
+    """
+    exit_code: int = args.models_run(args)
+    return exit_code
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _repository(args: argparse.Namespace, *, create: bool = False) -> Repository:
+    from stoker.repository import Repository
+    from stoker.workspace import Workspace
+
+    workspace = Workspace.find(args.workspace)
+    return Repository((workspace.create() if create else workspace).models_dir)
+
+
+def _register(args: argparse.Namespace) -> int:
+    from stoker.names import checked_name
+
+    checked_name(args.name)
+    detected = detect(args.path, args.framework)
+    signature = _signature(detected)
+    with ExitStack() as cleanup:
+        registered = _repository(args, create=True).register(
+            args.name,
+            args.path,
+            now=datetime.now(UTC),
+            framework=detected.framework,
+            description=args.description,
+            tags=dict(args.tag),
+            signature=signature,
+            progress=_progress(cleanup),
+        )
+    sys.stdout.write(f"{registered.reference}\n")
+    return 0
+
+
+def _signature(detected: Detected) -> dict[str, Any] | None:
+    """Load the model on the CPU to learn its signature; scripts tell theirs only when they are served."""
+    if detected.framework not in {"onnx", "tensorflow"}:
+        return None
+    if detected.framework == "tensorflow" and find_spec("tensorflow") is None:
+        _note("TensorFlow is not installed here, so the model is registered without its signature.")
+        return None
+    from stoker.signature_probe import probe_signature
+
+    if sys.stderr.isatty():
+        _note(f"Loading {detected.path} on the CPU to read its signature …")
+    try:
+        return probe_signature(detected)
+    except LoadFailed as error:
+        # A model can need operations that only a GPU has, so this does not refuse it.
+        _note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
+        return None
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
+    """A progress bar that appears with the first report of a long copy and goes with `cleanup`."""
+    if not sys.stderr.isatty():
+        return None
+    bar: tqdm[Any] | None = None
+
+    def report(copied_bytes: int, total_bytes: int) -> None:
+        nonlocal bar
+        if total_bytes < _PROGRESS_FROM_BYTES:
+            return
+        if bar is None:
+            from tqdm import tqdm
+
+            bar = cleanup.enter_context(
+                tqdm(total=total_bytes, unit="B", unit_scale=True, desc="copying", leave=False)
+            )
+        bar.update(copied_bytes - bar.n)
+
+    return report
+
+
+def _list(args: argparse.Namespace) -> int:
+    repository = _repository(args)
+    models = repository.list()
+    if args.json:
+        sys.stdout.write(json.dumps([model.to_json() for model in models], indent=2) + "\n")
+    elif not models:
+        _note(f"No model is registered in {repository.models_dir}; see: stoker models register --help")
+    else:
+        header = ("MODEL", "FRAMEWORK", "SIZE", "REGISTERED", "DESCRIPTION")
+        sys.stdout.write(_table([header, *map(_row, models)]))
+    return 0
+
+
+def _row(model: Registered) -> tuple[str, ...]:
+    description = " ".join(model.description.split())
+    return model.reference, model.framework, _size(model.size_bytes), model.created_at, description
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def _show(args: argparse.Namespace) -> int:
+    model = _repository(args).resolve(args.reference)
+    if args.json:
+        sys.stdout.write(json.dumps(model.to_json(), indent=2) + "\n")
+        return 0
+    facts = [
+        ("model", model.reference),
+        ("framework", model.framework),
+        ("signature", _signature_text(model)),
+        ("description", model.description or "-"),
+        ("tags", ", ".join(f"{key}={value}" for key, value in sorted(model.tags.items())) or "-"),
+        ("registered", f"{model.created_at} from {model.source}"),
+        ("path", str(model.path)),
+    ]
+    sys.stdout.write(_table(facts))
+    sys.stdout.write("\n")
+    files = [
+        (str(path), _size(record.size_bytes), record.sha256) for path, record in sorted(model.files.items())
+    ]
+    sys.stdout.write(_table([("FILE", "SIZE", "SHA-256"), *files]))
+    return 0
+
+
+def _signature_text(model: Registered) -> str:
+    if model.signature is None:
+        return "known when it is loaded"
+    from stoker.tensors import Signature
+
+    return str(Signature.from_json(dict(model.signature)))
+
+
+def _delete(args: argparse.Namespace) -> int:
+    from stoker.names import parse_reference
+
+    name, version = parse_reference(args.reference)
+    if version is None:
+        raise InvalidSettings(f"say which version to delete: {name}:VERSION (stoker models list shows them)")
+    _repository(args).delete(name, version, force=args.force)
+    sys.stdout.write(f"{name}:{version} is deleted\n")
+    return 0

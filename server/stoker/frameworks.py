@@ -1,0 +1,110 @@
+"""Which framework a model belongs to, told from its files alone: no framework is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from stoker.errors import RepositoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+__all__ = ["FRAMEWORKS", "Detected", "Framework", "detect", "find_models"]
+
+Framework = Literal["script", "tensorflow", "onnx", "tf1-checkpoint"]
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
+
+ENTRY_SCRIPT = "score.py"
+ONNX_FILE = "model.onnx"
+
+LOOKED_FOR = (
+    f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
+    "an ONNX model (model.onnx, or one *.onnx), a TensorFlow 1 checkpoint (one *.meta with its *.index)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """What a file or folder was recognised as.
+
+    Attributes:
+        framework: Its framework.
+        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or the
+            `.meta` file of the checkpoint.
+    """
+
+    framework: Framework
+    path: Path
+
+
+def detect(path: Path, framework: Framework | None = None) -> Detected:
+    """Recognise one model.
+
+    Args:
+        path: A file or a folder.
+        framework: What it is, where it could be several things.
+
+    Raises:
+        RepositoryError: It is nothing that was looked for, or several things; the message says which.
+    """
+    if not path.exists():
+        raise RepositoryError(f"{path} does not exist")
+    found = find_models(path)
+    if framework is not None:
+        found = [model for model in found if model.framework == framework]
+    elif found and found[0].framework == "script":
+        # An entry script loads what lies beside it, so the other files are its own.
+        found = found[:1]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        wanted = f"a model of the framework {framework}" if framework else LOOKED_FOR
+        raise RepositoryError(f"{path} holds no model; looked for {wanted}")
+    kinds = ", ".join(f"{model.framework} ({model.path.name})" for model in found)
+    raise RepositoryError(f"{path} could be several models: {kinds}; give the path of the one that is meant")
+
+
+def find_models(path: Path) -> list[Detected]:
+    """Everything that the file or the folder's top level could be, an entry script first; often nothing."""
+    if path.is_dir():
+        return [Detected(framework, model) for framework in FRAMEWORKS for model in _FINDERS[framework](path)]
+    if path.suffix == ".onnx":
+        return [Detected("onnx", path)]
+    if path.suffix == ".py":
+        return [Detected("script", path)]
+    if path.name in _SAVED_MODEL_FILES:
+        return [Detected("tensorflow", path.parent)]
+    return []
+
+
+_SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+
+
+def _scripts(folder: Path) -> list[Path]:
+    script = folder / ENTRY_SCRIPT
+    return [script] if script.is_file() else []
+
+
+def _saved_models(folder: Path) -> list[Path]:
+    return [folder] if any((folder / name).is_file() for name in _SAVED_MODEL_FILES) else []
+
+
+def _onnx_models(folder: Path) -> list[Path]:
+    conventional = folder / ONNX_FILE
+    return (
+        [conventional] if conventional.is_file() else sorted(p for p in folder.glob("*.onnx") if p.is_file())
+    )
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(meta for meta in folder.glob("*.meta") if meta.with_suffix(".index").is_file())
+
+
+_FINDERS: Mapping[Framework, Callable[[Path], list[Path]]] = {
+    "script": _scripts,
+    "tensorflow": _saved_models,
+    "onnx": _onnx_models,
+    "tf1-checkpoint": _checkpoints,
+}

@@ -1,0 +1,194 @@
+"""The models in a folder that is served as it is: Stoker's own layout, Triton's and TensorFlow Serving's.
+
+PATH/model.onnx, PATH/saved_model.pb, PATH/score.py         one model, version 1
+PATH/1/saved_model.pb                                       TensorFlow Serving's base path: one model
+PATH/NAME/1/saved_model.pb                                  the same for several models
+PATH/NAME/1/model.onnx, PATH/NAME/1/model.savedmodel/       Triton's, with or without config.pbtxt
+PATH/NAME/1/manifest.json                                   registered models, a name, or one version
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stoker.errors import RepositoryError
+from stoker.frameworks import LOOKED_FOR, Detected, Framework, detect, find_models
+from stoker.names import checked_name, name_from_file
+from stoker.repository import MANIFEST, Registered, Repository
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["ModelSource", "discover"]
+
+_VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
+_MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*([0-9]{1,9})\b", re.MULTILINE | re.ASCII)
+# Files that are always called so: their folder's name says more.
+_CONVENTIONAL_STEMS = {"score", "model", "main"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One version of one model that can be served.
+
+    Attributes:
+        name: Its name, valid as the name of a service.
+        version: Its version; 1 where the layout has none.
+        framework: Its framework.
+        path: What the runtime loads: the entry script, the `.onnx` file or the SavedModel's folder.
+        max_batch_rows: `max_batch_size` of Triton's config.pbtxt, None where none is given. Zero is Triton's
+            way to say that the first axis of the model is not a batch axis.
+        registered: The registered version, whose files can be verified and whose lease can be held.
+    """
+
+    name: str
+    version: int
+    framework: Framework
+    path: Path
+    max_batch_rows: int | None = None
+    registered: Registered | None = None
+
+    @property
+    def model_dir(self) -> Path:
+        """Folder of the model's files, which an entry script finds under `AZUREML_MODEL_DIR`."""
+        if self.registered is not None:
+            return self.registered.files_dir
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @classmethod
+    def of(cls, registered: Registered) -> ModelSource:
+        """A registered version as a source."""
+        return cls(
+            registered.name, registered.version, registered.framework, registered.path, registered=registered
+        )
+
+
+def discover(path: Path) -> list[ModelSource]:
+    """Find the models that `stoker serve PATH` serves.
+
+    Args:
+        path: A model file or a folder in one of the layouts above.
+
+    Returns:
+        Every version of every model: names in alphabetical order, and the newest version of each last.
+
+    Raises:
+        RepositoryError: Nothing is recognised, or the folder could be several things; the message says what
+            was looked for.
+        CorruptModel: The manifest of a registered version cannot be read.
+    """
+    if not path.exists():
+        raise RepositoryError(f"{path} does not exist")
+    # Links keep the name that the operator gave them; `..` has none.
+    path = path.resolve() if ".." in path.parts else path.absolute()
+    found = _registered(path) or _single(path) or _layout(path)
+    if not found:
+        raise RepositoryError(
+            f"nothing to serve in {path}; looked for {LOOKED_FOR}, for numbered versions of such a model "
+            "(1/saved_model.pb), for a repository of such models as Triton and TensorFlow Serving have it "
+            "(NAME/1/model.onnx), and for registered models"
+        )
+    return sorted(found, key=lambda source: (source.name, source.version))
+
+
+def _registered(path: Path) -> list[ModelSource]:
+    if not path.is_dir():
+        return []
+    if (path / MANIFEST).is_file() and _VERSION.fullmatch(path.name):
+        registered = Repository(path.parent.parent).get(path.parent.name, int(path.name))
+        return [ModelSource.of(registered)]
+    if any(path.glob(f"*/{MANIFEST}")):
+        return [ModelSource.of(model) for model in Repository(path.parent).list(path.name)]
+    if any(path.glob(f"*/*/{MANIFEST}")):
+        return [ModelSource.of(model) for model in Repository(path).list()]
+    return []
+
+
+def _single(path: Path) -> list[ModelSource]:
+    """The path itself as one model; a folder `NAME/3` is version 3 of NAME."""
+    if not find_models(path):
+        return []
+    detected = _servable(detect(path))
+    if not path.is_dir():
+        stem = path.parent.name if path.stem in _CONVENTIONAL_STEMS else path.stem
+        return [ModelSource(name_from_file(stem), 1, detected.framework, detected.path)]
+    if _VERSION.fullmatch(path.name):
+        source = ModelSource(
+            name_from_file(path.parent.name), int(path.name), detected.framework, detected.path
+        )
+        return [replace(source, max_batch_rows=_max_batch_rows(path.parent))]
+    return [ModelSource(name_from_file(path.name), 1, detected.framework, detected.path)]
+
+
+def _layout(path: Path) -> list[ModelSource]:
+    """A base path with numbered versions, or a folder of such base paths."""
+    own = _versions(path, name_from_file(path.name))
+    below = [
+        source
+        for folder in _subfolders(path)
+        if not _VERSION.fullmatch(folder.name)
+        for source in _versions(folder, folder.name)
+    ]
+    if own and below:
+        versions = ", ".join(str(source.version) for source in own)
+        models = ", ".join(sorted({source.name for source in below}))
+        raise RepositoryError(
+            f"{path} could be one model (its versions {versions}) or a repository of models ({models}); "
+            "give the path of one model, or move the numbered folders away"
+        )
+    return own or below
+
+
+def _versions(base: Path, name: str) -> list[ModelSource]:
+    numbered = [folder for folder in _subfolders(base) if _VERSION.fullmatch(folder.name)]
+    if not numbered:
+        return []
+    checked_name(name)
+    versions: dict[int, Path] = {}
+    for folder in numbered:
+        version = int(folder.name)
+        if version in versions:
+            raise RepositoryError(f"{versions[version]} and {folder} are the same version; remove one")
+        versions[version] = folder
+    limit = _max_batch_rows(base)
+    return [_version(name, version, folder, limit) for version, folder in versions.items()]
+
+
+def _version(name: str, version: int, folder: Path, max_batch_rows: int | None) -> ModelSource:
+    # Triton keeps models that have several files in a folder with the file's name.
+    folders = [folder / "model.savedmodel", folder / "model.onnx"]
+    holder = next((candidate for candidate in folders if candidate.is_dir()), folder)
+    if not find_models(holder):
+        content = ", ".join(sorted(entry.name for entry in holder.iterdir())[:5]) or "nothing"
+        raise RepositoryError(
+            f"version {version} of {name} in {holder} holds no model that Stoker serves, but {content}; "
+            f"looked for {LOOKED_FOR}, model.savedmodel/ and model.onnx/"
+        )
+    detected = _servable(detect(holder))
+    return ModelSource(name, version, detected.framework, detected.path, max_batch_rows)
+
+
+def _servable(detected: Detected) -> Detected:
+    if detected.framework == "tf1-checkpoint":
+        folder = detected.path.parent
+        raise RepositoryError(
+            f"{folder} holds a TensorFlow 1 checkpoint, which an entry script has to load: "
+            f"stoker serve score.py --model-dir {folder}"
+        )
+    return detected
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _max_batch_rows(base: Path) -> int | None:
+    config = base / "config.pbtxt"
+    if not config.is_file():
+        return None
+    given = _MAX_BATCH_SIZE.search(config.read_text(encoding="utf-8", errors="replace"))
+    return int(given[1]) if given else None

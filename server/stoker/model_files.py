@@ -1,0 +1,199 @@
+"""The files of a model: what a source consists of, a verified copy of it, and a check of that copy."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from stoker.durable import sync_folder
+from stoker.errors import CorruptModel, RepositoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["FileRecord", "SourceFiles", "check_files", "copy_files", "source_files"]
+
+_CHUNK_BYTES = 1 << 20
+_PARALLEL_FROM_BYTES = 64 << 20
+_MAX_THREADS = 8
+# Python writes its caches beside an entry script when it is imported: they are no part of the model.
+_CACHE_FOLDER = "__pycache__"
+_WEIGHTS_SUFFIXES = (".data", "_data")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a manifest says of one file.
+
+    Attributes:
+        sha256: SHA-256 of its content, in hexadecimal digits.
+        size_bytes: Its length.
+    """
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFiles:
+    """What a source consists of, links resolved.
+
+    Attributes:
+        folders: Relative paths of the folders below it, parents first.
+        files: The file to read for each relative path.
+        total_bytes: Length of all files together.
+    """
+
+    folders: tuple[PurePosixPath, ...]
+    files: Mapping[PurePosixPath, Path]
+    total_bytes: int
+
+
+def source_files(source: Path) -> SourceFiles:
+    """List what a model consists of.
+
+    Args:
+        source: A folder, or one file. The weights that an ONNX file keeps in `NAME.onnx.data` or
+            `NAME.onnx_data` beside it belong to it.
+
+    Raises:
+        RepositoryError: A symbolic link leads out of the folder, nowhere, or in a circle; or there is
+            something that is neither file nor folder.
+    """
+    folders: list[PurePosixPath] = []
+    files: dict[PurePosixPath, Path] = {}
+    if source.is_dir():
+        root = source.resolve()
+        _collect(root, root, PurePosixPath(), (root,), folders, files)
+    else:
+        companions = (source.with_name(source.name + suffix) for suffix in _WEIGHTS_SUFFIXES)
+        beside = [path for path in companions if source.suffix == ".onnx" and path.is_file()]
+        files = {PurePosixPath(path.name): path for path in (source, *beside)}
+    total_bytes = sum(path.stat().st_size for path in files.values())
+    return SourceFiles(tuple(folders), files, total_bytes)
+
+
+def _collect(
+    root: Path,
+    folder: Path,
+    relative: PurePosixPath,
+    above: tuple[Path, ...],
+    folders: list[PurePosixPath],
+    files: dict[PurePosixPath, Path],
+) -> None:
+    """Walk one folder of a source; `above` has the resolved folders that lead to it."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name == _CACHE_FOLDER:
+            continue
+        name = relative / entry.name
+        target = _inside(root, entry) if entry.is_symlink() else entry
+        if target.is_dir():
+            if target in above:
+                raise RepositoryError(f"the link {entry} leads to a folder that it lies in; remove it")
+            folders.append(name)
+            _collect(root, target, name, (*above, target), folders, files)
+        elif target.is_file():
+            files[name] = target
+        else:
+            raise RepositoryError(f"{entry} is neither a file nor a folder; remove it")
+
+
+def _inside(root: Path, link: Path) -> Path:
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise RepositoryError(f"the link {link} leads nowhere; remove it") from error
+    if not target.is_relative_to(root):
+        raise RepositoryError(
+            f"the link {link} leads out of the model's folder, to {target}; "
+            f"put a copy in its place (for the whole folder: cp -rL {root} COPY)"
+        )
+    return target
+
+
+def copy_files(
+    source: SourceFiles, target: Path, progress: Callable[[int, int], None] | None = None
+) -> dict[PurePosixPath, FileRecord]:
+    """Copy into the new folder `target`, read-only, on the disk when this returns.
+
+    Args:
+        source: What to copy.
+        target: Folder to create.
+        progress: Called with the bytes copied so far and the bytes of all files, at least once a file.
+
+    Returns:
+        The record of each file, of the bytes that were written.
+    """
+    target.mkdir(mode=0o700)
+    for folder in source.folders:
+        (target / folder).mkdir(mode=0o700)
+    records: dict[PurePosixPath, FileRecord] = {}
+    copied_bytes = 0
+    for name, path in source.files.items():
+        digest, size_bytes = hashlib.sha256(), 0
+        with path.open("rb") as reader, (target / name).open("xb") as writer:
+            while chunk := reader.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                writer.write(chunk)
+                size_bytes += len(chunk)
+                if progress is not None:
+                    progress(copied_bytes + size_bytes, source.total_bytes)
+            writer.flush()
+            os.fchmod(writer.fileno(), 0o555 if path.stat().st_mode & stat.S_IXUSR else 0o444)
+            os.fsync(writer.fileno())
+        copied_bytes += size_bytes
+        records[name] = FileRecord(digest.hexdigest(), size_bytes)
+    for folder in (*source.folders, PurePosixPath()):
+        sync_folder(target / folder)
+    return records
+
+
+def check_files(label: str, folder: Path, records: Mapping[PurePosixPath, FileRecord]) -> None:
+    """Compare the files in a folder with their records, on several threads where there is much to read.
+
+    Args:
+        label: The model, for the message.
+        folder: Where the files are.
+        records: What they have to be.
+
+    Raises:
+        CorruptModel: A file was changed, removed or added; the message names it.
+    """
+    present = {PurePosixPath(path.relative_to(folder)) for path in _files_in(folder)}
+    for name in sorted(records.keys() - present):
+        raise CorruptModel(f"{label}: the file {name} of {folder} is gone; register the model again")
+    for name in sorted(present - records.keys()):
+        raise CorruptModel(f"{label}: the file {name} was added to {folder} after registration; remove it")
+
+    def unchanged(name: PurePosixPath) -> bool:
+        path, record = folder / name, records[name]
+        if path.is_symlink() or path.stat().st_size != record.size_bytes:
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
+
+    names = sorted(records)
+    large = sum(record.size_bytes for record in records.values()) > _PARALLEL_FROM_BYTES
+    # hashlib works outside the interpreter lock.
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1) if large else 1) as pool:
+        for name, same in zip(names, pool.map(unchanged, names), strict=True):
+            if not same:
+                raise CorruptModel(
+                    f"{label}: the file {name} of {folder} was changed after registration; "
+                    "register the model again"
+                )
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            if entry.name != _CACHE_FOLDER:
+                yield from _files_in(entry)
+        else:
+            yield entry

@@ -1,0 +1,54 @@
+"""Names of models and services: they become folder names, URL segments and metric labels."""
+
+from __future__ import annotations
+
+import re
+
+from stoker.errors import InvalidSettings
+
+__all__ = ["checked_name", "is_name", "name_from_file", "parse_reference"]
+
+NAME_RULE = "1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` may name a model or service."""
+    return _NAME.fullmatch(name) is not None
+
+
+def checked_name(name: str, kind: str = "model") -> str:
+    """Return `name` if it may name a model or service.
+
+    Args:
+        name: The name to check.
+        kind: What the name names, for the message.
+
+    Raises:
+        InvalidSettings: It may not.
+    """
+    if not is_name(name):
+        raise InvalidSettings(f"{name!r} cannot be a {kind} name: it has to be {NAME_RULE}")
+    return name
+
+
+def name_from_file(stem: str) -> str:
+    """Make a valid name of a file's or folder's, keeping what can be kept: `my model (1)` -> `my-model-1`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100].rstrip("-") or "model"
+
+
+def parse_reference(reference: str) -> tuple[str, int | None]:
+    """Split `NAME[:VERSION]`; no version means the latest, and is returned as None.
+
+    Raises:
+        InvalidSettings: The name or the version is malformed.
+    """
+    name, colon, version = reference.partition(":")
+    checked_name(name)
+    if not colon:
+        return name, None
+    if not _VERSION.fullmatch(version):
+        raise InvalidSettings(f"{reference!r}: expected NAME or NAME:VERSION, the version a number from 1 up")
+    return name, int(version)

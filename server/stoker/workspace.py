@@ -1,0 +1,91 @@
+"""The workspace: the directory that holds registered models, keys and the state of running servers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.durable import private_folder
+from stoker.errors import InvalidSettings
+
+__all__ = ["WORKSPACE_FOLDER", "WORKSPACE_VARIABLE", "Workspace"]
+
+WORKSPACE_FOLDER = ".stoker"
+WORKSPACE_VARIABLE = "STOKER_WORKSPACE"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """One workspace. Finding it creates nothing; who writes first calls `create`.
+
+    Attributes:
+        root: The workspace directory, absolute.
+    """
+
+    root: Path
+
+    @classmethod
+    def find(cls, explicit: Path | None = None) -> Workspace:
+        """Find the workspace.
+
+        Args:
+            explicit: The directory given by `--workspace`. Without it the variable STOKER_WORKSPACE decides,
+                else the nearest `.stoker/` upward of the current directory, else a new one there.
+
+        Raises:
+            InvalidSettings: The path is not a directory, or the `.stoker/` that was found upward belongs to
+                somebody else, whose models and keys are not to be trusted unasked.
+        """
+        named = explicit or os.environ.get(WORKSPACE_VARIABLE)
+        if named:
+            return cls._named(Path(named))
+        here = Path.cwd()
+        for folder in (here, *here.parents):
+            candidate = folder / WORKSPACE_FOLDER
+            if candidate.is_dir():
+                return cls._trusted(candidate)
+        return cls(here / WORKSPACE_FOLDER)
+
+    @classmethod
+    def _named(cls, root: Path) -> Workspace:
+        root = root.expanduser().absolute()
+        if root.exists() and not root.is_dir():
+            raise InvalidSettings(f"the workspace {root} is not a directory")
+        return cls(root)
+
+    @classmethod
+    def _trusted(cls, root: Path) -> Workspace:
+        owner = _owner(root)
+        if owner not in {os.geteuid(), 0}:
+            raise InvalidSettings(
+                f"the workspace {root} belongs to the user with the id {owner}, not to you; if you trust it, "
+                f"name it: --workspace {root} or {WORKSPACE_VARIABLE}={root}"
+            )
+        return cls(root)
+
+    @property
+    def models_dir(self) -> Path:
+        """Folder of the registered models."""
+        return self.root / "models"
+
+    @property
+    def keys_dir(self) -> Path:
+        """Folder of the services' keys."""
+        return self.root / "keys"
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the state of running servers."""
+        return self.root / "run"
+
+    def create(self) -> Workspace:
+        """Create the workspace for its owner alone (mode 0700), out of git's sight; keep one that exists."""
+        if not self.root.is_dir():
+            private_folder(self.root)
+            (self.root / ".gitignore").write_text("*\n", encoding="ascii")
+        return self
+
+
+def _owner(root: Path) -> int:
+    return root.stat().st_uid

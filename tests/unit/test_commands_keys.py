@@ -1,0 +1,102 @@
+"""`stoker keys`."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.commands import keys as command
+from stoker.errors import InvalidSettings
+from stoker.keyring import Keyring
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(arguments))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return tmp_path / "workspace"
+
+
+@pytest.fixture
+def keyring(workspace: Path) -> Keyring:
+    keyring = Keyring(workspace / "keys", "mnist")
+    keyring.ensure()
+    return keyring
+
+
+def test_show_prints_both_keys(workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]) -> None:
+    """The only service need not be named."""
+    assert run("show", "--workspace", str(workspace)) == 0
+    keys = keyring.show()
+    assert (
+        capsys.readouterr().out
+        == f"service    mnist\nprimary    {keys.primary}\nsecondary  {keys.secondary}\n"
+    )
+
+
+def test_show_prints_json(workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` gives the service and both keys."""
+    run("show", "--json", "--name", "mnist", "--workspace", str(workspace))
+    keys = keyring.show()
+    expected = {"service": "mnist", "primary": keys.primary, "secondary": keys.secondary}
+    assert json.loads(capsys.readouterr().out) == expected
+
+
+@pytest.mark.parametrize("slot", ["primary", "secondary"])
+def test_regenerate_prints_the_new_key_alone(
+    workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str], slot: str
+) -> None:
+    """Standard output is the new key, so that a shell can take it; the words go to standard error."""
+    old = keyring.show()
+    assert run("regenerate", slot, "--workspace", str(workspace)) == 0
+    captured = capsys.readouterr()
+    new = keyring.show()
+    assert captured.out == f"{getattr(new, slot)}\n"
+    assert getattr(new, slot) != getattr(old, slot)
+    assert f"The {slot} key of service mnist is replaced" in captured.err
+
+
+def test_regenerate_takes_a_key(workspace: Path, keyring: Keyring) -> None:
+    """`--key` gives the new key."""
+    run("regenerate", "primary", "--key", "0123456789abcdef", "--workspace", str(workspace))
+    assert keyring.show().primary == "0123456789abcdef"
+
+
+def test_regenerate_reads_a_key(workspace: Path, keyring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--key -` reads it from standard input, without the end of the line."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("fedcba9876543210\n"))
+    run("regenerate", "secondary", "--key", "-", "--workspace", str(workspace))
+    assert keyring.show().secondary == "fedcba9876543210"
+
+
+def test_several_services_have_to_be_told_apart(workspace: Path, keyring: Keyring) -> None:
+    """With several services and no `--name` the error lists them, and nothing is replaced."""
+    Keyring(workspace / "keys", "cifar").ensure()
+    before = keyring.show()
+    for action in (["show"], ["regenerate", "primary"]):
+        with pytest.raises(InvalidSettings, match=r"choose one by --name: .* keys of: cifar, mnist"):
+            run(*action, "--workspace", str(workspace))
+    run("show", "--name", "cifar", "--workspace", str(workspace))
+    assert keyring.show() == before
+
+
+def test_an_unknown_service(workspace: Path, keyring: Keyring) -> None:
+    """A service without keys is refused with the ones that have some."""
+    with pytest.raises(InvalidSettings, match=r"service cifar has no keys in .* keys of: mnist"):
+        run("show", "--name", "cifar", "--workspace", str(workspace))
+
+
+def test_no_keys_at_all(workspace: Path) -> None:
+    """Before the first start there are no keys, and looking for them creates nothing."""
+    with pytest.raises(
+        InvalidSettings, match=r"there are no keys: .* created when a service is first started"
+    ):
+        run("show", "--workspace", str(workspace))
+    assert not workspace.exists()

@@ -1,0 +1,278 @@
+"""`stoker models`."""
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from stoker.commands import models as command
+from stoker.errors import InvalidSettings, ModelInUse, RepositoryError
+from stoker.repository import Repository
+from stoker.tensors import Signature, TensorSpec
+
+
+def run(*arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "workspace"
+    monkeypatch.setenv("STOKER_WORKSPACE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
+    (folder / "weights.bin").write_bytes(bytes(2_500_000))
+    return folder
+
+
+@pytest.fixture
+def onnx_file(tmp_path: Path) -> Path:
+    """A model that doubles rows of three numbers."""
+    onnx = pytest.importorskip("onnx", reason="onnx, of the training extra, is not installed")
+    helper, number = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["doubled"])],
+        "double",
+        [helper.make_tensor_value_info("x", number, ["n", 3])],
+        [helper.make_tensor_value_info("doubled", number, ["n", 3])],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    path = tmp_path / "double.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    return path
+
+
+def test_register_prints_the_reference(
+    workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output is NAME:VERSION, and the workspace is created with its marks of privacy."""
+    assert run("register", "digits", script) == 0
+    assert run("register", "digits", script) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "digits:1\ndigits:2\n"
+    assert captured.err == ""
+    assert (workspace / ".gitignore").exists()
+
+
+def test_register_keeps_description_and_tags(workspace: Path, script: Path) -> None:
+    """The operator's words go into the manifest; a value may hold an equals sign or be empty."""
+    run("register", "digits", script, "--description", "A test.", "--tag", "a=b=c", "--tag", "empty=")
+    registered = Repository(workspace / "models").get("digits")
+    assert registered.description == "A test."
+    assert registered.tags == {"a": "b=c", "empty": ""}
+    assert registered.signature is None
+
+
+@pytest.mark.parametrize("tag", ["novalue", "=value", ""])
+def test_a_malformed_tag_is_refused(
+    workspace: Path, script: Path, tag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tag without key or equals sign ends in argparse's message and status."""
+    with pytest.raises(SystemExit) as refusal:
+        run("register", "digits", script, "--tag", tag)
+    assert refusal.value.code == 2
+    assert "is not KEY=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "error"), [("a b", InvalidSettings), ("digits", RepositoryError)])
+def test_a_refused_registration_creates_nothing(
+    workspace: Path, tmp_path: Path, name: str, error: type[Exception]
+) -> None:
+    """A bad name or a path without a model leaves no workspace behind."""
+    with pytest.raises(error):
+        run("register", name, tmp_path)
+    assert not workspace.exists()
+
+
+def test_register_reads_the_signature_of_onnx(workspace: Path, onnx_file: Path) -> None:
+    """The manifest has the signature that ONNX Runtime reports, per row."""
+    run("register", "double", onnx_file)
+    signature = Repository(workspace / "models").get("double").signature
+    assert signature is not None
+    assert Signature.from_json(dict(signature)) == Signature(
+        (TensorSpec("x", "float32", (3,)),), (TensorSpec("doubled", "float32", (3,)),)
+    )
+
+
+def test_a_model_that_does_not_load_here_is_registered_with_a_note(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model may need a GPU's operations, so failing on the CPU is said and does not refuse it."""
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    assert run("register", "broken", tmp_path / "broken.onnx") == 0
+    assert "Registering without a signature" in capsys.readouterr().err
+    assert Repository(workspace / "models").get("broken").signature is None
+
+
+def test_a_probe_that_dies_is_told_from_a_bad_model(
+    workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the loading process dies itself, the note has its status and last words."""
+    monkeypatch.setattr("stoker.signature_probe.sys.executable", "/bin/false")
+    assert run("register", "double", onnx_file) == 0
+    assert "ended with status 1: it said nothing" in capsys.readouterr().err
+
+
+def test_a_saved_model_without_tensorflow_is_registered_with_a_note(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where TensorFlow is not installed the signature stays open."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").touch()
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    assert run("register", "saved", tmp_path / "saved") == 0
+    assert "TensorFlow is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.tensorflow
+def test_register_reads_the_signature_of_a_saved_model(tmp_path: Path) -> None:
+    """The manifest has the inputs and outputs of `serving_default`, per row."""
+    if find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    code = """
+import argparse, sys, tensorflow as tf
+from stoker.commands import models
+
+class Double(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")])
+    def __call__(self, x):
+        return {"doubled": 2 * x}
+
+module = Double()
+tf.saved_model.save(module, sys.argv[1], signatures={"serving_default": module.__call__})
+parser = argparse.ArgumentParser()
+models.add_arguments(parser)
+models.run(parser.parse_args(["register", "double", sys.argv[1], "--workspace", sys.argv[2]]))
+"""
+    command_line = [sys.executable, "-c", code, str(tmp_path / "saved"), str(tmp_path / "workspace")]
+    done = subprocess.run(command_line, check=True, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "double:1\n"
+    signature = Repository(tmp_path / "workspace" / "models").get("double").signature
+    assert signature is not None
+    assert str(Signature.from_json(dict(signature))) == "x float32[n,3] -> doubled float32[n,3]"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("limit_bytes", "shown"), [(1_000_000, True), (50_000_000, False)])
+def test_a_long_copy_shows_its_progress_on_a_terminal(
+    workspace: Path, script: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int, shown: bool
+) -> None:
+    """The bar is there from the limit up, and only for a terminal."""
+    monkeypatch.setattr(command, "_PROGRESS_FROM_BYTES", limit_bytes)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    run("register", "digits", script)
+    assert ("copying" in terminal.getvalue()) is shown
+    monkeypatch.setattr(sys, "stderr", plain := io.StringIO())
+    run("register", "digits", script)
+    assert plain.getvalue() == ""
+
+
+def test_list_prints_a_table(
+    workspace: Path, script: Path, onnx_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line a version, by name and number, with aligned columns."""
+    run("register", "digits", script, "--description", "two\nlines")
+    run("register", "double", onnx_file)
+    capsys.readouterr()
+    assert run("list") == 0
+    header, digits, double = capsys.readouterr().out.splitlines()
+    assert header.split() == ["MODEL", "FRAMEWORK", "SIZE", "REGISTERED", "DESCRIPTION"]
+    assert digits.startswith("digits:1  script     2.5 MB")
+    assert digits.endswith("two lines")
+    assert double.split()[:2] == ["double:1", "onnx"]
+    assert header.index("SIZE") == digits.index("2.5 MB")
+
+
+def test_list_of_nothing(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty repository is said on standard error, and is an empty list as JSON."""
+    assert run("list") == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "No model is registered" in captured.err
+    assert run("list", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert not workspace.exists()
+
+
+def test_list_as_json(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` gives the manifests."""
+    run("register", "digits", script)
+    capsys.readouterr()
+    run("list", "--json")
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed == Repository(workspace / "models").get("digits").to_json()
+
+
+def test_show(workspace: Path, onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All facts of a version, its files with their checksums included."""
+    run("register", "double", onnx_file, "--tag", "team=vision", "--description", "doubles")
+    registered = Repository(workspace / "models").get("double")
+    capsys.readouterr()
+    assert run("show", "double") == 0
+    shown = capsys.readouterr().out
+    (record,) = registered.files.values()
+    for fact in (
+        "double:1",
+        "x float32[n,3] -> doubled float32[n,3]",
+        "team=vision",
+        "doubles",
+        record.sha256,
+    ):
+        assert fact in shown
+    run("show", "double:1", "--json")
+    assert json.loads(capsys.readouterr().out) == registered.to_json()
+
+
+def test_show_without_signature(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script's signature is said to be open."""
+    run("register", "digits", script)
+    run("show", "digits")
+    assert "known when it is loaded" in capsys.readouterr().out
+
+
+def test_delete(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A version is deleted when it is named, and a served one only by force."""
+    run("register", "digits", script)
+    with pytest.raises(InvalidSettings, match="say which version"):
+        run("delete", "digits")
+    with Repository(workspace / "models").get("digits").hold():
+        with pytest.raises(ModelInUse):
+            run("delete", "digits:1")
+        capsys.readouterr()
+        assert run("delete", "digits:1", "--force") == 0
+    assert capsys.readouterr().out == "digits:1 is deleted\n"
+    assert Repository(workspace / "models").list() == []
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (2_500_000, "2.5 MB"),
+        (7.2e9, "7.2 GB"),
+        (3e12, "3.0 TB"),
+    ],
+)
+def test_sizes(size_bytes: float, text: str) -> None:
+    """Sizes are shown in decimal units."""
+    assert command._size(size_bytes) == text

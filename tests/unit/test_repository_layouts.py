@@ -1,0 +1,268 @@
+"""Which framework files belong to, and which models a folder in somebody's layout holds."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import InvalidSettings, RepositoryError
+from stoker.frameworks import detect
+from stoker.layouts import discover
+from stoker.repository import Repository
+
+NOW = datetime(2026, 10, 18, tzinfo=UTC)
+
+
+def touch(root: Path, *files: str) -> Path:
+    """Create empty files and their folders below `root`; a trailing slash makes a folder."""
+    for name in files:
+        path = root / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.touch()
+    return root
+
+
+def found(path: Path) -> list[tuple[str, int, str, str]]:
+    root = path if path.is_dir() else path.parent
+    return [(s.name, s.version, s.framework, str(s.path.relative_to(root))) for s in discover(path)]
+
+
+# Detection
+
+
+@pytest.mark.parametrize(
+    ("files", "framework", "entry"),
+    [
+        (["score.py"], "script", "score.py"),
+        (["score.py", "model.onnx", "saved_model.pb", "a.meta", "a.index"], "script", "score.py"),
+        (["model.onnx"], "onnx", "model.onnx"),
+        (["digits.onnx", "notes.txt"], "onnx", "digits.onnx"),
+        (["model.onnx", "other.onnx"], "onnx", "model.onnx"),
+        (["saved_model.pb", "variables/variables.index"], "tensorflow", "."),
+        (["saved_model.pbtxt"], "tensorflow", "."),
+        (["m.model.meta", "m.model.index", "m.model.data-00000-of-00001"], "tf1-checkpoint", "m.model.meta"),
+    ],
+)
+def test_folders_are_recognised(tmp_path: Path, files: list[str], framework: str, entry: str) -> None:
+    """The framework follows from the files alone, and an entry script comes before all else."""
+    detected = detect(touch(tmp_path, *files))
+    assert detected.framework == framework
+    assert detected.path == tmp_path / entry
+
+
+@pytest.mark.parametrize(
+    ("file", "framework", "entry"),
+    [
+        ("digits.onnx", "onnx", "digits.onnx"),
+        ("serve_digits.py", "script", "serve_digits.py"),
+        ("saved_model.pb", "tensorflow", "."),
+    ],
+)
+def test_files_are_recognised(tmp_path: Path, file: str, framework: str, entry: str) -> None:
+    """A single file is an ONNX model, an entry script of any name, or stands for its SavedModel."""
+    detected = detect(touch(tmp_path, file) / file)
+    assert (detected.framework, detected.path) == (framework, tmp_path / entry)
+
+
+def test_the_framework_can_be_chosen(tmp_path: Path) -> None:
+    """What a folder holds besides can be asked for, and is refused where it is not there."""
+    touch(tmp_path, "score.py", "model.onnx")
+    assert detect(tmp_path, "onnx").path == tmp_path / "model.onnx"
+    with pytest.raises(RepositoryError, match="looked for a model of the framework tensorflow"):
+        detect(tmp_path, "tensorflow")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [["a.onnx", "b.onnx"], ["saved_model.pb", "model.onnx"], ["a.meta", "a.index", "b.meta", "b.index"]],
+)
+def test_ambiguous_folders_are_refused(tmp_path: Path, files: list[str]) -> None:
+    """A folder that could be several models is refused with what it could be."""
+    with pytest.raises(RepositoryError, match="could be several models") as refusal:
+        detect(touch(tmp_path, *files))
+    for name in {Path(file).stem for file in files} - {"saved_model"}:
+        assert name in str(refusal.value)
+
+
+@pytest.mark.parametrize("files", [[], ["readme.txt"], ["a.meta"], ["deep/model.onnx"]])
+def test_folders_without_a_model_are_refused(tmp_path: Path, files: list[str]) -> None:
+    """The message for a folder without a model says what was looked for."""
+    with pytest.raises(RepositoryError, match=r"holds no model; looked for an entry script \(score\.py\)"):
+        detect(touch(tmp_path, *files))
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    """A missing path is said to be missing."""
+    with pytest.raises(RepositoryError, match="does not exist"):
+        detect(tmp_path / "absent")
+    with pytest.raises(RepositoryError, match="does not exist"):
+        discover(tmp_path / "absent")
+
+
+# One model
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("digits/mlp.onnx", "mlp"),
+        ("digits/model.onnx", "digits"),
+        ("digits/score.py", "digits"),
+        ("digits/My model (2).onnx", "My-model-2"),
+        ("digits/...onnx", "model"),
+    ],
+)
+def test_a_file_is_one_model(tmp_path: Path, file: str, name: str) -> None:
+    """A file is named by its stem, or by its folder where files of its kind are always called so."""
+    (source,) = discover(touch(tmp_path, file) / file)
+    assert (source.name, source.version, source.path) == (name, 1, tmp_path / file)
+    assert source.model_dir == tmp_path / "digits"
+
+
+def test_a_folder_is_one_model(tmp_path: Path) -> None:
+    """A SavedModel's folder gives its name, and is what the runtime loads."""
+    touch(tmp_path, "digits/saved_model.pb", "digits/variables/")
+    (source,) = discover(tmp_path / "digits")
+    assert (source.name, source.framework, source.path) == ("digits", "tensorflow", tmp_path / "digits")
+    assert source.model_dir == tmp_path / "digits"
+
+
+def test_the_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stoker serve .` and `stoker serve ..` name the model by the folder's real name."""
+    touch(tmp_path, "digits/saved_model.pb", "digits/assets/")
+    monkeypatch.chdir(tmp_path / "digits")
+    assert discover(Path())[0].name == "digits"
+    monkeypatch.chdir(tmp_path / "digits" / "assets")
+    assert discover(Path(".."))[0].name == "digits"
+
+
+def test_one_version_is_served_as_that_version(tmp_path: Path) -> None:
+    """A path that ends in a version number takes name and version from the layout."""
+    touch(tmp_path, "digits/7/saved_model.pb")
+    (tmp_path / "digits" / "config.pbtxt").write_text("max_batch_size: 16\n")
+    (source,) = discover(tmp_path / "digits" / "7")
+    assert (source.name, source.version, source.max_batch_rows) == ("digits", 7, 16)
+
+
+def test_a_checkpoint_needs_a_script(tmp_path: Path) -> None:
+    """A bare TensorFlow 1 checkpoint is refused with the command that serves it."""
+    touch(tmp_path, "m.meta", "m.index")
+    with pytest.raises(RepositoryError, match=f"stoker serve score.py --model-dir {tmp_path}"):
+        discover(tmp_path)
+
+
+# Layouts
+
+
+def test_a_triton_repository(tmp_path: Path) -> None:
+    """Triton's layout gives every version of every model, versions by number, the newest last."""
+    touch(
+        tmp_path,
+        "onnx-net/1/model.onnx",
+        "onnx-net/2/model.onnx",
+        "onnx-net/10/model.onnx",
+        "saved/3/model.savedmodel/saved_model.pb",
+        "large/1/model.onnx/model.onnx",
+        "large/1/model.onnx/weights",
+        ".git/1/model.onnx",
+        "docs/readme.md",
+    )
+    assert found(tmp_path) == [
+        ("large", 1, "onnx", "large/1/model.onnx/model.onnx"),
+        ("onnx-net", 1, "onnx", "onnx-net/1/model.onnx"),
+        ("onnx-net", 2, "onnx", "onnx-net/2/model.onnx"),
+        ("onnx-net", 10, "onnx", "onnx-net/10/model.onnx"),
+        ("saved", 3, "tensorflow", "saved/3/model.savedmodel"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "max_batch_rows"),
+    [
+        ('name: "net"\nmax_batch_size: 32\n', 32),
+        ("  max_batch_size : 8 # rows", 8),
+        ("max_batch_size: 0", 0),
+        ("# max_batch_size: 8", None),
+        ("preferred_max_batch_size: 8", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_tritons_batch_size_is_read(tmp_path: Path, config: str | None, max_batch_rows: int | None) -> None:
+    """`max_batch_size` of config.pbtxt is taken over where it is there."""
+    touch(tmp_path, "net/1/model.onnx")
+    if config is not None:
+        (tmp_path / "net" / "config.pbtxt").write_text(config)
+    assert discover(tmp_path)[0].max_batch_rows == max_batch_rows
+    assert discover(tmp_path / "net")[0].max_batch_rows == max_batch_rows
+
+
+def test_a_tensorflow_serving_repository(tmp_path: Path) -> None:
+    """Models with SavedModels in numbered folders are found, time stamps as versions too."""
+    touch(
+        tmp_path,
+        "digits/1/saved_model.pb",
+        "digits/1729245600/saved_model.pb",
+        "cats/00000002/saved_model.pb",
+    )
+    assert [(name, version) for name, version, _, _ in found(tmp_path)] == [
+        ("cats", 2),
+        ("digits", 1),
+        ("digits", 1729245600),
+    ]
+
+
+def test_the_base_path_of_one_model(tmp_path: Path) -> None:
+    """A folder with numbered versions is one model under the folder's name."""
+    touch(tmp_path, "digits/1/saved_model.pb", "digits/2/saved_model.pb", "digits/docs/")
+    assert found(tmp_path / "digits") == [("digits", 1, "tensorflow", "1"), ("digits", 2, "tensorflow", "2")]
+
+
+def test_registered_models_as_a_folder(tmp_path: Path) -> None:
+    """The repository, a model or a version of it can be given as a path, and bring their checksums along."""
+    onnx = tmp_path / "digits.onnx"
+    onnx.write_bytes(b"weights")
+    repository = Repository(tmp_path / "models")
+    for _ in range(2):
+        repository.register("digits", onnx, now=NOW)
+    repository.register("zero", onnx, now=NOW)
+    for path, expected in [
+        (tmp_path / "models", ["digits:1", "digits:2", "zero:1"]),
+        (tmp_path / "models" / "digits", ["digits:1", "digits:2"]),
+        (tmp_path / "models" / "digits" / "1", ["digits:1"]),
+    ]:
+        sources = discover(path)
+        assert [source.registered and source.registered.reference for source in sources] == expected
+        assert [f"{source.name}:{source.version}" for source in sources] == expected
+    (source,) = discover(tmp_path / "models" / "zero")
+    assert source.path.read_bytes() == b"weights"
+    assert source.model_dir == source.path.parent
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        (["notes.txt"], "nothing to serve in .*; looked for an entry script"),
+        (["notes.txt", "a/b/c/model.onnx"], "nothing to serve"),
+        (["net/1/model.plan"], "version 1 of net .* holds no model that Stoker serves, but model.plan"),
+        (["net/1/"], "version 1 of net .* but nothing"),
+        (["net/1/a.onnx", "net/1/b.onnx"], "could be several models"),
+        (["net/1/model.onnx", "net/01/model.onnx"], "are the same version"),
+        (
+            ["1/model.onnx", "net/1/model.onnx"],
+            r"could be one model \(its versions 1\) or a repository of models \(net\)",
+        ),
+        (["net/1/m.meta", "net/1/m.index"], "stoker serve score.py --model-dir"),
+    ],
+)
+def test_unclear_folders_are_refused(tmp_path: Path, files: list[str], problem: str) -> None:
+    """What is unclear or not there is refused, and the message says what was looked for."""
+    with pytest.raises(RepositoryError, match=problem):
+        discover(touch(tmp_path, *files))
+
+
+def test_model_names_of_a_layout_are_checked(tmp_path: Path) -> None:
+    """A model folder whose name cannot be part of a URL is refused."""
+    with pytest.raises(InvalidSettings, match="'my net' cannot be a model name"):
+        discover(touch(tmp_path, "my net/1/model.onnx"))

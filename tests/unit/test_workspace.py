@@ -1,0 +1,96 @@
+"""Where the workspace is found and how it is created."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import InvalidSettings
+from stoker.workspace import Workspace
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_WORKSPACE", raising=False)
+
+
+def test_the_option_wins_over_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--workspace` decides, even with the variable set and a `.stoker` in the current directory."""
+    (tmp_path / ".stoker").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "variable"))
+    assert Workspace.find(tmp_path / "option").root == tmp_path / "option"
+
+
+def test_the_variable_wins_over_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STOKER_WORKSPACE decides where there is no option; an empty one counts as unset."""
+    (tmp_path / ".stoker").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_WORKSPACE", "elsewhere")
+    assert Workspace.find().root == tmp_path / "elsewhere"
+    monkeypatch.setenv("STOKER_WORKSPACE", "")
+    assert Workspace.find().root == tmp_path / ".stoker"
+
+
+def test_the_nearest_one_upward_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several `.stoker` folders upward of the current directory the nearest is the workspace."""
+    here = tmp_path / "project" / "src"
+    here.mkdir(parents=True)
+    (tmp_path / ".stoker").mkdir()
+    (tmp_path / "project" / ".stoker").mkdir()
+    monkeypatch.chdir(here)
+    assert Workspace.find().root == tmp_path / "project" / ".stoker"
+
+
+def test_a_file_named_stoker_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a directory can be the workspace that the search finds."""
+    here = tmp_path / "project"
+    here.mkdir()
+    (here / ".stoker").write_text("not a directory")
+    (tmp_path / ".stoker").mkdir()
+    monkeypatch.chdir(here)
+    assert Workspace.find().root == tmp_path / ".stoker"
+
+
+def test_finding_creates_nothing_and_creating_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new workspace appears only with `create`: mode 0700, and with its content out of git's sight."""
+    monkeypatch.chdir(tmp_path)
+    workspace = Workspace.find(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    assert workspace.create() is workspace
+    assert workspace.root.stat().st_mode & 0o777 == 0o700
+    assert (workspace.root / ".gitignore").read_text() == "*\n"
+    assert {workspace.models_dir.name, workspace.keys_dir.name, workspace.run_dir.name} == {
+        "models",
+        "keys",
+        "run",
+    }
+
+
+def test_creating_keeps_what_exists(tmp_path: Path) -> None:
+    """`create` changes neither the mode nor the content of an existing directory."""
+    tmp_path.chmod(0o750)
+    Workspace(tmp_path).create()
+    assert tmp_path.stat().st_mode & 0o777 == 0o750
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_cannot_be_the_workspace(tmp_path: Path) -> None:
+    """`--workspace` with the path of a file is refused with that path."""
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(InvalidSettings, match=f"{file} is not a directory"):
+        Workspace.find(file)
+
+
+def test_a_strangers_workspace_is_not_taken_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `.stoker` of another user found upward is refused, and accepted when it is named."""
+    root = tmp_path / ".stoker"
+    root.mkdir()
+    monkeypatch.chdir(tmp_path)
+    stranger = root.stat().st_uid + 1
+    monkeypatch.setattr("stoker.workspace._owner", lambda _: stranger)
+    with pytest.raises(InvalidSettings, match=f"belongs to the user with the id {stranger}"):
+        Workspace.find()
+    assert Workspace.find(root).root == root
