@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml clients/pyproject.toml constraints.txt
 	touch $@
 
 serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line
-	$(BIN)/python -m stoker.commands.quickstart
+	$(BIN)/stoker quickstart
 
 test: install lint  ## lint, types, import rules and all tests
 	$(BIN)/python -m pytest

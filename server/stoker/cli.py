@@ -13,7 +13,7 @@ from stoker.errors import StokerError
 
 __all__ = ["main"]
 
-_COMMANDS: Final = ("serve", "train", "models", "keys", "score", "bench")
+_COMMANDS: Final = ("quickstart", "serve", "train", "models", "keys", "score", "bench")
 _INTERRUPTED: Final = 130
 
 

@@ -12,7 +12,7 @@ from stoker.layouts import ModelSource, discover
 from stoker.metrics import MODEL_SLOTS
 from stoker.names import checked_name
 from stoker.repository import Repository
-from stoker.runtimes.base import Servable
+from stoker.servable import Servable
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
 

@@ -24,7 +24,7 @@ from stoker.lifecycle import Loaded, load
 from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory, ModelMetrics
 from stoker.planner import BatchPolicy
-from stoker.runtimes.base import Device, Servable
+from stoker.servable import Device, Servable
 from stoker.tensors import Signature
 from stoker.worker import Lane, Worker
 

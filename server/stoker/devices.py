@@ -6,87 +6,18 @@ import ctypes
 import ctypes.util
 import os
 import platform
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from stoker.errors import DeviceUnavailable, InvalidSettings
-from stoker.runtimes.base import Device
+from stoker.nvml import gpus
+from stoker.servable import Device
 
-__all__ = ["Gpu", "GpuReading", "choose_device", "gpus", "preload_cuda", "read_gpus"]
+__all__ = ["choose_device", "preload_cuda"]
 
 _NVIDIA_HINT: Final = "is the NVIDIA driver installed, and the container started with --gpus?"
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU that the NVIDIA driver sees."""
-
-    index: int
-    name: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """Memory and utilisation of a GPU at one moment."""
-
-    index: int
-    memory_used_bytes: int
-    memory_total_bytes: int
-    utilization_percent: int
-
-
-@contextmanager
-def _nvml() -> Iterator[Any]:
-    """NVML, initialised; raises OSError where there is no NVIDIA driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise OSError(f"the NVIDIA management library (libnvidia-ml.so.1) cannot be used: {error}") from error
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def gpus() -> list[Gpu]:
-    """The GPUs that the NVIDIA driver sees.
-
-    Raises:
-        OSError: There is no usable NVIDIA driver.
-    """
-    with _nvml() as nvml:
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            name = nvml.nvmlDeviceGetName(handle)
-            found.append(Gpu(index, name, int(nvml.nvmlDeviceGetMemoryInfo(handle).total)))
-        return found
-
-
-def read_gpus() -> list[GpuReading]:
-    """Read memory and utilisation of every GPU; MIG devices report no utilisation and count as 0.
-
-    Raises:
-        OSError: There is no usable NVIDIA driver.
-    """
-    with _nvml() as nvml:
-        readings = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            try:
-                busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            except nvml.NVMLError:
-                busy = 0
-            readings.append(GpuReading(index, int(memory.used), int(memory.total), busy))
-        return readings
 
 
 def choose_device(setting: str, frameworks: Collection[str]) -> tuple[Device, str]:

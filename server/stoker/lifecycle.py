@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import Device, Runtime, Servable, load_runtime
+from stoker.runtimes.base import Runtime
+from stoker.servable import Device, Servable
 from stoker.tensors import Signature, check_batch
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "load", "load_runtime"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,3 +64,38 @@ def _warm_up(runtime: Runtime, servable: Servable, rows: int) -> None:
                 check_batch(spec, batch, rows)
     except Exception as error:
         raise LoadFailed(f"{servable.name} fails on a batch of {rows} rows of zeros: {error}") from error
+
+
+def load_runtime(servable: Servable, device: Device, threads: int) -> Runtime:
+    """Load a servable onto a device.
+
+    Args:
+        servable: What to load.
+        device: Where it runs.
+        threads: Threads that one CPU operation may use.
+
+    Raises:
+        LoadFailed: It cannot be loaded; the message says why.
+    """
+    load = _loader(servable.framework)
+    return load(servable, device, threads)
+
+
+def _loader(framework: str) -> Callable[[Servable, Device, int], Runtime]:
+    match framework:
+        case "onnx":
+            from stoker.runtimes.onnx import OnnxRuntime
+
+            return OnnxRuntime
+        case "tensorflow":
+            from stoker.runtimes.tensorflow import TensorFlowRuntime
+
+            return TensorFlowRuntime
+        case "script":
+            from stoker.runtimes.script import load_script
+
+            return load_script
+        case _:
+            raise LoadFailed(
+                f"framework {framework!r} cannot be served by itself; register it with an entry script (score.py)"
+            )

@@ -43,7 +43,8 @@ def probe_signature(model: Detected) -> dict[str, Any]:
 
 
 def _main(framework: str, path: Path) -> int:
-    from stoker.runtimes.base import Device, Servable, load_runtime
+    from stoker.lifecycle import load_runtime
+    from stoker.servable import Device, Servable
 
     servable = Servable(
         name=path.name,

@@ -22,9 +22,9 @@ from stoker.arena import Arena, capacity_rows
 from stoker.children import Backoff, Child
 from stoker.control import Message
 from stoker.deployment import Deployed
-from stoker.devices import read_gpus
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory
+from stoker.nvml import read_gpus
 from stoker.settings import ServerSettings
 from stoker.tensors import Signature
 

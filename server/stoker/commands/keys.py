@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
     actions = parser.add_subparsers(dest="keys_action", required=True, metavar="ACTION")
 
-    show = actions.add_parser("show", parents=[common], help="print both keys")
+    show = actions.add_parser("show", parents=[common], help="print both keys, or the named one alone")
+    show.add_argument(
+        "slot", nargs="?", choices=["primary", "secondary"], help="print this key and nothing else"
+    )
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(keys_run=_show)
 
@@ -60,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     keyring = _chosen(args)
     keys = keyring.show()
-    if args.json:
+    if args.slot is not None:
+        sys.stdout.write(f"{keys.primary if args.slot == 'primary' else keys.secondary}\n")
+    elif args.json:
         shown = {"service": keyring.service, "primary": keys.primary, "secondary": keys.secondary}
         sys.stdout.write(json.dumps(shown, indent=2) + "\n")
     else:

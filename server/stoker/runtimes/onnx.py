@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 
 from stoker.errors import DeviceUnavailable, LoadFailed
-from stoker.runtimes.base import Device, Servable
+from stoker.servable import Device, Servable
 from stoker.tensors import Signature, TensorSpec
 
 __all__ = ["OnnxRuntime", "onnx_signature"]

@@ -10,7 +10,8 @@ import numpy as np
 
 from stoker.entry_script import EntryScript, encode_result, encode_rows
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import Device, Outputs, RowFailure, Runtime, Servable
+from stoker.runtimes.base import Outputs, RowFailure, Runtime
+from stoker.servable import Device, Servable
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
 
 __all__ = ["BatchedScript", "BodyScript", "load_script"]

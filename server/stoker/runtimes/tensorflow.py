@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import Device, Servable
+from stoker.servable import Device, Servable
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
 
 __all__ = ["TensorFlowRuntime", "import_tensorflow"]
