@@ -17,7 +17,9 @@ from stoker.servable import Device
 
 __all__ = ["choose_device", "preload_cuda"]
 
-_NVIDIA_HINT: Final = "is the NVIDIA driver installed, and the container started with --gpus?"
+_NVIDIA_HINT: Final = (
+    "is the NVIDIA driver installed, and the container started with --gpus? --device auto serves without"
+)
 
 
 def choose_device(setting: str, frameworks: Collection[str]) -> tuple[Device, str]:
@@ -40,12 +42,15 @@ def choose_device(setting: str, frameworks: Collection[str]) -> tuple[Device, st
         try:
             device = _cuda(0, frameworks)
         except DeviceUnavailable as error:
-            return _cpu(), f"no GPU can be used: {error}"
+            return _cpu(), f"no GPU: {error}"
         return device, "the first GPU that can be used"
     kind, _, number = setting.partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise InvalidSettings(f"device must be auto, cpu or cuda:N (for instance cuda:0), got {setting!r}")
-    return _cuda(int(number), frameworks), "as asked for"
+    try:
+        return _cuda(int(number), frameworks), "as asked for"
+    except DeviceUnavailable as error:
+        raise DeviceUnavailable(f"{setting} cannot be used: {error}; {_NVIDIA_HINT}") from error
 
 
 def _cpu() -> Device:
@@ -65,9 +70,9 @@ def _cuda(index: int, frameworks: Collection[str]) -> Device:
     try:
         found = gpus()
     except OSError as error:
-        raise DeviceUnavailable(f"{error}; {_NVIDIA_HINT}") from error
+        raise DeviceUnavailable(str(error)) from error
     if index >= len(found):
-        raise DeviceUnavailable(f"cuda:{index} was asked for, the NVIDIA driver sees {len(found)} GPUs")
+        raise DeviceUnavailable(f"the NVIDIA driver sees {len(found)} GPUs, cuda:{index} is not among them")
     for framework in sorted(frameworks):
         problem = _PROBES.get(framework, _no_problem)()
         if problem is not None:

@@ -4,7 +4,8 @@ A doorbell is a stream socketpair that carries nothing but int32 row numbers, na
 frontend sends the rows that it queued during one turn of its event loop in one `send`; the device answers
 with the rows that are done. Contract:
 
-- `submit` either takes the request and calls `complete` exactly once, later, or raises and has taken nothing.
+- `submit` either takes a ticket and calls its `complete` exactly once, later, unless the ticket is
+  cancelled; or it raises and has taken nothing.
 - Nothing here blocks. Numbers that a full doorbell did not take go out when it is writable again.
 - A row that a caller has given up stays leased until the device hands it back; then it is free.
 - When the device process dies (EOF), every ticket in flight completes with `DeviceLost`.
@@ -45,18 +46,20 @@ _MAX_RETRY_AFTER_S: Final = 60
 
 
 class Ticket:
-    """One request in the exchange.
+    """One request in an exchange. A subclass says in `complete` what happens when it is done.
 
     Attributes:
         error: Why the request failed, or None. Set before `complete` is called.
         rows: How many rows the request has.
-        started_ns, finished_ns: When its last batch left for the device and came back (monotonic clock).
+        deadline_ns: When the caller stops waiting, on the exchange's clock.
+        enqueued_ns: When its first rows were queued.
+        started_ns, finished_ns: When its last batch left for the device and came back.
     """
 
     __slots__ = (
-        "_complete",
         "_feed",
         "_numbers",
+        "_open",
         "_remaining",
         "deadline_ns",
         "enqueued_ns",
@@ -67,18 +70,24 @@ class Ticket:
         "started_ns",
     )
 
-    def __init__(
-        self, exchange: Exchange, rows: int, complete: Callable[[Ticket], None], deadline_ns: int
-    ) -> None:
-        self.exchange = exchange
-        self.rows = rows
+    exchange: Exchange
+    rows: int
+    enqueued_ns: int
+    started_ns: int
+    finished_ns: int
+    _numbers: list[int]
+    _remaining: int
+
+    def __init__(self, deadline_ns: int) -> None:
+        # Only what has to be there before `Exchange.submit` sets the rest: this runs once a request.
         self.deadline_ns = deadline_ns
-        self.enqueued_ns = self.started_ns = self.finished_ns = 0
         self.error: StokerError | None = None
-        self._complete: Callable[[Ticket], None] | None = complete
-        self._numbers: list[int] = []
-        self._remaining = 0
+        self._open = True
         self._feed: _Feed | None = None
+
+    def complete(self) -> None:
+        """Take the answer or the error; called once, unless the ticket was cancelled."""
+        raise NotImplementedError
 
     def outputs(self) -> list[np.ndarray]:
         """The answer of fixed-size outputs, each `[rows, *row_shape]`. Only valid inside `complete`."""
@@ -98,20 +107,34 @@ class Ticket:
 
     def cancel(self) -> None:
         """Give the request up: `complete` will not be called, rows that have not started will not run."""
-        self._complete = None
+        self._open = False
         self.exchange.give_up(self)
 
     def fail(self, error: StokerError) -> None:
         """Complete with an error now; rows that the device still holds come back later."""
-        complete, self._complete = self._complete, None
+        was_open, self._open = self._open, False
         self.exchange.give_up(self)
-        if complete is not None:
+        if was_open:
             self.error = error
-            complete(self)
+            self.complete()
+
+
+class _Slice(Ticket):
+    """Rows `start` and following of a request with more rows than it may hold at once."""
+
+    __slots__ = ("parent", "start")
+
+    def __init__(self, parent: Ticket, start: int) -> None:
+        super().__init__(parent.deadline_ns)
+        self.parent = parent
+        self.start = start
+
+    def complete(self) -> None:
+        self.exchange.collect(self.parent, self, self.start)
 
 
 class _Feed:
-    """A request with more rows than it may hold at once: it flows through the arena slice by slice."""
+    """The rest of a request that flows through the arena slice by slice."""
 
     __slots__ = ("next_row", "pending", "results", "rows", "slices", "texts")
 
@@ -167,6 +190,8 @@ class Exchange:
         self._narrow = [
             index for index, spec in enumerate(arena.signature.inputs) if _needs_range_check(spec.dtype)
         ]
+        only = arena.signature.inputs[0] if len(arena.signature.inputs) == 1 else None
+        self._only_input = arena.inputs[0] if only is not None and only.shape else None
         self._rate_rows_s = 0.0
         self._rate_mark = (clock_ns(), 0)
         self._deadline_ns_array = arena.deadline_ns
@@ -184,13 +209,12 @@ class Exchange:
         """Whether no row is free, so that a request would be refused."""
         return not self._free
 
-    def submit(self, rows: Rows, complete: Callable[[Ticket], None], deadline_ns: int) -> Ticket:
+    def submit(self, ticket: Ticket, rows: Rows) -> None:
         """Queue a request's rows.
 
         Args:
+            ticket: A new ticket; its `complete` is called when all rows are done or the request has failed.
             rows: Per input an array of shape `[n, *row_shape]`, n ≥ 1.
-            complete: Called once with the ticket when all rows are done or the request has failed.
-            deadline_ns: When the caller stops waiting, on the exchange's clock.
 
         Raises:
             Overloaded: There are not enough free rows.
@@ -198,23 +222,21 @@ class Exchange:
             InvalidInput: A number does not fit the input's dtype.
         """
         count = len(rows[0])
-        ticket = Ticket(self, count, complete, deadline_ns)
         if self._narrow:
             self._check_ranges(rows)
-        if count > self._share_rows:
+        if count == 1:
+            self._admit_one(ticket, rows)
+        elif count > self._share_rows:
             self._start_feed(ticket, rows)
         else:
-            self._admit(ticket, rows)
-        return ticket
+            self._admit(ticket, rows, count)
 
-    def submit_body(self, body: bytes, complete: Callable[[Ticket], None], deadline_ns: int) -> Ticket:
+    def submit_body(self, ticket: Ticket, body: bytes) -> None:
         """Queue a request whose row is its whole body; otherwise like `submit`."""
-        ticket = Ticket(self, 1, complete, deadline_ns)
-        self._lease(ticket)
+        self._lease(ticket, 1)
         stored = self.arena.write_bytes("in", 0, ticket._numbers[0], body)
         assert stored, "bodies are limited to the row's size before they get here"
         self._enqueue(ticket)
-        return ticket
 
     def overloaded(self) -> Overloaded:
         """The error for a request that finds no free row, with a Retry-After from the measured service rate."""
@@ -230,7 +252,7 @@ class Exchange:
         late = np.flatnonzero(self._deadline_ns_array <= now_ns).tolist()
         for number in late:
             ticket = self._tickets[number]
-            if ticket is None or ticket._complete is None:
+            if ticket is None or not ticket._open:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
             ticket.fail(DeadlineExceeded("The request was not answered within its timeout."))
@@ -256,42 +278,62 @@ class Exchange:
 
     def give_up(self, ticket: Ticket) -> None:
         """Mark a ticket's rows as cancelled; the device skips those that have not started."""
-        for number in ticket._numbers:
-            if self._tickets[number] is ticket:
-                self._deadline_ns[number] = 0
         if ticket._feed is not None:
             slices, ticket._feed.slices = ticket._feed.slices, []
             for piece in slices:
                 piece.cancel()
+            return
+        for number in ticket._numbers:
+            if self._tickets[number] is ticket:
+                self._deadline_ns[number] = 0
 
-    def _admit(self, ticket: Ticket, rows: Rows) -> None:
-        self._lease(ticket)
-        numbers = ticket._numbers
+    def _admit_one(self, ticket: Ticket, rows: Rows) -> None:
+        """`_admit` for one row, in one piece: most requests have one."""
+        if self.lost:
+            raise _lost()
+        if not self._free:
+            raise self.overloaded()
+        number = self._free.pop()
         try:
-            if ticket.rows == 1:
-                number = numbers[0]
-                for array, values in zip(self.arena.inputs, rows, strict=True):
-                    array[number] = values[0]
+            if self._only_input is not None:
+                self._only_input[number] = rows[0]
             else:
                 for array, values in zip(self.arena.inputs, rows, strict=True):
-                    array[numbers] = values
+                    array[number] = values[0]
         except FloatingPointError:
-            # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends
-            # here.
+            self._free.append(number)
+            raise _too_large_number() from None
+        ticket.exchange = self
+        ticket.rows = ticket._remaining = 1
+        ticket._numbers = [number]
+        self._tickets[number] = ticket
+        self._deadline_ns[number] = ticket.deadline_ns
+        self._position[number] = 0
+        self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
+        if not self._queued:
+            self._loop.call_soon(self._ring)
+        self._queued.append(number)
+
+    def _admit(self, ticket: Ticket, rows: Rows, count: int) -> None:
+        self._lease(ticket, count)
+        numbers = ticket._numbers
+        try:
+            for array, values in zip(self.arena.inputs, rows, strict=True):
+                array[numbers] = values
+        except FloatingPointError:
+            # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends here.
             self._release(ticket)
             raise _too_large_number() from None
         self._enqueue(ticket)
 
-    def _lease(self, ticket: Ticket) -> None:
+    def _lease(self, ticket: Ticket, count: int) -> None:
         if self.lost:
-            raise DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
+            raise _lost()
         free = self._free
-        count = ticket.rows
-        if count == 1 and free:
-            ticket._numbers = [free.pop()]
-            return
         if len(free) < count:
             raise self.overloaded()
+        ticket.exchange = self
+        ticket.rows = count
         ticket._numbers = free[-count:]
         del free[-count:]
 
@@ -299,21 +341,14 @@ class Exchange:
         self._free.extend(ticket._numbers)
 
     def _enqueue(self, ticket: Ticket) -> None:
-        numbers, deadline_ns = ticket._numbers, ticket.deadline_ns
+        numbers = ticket._numbers
         ticket.enqueued_ns = now_ns = self._clock_ns()
-        ticket._remaining = len(numbers)
-        if len(numbers) == 1:
-            number = numbers[0]
+        ticket._remaining = count = ticket.rows
+        for number in numbers:
             self._tickets[number] = ticket
-            self._deadline_ns[number] = deadline_ns
-            self._enqueued_ns[number] = now_ns
-            self._position[number] = 0
-        else:
-            for number in numbers:
-                self._tickets[number] = ticket
-            self.arena.deadline_ns[numbers] = deadline_ns
-            self.arena.enqueued_ns[numbers] = now_ns
-            self.arena.position[numbers] = np.arange(len(numbers))
+        self.arena.deadline_ns[numbers] = ticket.deadline_ns
+        self.arena.enqueued_ns[numbers] = now_ns
+        self.arena.position[numbers] = np.arange(count)
         if not self._queued:
             self._loop.call_soon(self._ring)
         self._queued += numbers
@@ -367,17 +402,18 @@ class Exchange:
             if ticket is None:
                 logger.error("the device handed back row %d, which nobody had queued", number)
                 continue
-            ticket._remaining -= 1
-            if not ticket._remaining:
+            if ticket._remaining == 1:
                 self._finish(ticket)
+            else:
+                ticket._remaining -= 1
         while self._hungry and len(self._free) >= self._slice_rows:
             self._feed_slice(self._hungry.popleft())
 
     def _finish(self, ticket: Ticket) -> None:
         """All rows are back: complete the ticket, then free them."""
         numbers = ticket._numbers
-        complete, ticket._complete = ticket._complete, None
-        if complete is not None:
+        if ticket._open:
+            ticket._open = False
             last = numbers[-1]
             ticket.started_ns = self._started_ns[last]
             ticket.finished_ns = self._finished_ns[last]
@@ -386,14 +422,13 @@ class Exchange:
                     ticket.error = self._row_error(number)
                     break
             try:
-                complete(ticket)
+                ticket.complete()
             except Exception:
                 logger.exception("the completion of a request raised")
-        if self._variable:
-            for number in numbers:
-                self.arena.give_back_pages(number)
         for number in numbers:
             self._tickets[number] = None
+            if self._variable:
+                self.arena.give_back_pages(number)
         self._free += numbers
 
     def _row_error(self, number: int) -> StokerError:
@@ -423,6 +458,8 @@ class Exchange:
 
     def _start_feed(self, ticket: Ticket, rows: Rows) -> None:
         """Begin with two slices, so that one is computed while the next one waits."""
+        if self.lost:
+            raise _lost()
         if len(self._free) < self._slice_rows:
             raise self.overloaded()
         specs = self.arena.signature.inputs
@@ -430,6 +467,9 @@ class Exchange:
             cast = [np.asarray(values, spec.dtype) for values, spec in zip(rows, specs, strict=True)]
         except FloatingPointError:
             raise _too_large_number() from None
+        ticket.exchange = self
+        ticket.rows = len(cast[0])
+        ticket.enqueued_ns = self._clock_ns()
         ticket._feed = _Feed(cast, self.arena, ticket.rows)
         self._feed_slice(ticket)
         if len(self._free) >= self._slice_rows:
@@ -439,18 +479,15 @@ class Exchange:
         feed = parent._feed
         assert feed is not None, "only requests with a feed have slices"
         start, stop = feed.next_row, min(parent.rows, feed.next_row + self._slice_rows)
-        if parent._complete is None or start == stop:
+        if not parent._open or start == stop:
             return
         feed.next_row = stop
-
-        def collect(piece: Ticket) -> None:
-            self._collect(parent, piece, start)
-
-        piece = Ticket(self, stop - start, collect, parent.deadline_ns)
+        piece = _Slice(parent, start)
         feed.slices.append(piece)
-        self._admit(piece, [values[start:stop] for values in feed.rows])
+        self._admit(piece, [values[start:stop] for values in feed.rows], stop - start)
 
-    def _collect(self, parent: Ticket, piece: Ticket, start: int) -> None:
+    def collect(self, parent: Ticket, piece: Ticket, start: int) -> None:
+        """Take the answer of a request's slice; complete the request with the last one."""
         feed = parent._feed
         assert feed is not None, "only requests with a feed have slices"
         if piece in feed.slices:
@@ -464,15 +501,17 @@ class Exchange:
             else:
                 feed.results[index][start : start + piece.rows] = piece.outputs()[index]
         feed.pending -= piece.rows
-        parent.enqueued_ns = parent.enqueued_ns or piece.enqueued_ns
         parent.started_ns, parent.finished_ns = piece.started_ns, piece.finished_ns
         if feed.pending:
             # The slice's rows are freed after this call; the next slice takes them then.
             self._hungry.append(parent)
-            return
-        complete, parent._complete = parent._complete, None
-        if complete is not None:
-            complete(parent)
+        elif parent._open:
+            parent._open = False
+            parent.complete()
+
+
+def _lost() -> DeviceLost:
+    return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
 
 
 def _too_large_number() -> InvalidInput:

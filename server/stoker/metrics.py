@@ -73,7 +73,7 @@ _PAGE_BYTES: Final = -(-_GPUS.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
 _REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(REJECTIONS)}
 _REASON_INDEX: Final = {reason: index for index, reason in enumerate(REASONS)}
-_STAGE_INDEX: Final = {stage: index for index, stage in enumerate(STAGES)}
+_PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(STAGES))
 
 
 class MetricMemory:
@@ -130,10 +130,13 @@ class MetricPage:
 class ModelMetrics:
     """Counters of one model in one process. Times are nanoseconds."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("_parse_ns", "_scored_rows", "_total_ns", "_words")
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
+        self._parse_ns: list[int] = []
+        self._total_ns: list[int] = []
+        self._scored_rows = 0
 
     def clear_gauges(self) -> None:
         """Zero what describes the present; a process does this when it takes a page over."""
@@ -147,9 +150,26 @@ class ModelMetrics:
         """Count a request that was refused before the device; `reason` is one of `REJECTIONS`."""
         self._words[_REJECTED.offset + _REJECTION_INDEX[reason]] += 1
 
-    def count_rows(self, rows: int) -> None:
-        """Count rows that were queued for the device."""
-        self._words[_ROWS.offset] += rows
+    def note_scored(self, rows: int, parse_ns: int, total_ns: int) -> None:
+        """Note a request that was answered with 200; `flush` counts it.
+
+        Two list appends cost a sixth of two histogram observations, and this happens once a request.
+        """
+        self._scored_rows += rows
+        self._parse_ns.append(parse_ns)
+        self._total_ns.append(total_ns)
+
+    def flush(self) -> None:
+        """Count what was noted; a frontend calls this every few dozen milliseconds."""
+        if not self._parse_ns:
+            return
+        self._words[_STATUS_INDEX[200]] += len(self._parse_ns)
+        self._words[_ROWS.offset] += self._scored_rows
+        self._observe_many(_PARSE_STAGE, np.array(self._parse_ns))
+        self._observe_many(_TOTAL_STAGE, np.array(self._total_ns))
+        self._parse_ns.clear()
+        self._total_ns.clear()
+        self._scored_rows = 0
 
     def set_in_flight_rows(self, rows: int) -> None:
         """Set how many rows this frontend has leased."""
@@ -159,19 +179,21 @@ class ModelMetrics:
         """Set how many rows wait in the device process."""
         self._words[_QUEUED.offset] = rows
 
-    def observe_stage(self, stage: int, elapsed_ns: int) -> None:
-        """Add one observation; `stage` is an index into `STAGES`."""
+    def _observe(self, stage: int, elapsed_ns: int) -> None:
         start = _STAGE.offset + stage * _STAGE_WORDS
         self._words[start + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
         self._words[start + _STAGE_WORDS - 1] += elapsed_ns
 
     def observe_queue_times(self, elapsed_ns: np.ndarray) -> None:
         """Add one observation of the queue stage per row; `elapsed_ns` is `int64[rows]`."""
-        start = _STAGE.offset + _STAGE_INDEX["queue"] * _STAGE_WORDS
         if len(elapsed_ns) < 4:
             for value in elapsed_ns.tolist():
-                self.observe_stage(_STAGE_INDEX["queue"], value)
-            return
+                self._observe(_QUEUE_STAGE, value)
+        else:
+            self._observe_many(_QUEUE_STAGE, elapsed_ns)
+
+    def _observe_many(self, stage: int, elapsed_ns: np.ndarray) -> None:
+        start = _STAGE.offset + stage * _STAGE_WORDS
         counts = np.bincount(np.searchsorted(_STAGE_BOUNDS_ARRAY, elapsed_ns), minlength=_STAGE_WORDS - 1)
         for index in np.flatnonzero(counts).tolist():
             self._words[start + index] += int(counts[index])
@@ -183,11 +205,7 @@ class ModelMetrics:
         words[_REASONS.offset + _REASON_INDEX[reason]] += 1
         words[_BATCH.offset + bisect_left(BATCH_BOUNDS_ROWS, rows)] += 1
         words[_BATCH.offset + _BATCH_WORDS - 1] += rows
-        self.observe_stage(_STAGE_INDEX["compute"], elapsed_ns)
-
-
-PARSE_STAGE: Final = _STAGE_INDEX["parse"]
-TOTAL_STAGE: Final = _STAGE_INDEX["total"]
+        self._observe(_COMPUTE_STAGE, elapsed_ns)
 
 
 class Totals:
@@ -241,7 +259,7 @@ class ModelTotals:
 
     @property
     def rows(self) -> int:
-        """Rows queued for the device so far."""
+        """Rows of answered requests so far."""
         return int(self._words[_ROWS.offset])
 
     @property

@@ -37,7 +37,7 @@ def _nvml() -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise OSError(f"the NVIDIA management library (libnvidia-ml.so.1) cannot be used: {error}") from error
+        raise OSError(f"no NVIDIA driver is usable here (NVML: {error})") from error
     try:
         yield pynvml
     finally:

@@ -36,6 +36,8 @@ _GPU_POLL_S: Final = 2.0
 _END_TIMEOUT_S: Final = 5.0
 _DRAIN_TIMEOUT_S: Final = 30.0
 _INTERRUPT_GRACE_S: Final = 0.2
+# Wrappers such as timeout(1) send one request to stop to the process and again to its group.
+_SAME_SIGNAL_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class Supervisor:
         self._announced = False
         self._stopping = asyncio.Event()
         self._stop_grace_s = 0.0
+        self._asked_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -184,6 +187,10 @@ class Supervisor:
             await self._end_all()
 
     def _on_signal(self, grace_s: float) -> None:
+        now_s = time.monotonic()
+        if self._stopping.is_set() and now_s - self._asked_s < _SAME_SIGNAL_S:
+            return
+        self._asked_s = now_s
         if self._stopping.is_set():
             logger.warning("asked to stop a second time: ending at once")
             for child in self._children():

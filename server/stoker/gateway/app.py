@@ -214,7 +214,7 @@ class _ScoreEndpoint:
             return None
         finally:
             gone.cancel()
-            call.cancel()
+            call.abandon()
 
 
 def _refusal(error: StokerError, ids: RequestIds, length: int) -> _Answer:

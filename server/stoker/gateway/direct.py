@@ -5,6 +5,10 @@ within the limit, keeps its connection alive, carries no header that asks for mo
 Encoding, Content-Encoding, Upgrade, Origin), and no other request of its connection is unanswered.
 Everything else goes uvicorn's way to the Starlette app, which gives the same answers byte for byte.
 
+Callers send the same head (request line and headers) with every request. So the heads of plain requests are
+remembered byte for byte with what they said, and a request that arrives in one piece behind a known head is
+not parsed again; only its key is verified again. This halves the cost of a request.
+
 To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its
 shutdown and its connection bookkeeping stay right. This relies on uvicorn's internals: pyproject.toml pins
 the versions that passed the tests.
@@ -20,10 +24,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from stoker.errors import MalformedBody, RequestTimeout, StokerError
 from stoker.gateway.answers import CLOSE_LINE, error_body, json_lines
+from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.request_ids import RequestIds
 
 if TYPE_CHECKING:
-    from stoker.gateway.gateway import Gateway
     from stoker.gateway.service import Call, Service
 
 __all__ = ["LARGE_BODY_BYTES", "DirectProtocol"]
@@ -31,6 +35,8 @@ __all__ = ["LARGE_BODY_BYTES", "DirectProtocol"]
 LARGE_BODY_BYTES: Final = 1 << 20
 """Bodies above this size are received on a common budget."""
 
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_MAX_HEAD_BYTES: Final = 4096
 _AUTHORIZATION, _LENGTH, _REQUEST_ID, _LEGACY_ID, _CLIENT_ID, _NOT_PLAIN = range(6)
 _HEADERS: Final = {
     b"authorization": _AUTHORIZATION,
@@ -74,6 +80,8 @@ class DirectProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
+        self._between = True
+        self._new_head = b""
         self._reserved_bytes = 0
         self._ids: RequestIds | None = None
         self._first_chunk = b""
@@ -92,6 +100,24 @@ class DirectProtocol(HttpToolsProtocol):
             return True
         return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.more_body)
 
+    def data_received(self, data: bytes) -> None:
+        if self._between:
+            end = data.find(_END_OF_HEAD, 0, _MAX_HEAD_BYTES) + 4
+            head = data[:end]
+            known = self._gateway.heads.get(head)
+            if known is None:
+                self._new_head = head
+            elif (
+                len(data) == end + known.body_bytes
+                and (self.cycle is None or self.cycle.response_complete)
+                and known.service.authorized(known.authorization)
+            ):
+                if self.timeout_keep_alive_task is not None:
+                    self._unset_keepalive_if_required()
+                self._score(known.service, data[end:], None)
+                return
+        super().data_received(data)
+
     def on_message_begin(self) -> None:
         # uvicorn's scope is made later, for those requests that need one.
         self.url = b""
@@ -99,6 +125,7 @@ class DirectProtocol(HttpToolsProtocol):
         self.headers = []
         self.idle_sweeps = 0
         self._in_headers = True
+        self._between = False
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -116,40 +143,45 @@ class DirectProtocol(HttpToolsProtocol):
             or not parser.should_keep_alive()
         ):
             return False
-        authorization = request_id = legacy_id = client_id = b""
-        length = -1
-        for name, value in self.headers:
-            known = _HEADERS.get(name)
-            if known is None:
-                continue
-            if known == _AUTHORIZATION:
-                authorization = value
-            elif known == _LENGTH:
-                length = int(value)
-            elif known == _NOT_PLAIN:
-                return False
-            elif known == _REQUEST_ID:
-                request_id = value
-            elif known == _LEGACY_ID:
-                legacy_id = value
-            else:
-                client_id = value
+        values = self._plain_headers()
+        if values is None:
+            return False
+        authorization, length_text, *sent_ids = values
+        length = int(length_text or 0)
         if not 0 < length <= service.max_body_bytes or not service.authorized(authorization):
             return False
-        try:
-            self._ids = RequestIds(request_id, legacy_id, client_id)
-        except StokerError:
-            return False
+        self._ids = None
+        if any(sent_ids):
+            try:
+                self._ids = RequestIds(*sent_ids)
+            except StokerError:
+                return False
+        elif self._is_whole(self._new_head):
+            self._gateway.remember(self._new_head, PlainHead(service, authorization, length))
         if length > LARGE_BODY_BYTES:
             if not self._gateway.reserve_body(length):
                 return False
             self._reserved_bytes = length
         self._receiving = service
         self._first_chunk = b""
-        direct = self._direct
-        direct.response_complete = False
-        self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
+        self._direct.response_complete = False
+        self.cycle = self._direct  # type: ignore[assignment]
         return True
+
+    def _plain_headers(self) -> list[bytes] | None:
+        """Authorization, Content-Length and the three ids, empty where absent; None if the request is not plain."""
+        values = [b""] * _NOT_PLAIN
+        for name, value in self.headers:
+            known = _HEADERS.get(name)
+            if known == _NOT_PLAIN:
+                return None
+            if known is not None:
+                values[known] = value
+        return values
+
+    def _is_whole(self, head: bytes) -> bool:
+        """Whether these bytes are the request line and the headers that were parsed, and nothing else."""
+        return head.startswith(b"POST ") and head.count(b"\r\n") == head.count(b"\n") == len(self.headers) + 2
 
     def _take_normally(self) -> None:
         """Let uvicorn take the request: make up for what its `on_message_begin` would have done."""
@@ -169,6 +201,8 @@ class DirectProtocol(HttpToolsProtocol):
             self._first_chunk = body
 
     def on_message_complete(self) -> None:
+        self._between = True
+        self._new_head = b""
         service = self._receiving
         if service is None:
             super().on_message_complete()
@@ -179,10 +213,14 @@ class DirectProtocol(HttpToolsProtocol):
             body = b"".join((body, *self._more_chunks))
             self._more_chunks.clear()
         self._first_chunk = b""
-        ids = self._ids
-        assert ids is not None, "set with the service"
+        self._score(service, body, self._ids)
+
+    def _score(self, service: Service, body: bytes, ids: RequestIds | None) -> None:
+        direct = self._direct
+        direct.response_complete = False
+        self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
         call = service.score(body, ids, self._respond, time.monotonic_ns())
-        if not self._direct.response_complete:
+        if not direct.response_complete:
             self._call = call
 
     def _respond(self, status: int, lines: bytes, body: bytes) -> None:
@@ -229,7 +267,7 @@ class DirectProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._call is not None:
-            self._call.cancel()
+            self._call.abandon()
             self._call = None
         self._release_reserved()
         self._receiving = None

@@ -43,7 +43,7 @@ def _request_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
     rejections = CounterMetricFamily(
         "stoker_rejections", "Scoring requests refused before the device.", labels=["model", "reason"]
     )
-    rows = CounterMetricFamily("stoker_rows", "Rows queued for the device.", labels=["model"])
+    rows = CounterMetricFamily("stoker_rows", "Rows of the requests answered with 200.", labels=["model"])
     in_flight = GaugeMetricFamily("stoker_rows_in_flight", "Rows leased by requests.", labels=["model"])
     queued = GaugeMetricFamily("stoker_queue_rows", "Rows that wait for the device.", labels=["model"])
     for name, model in named:

@@ -127,6 +127,7 @@ class _Frontend:
         assert self._gateway is not None, "started with the gateway"
         now_ns = time.monotonic_ns()
         for service in self._gateway.services.values():
+            service.metrics.flush()
             if service.exchange is not None:
                 service.exchange.sweep(now_ns)
                 service.metrics.set_in_flight_rows(service.exchange.leased_rows)

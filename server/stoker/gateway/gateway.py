@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import quote
 
 from stoker.errors import NotReady, UnknownService
 from stoker.gateway.service import Service
 from stoker.metrics import MetricMemory
 
-__all__ = ["SERVICE_PATH", "Gateway"]
+__all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
 
 SERVICE_PATH = "/api/v1/service/"
+_MAX_HEADS = 4096
+
+
+class PlainHead(NamedTuple):
+    """What a head (request line and headers) of a plain scoring request says."""
+
+    service: Service
+    authorization: bytes
+    body_bytes: int
 
 
 @dataclass
@@ -34,6 +44,8 @@ class Gateway:
     large_body_budget_bytes: int = 1 << 30
     default_lines: bytes = b""
     """Header lines of every answer, with the date; what the direct door writes and uvicorn adds."""
+    heads: dict[bytes, PlainHead] = field(default_factory=dict)
+    """Heads of plain scoring requests that have been parsed before, byte for byte; see `remember`."""
     routes: dict[bytes, Service] = field(init=False)
     """The exact request targets of scoring, for the direct door."""
 
@@ -66,6 +78,12 @@ class Gateway:
         waiting = [service.name for service in self.services.values() if not service.ready]
         if waiting:
             raise NotReady(f"Not ready yet: {', '.join(waiting)}.", retry_after_s=1)
+
+    def remember(self, head: bytes, meaning: PlainHead) -> None:
+        """Keep what a head says: callers repeat theirs with every request."""
+        if len(self.heads) >= _MAX_HEADS:
+            self.heads.clear()
+        self.heads[head] = meaning
 
     def start_draining(self) -> None:
         """Turn readiness off and let every answer close its connection."""

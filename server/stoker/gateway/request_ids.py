@@ -15,7 +15,7 @@ from typing import Final
 
 from stoker.errors import HeaderTooLarge, RequestError
 
-__all__ = ["RequestIds"]
+__all__ = ["RequestIds", "fresh_id_lines"]
 
 _MAX_CHARS: Final = 100
 # A uuid4 per process and a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per
@@ -23,7 +23,15 @@ _MAX_CHARS: Final = 100
 _PREFIX: Final = str(uuid.uuid4())[:24].encode()
 _START: Final = int.from_bytes(os.urandom(5), "big")
 _counter = itertools.count(_START)
+_COUNTER_MASK: Final = (1 << 48) - 1
+_FRESH_LINES: Final = b"x-request-id: %b%%012x\r\nx-ms-request-id: %b%%012x\r\n" % (_PREFIX, _PREFIX)
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+def fresh_id_lines() -> bytes:
+    """Header lines with a fresh id, for a request whose client sent none."""
+    number = next(_counter) & _COUNTER_MASK
+    return _FRESH_LINES % (number, number)
 
 
 class RequestIds:
@@ -44,8 +52,9 @@ class RequestIds:
             RequestError: An id holds control characters.
         """
         if not (sent or sent_legacy or sent_client):
-            self.request_id = _PREFIX + b"%012x" % (next(_counter) & 0xFFFFFFFFFFFF)
-            self.lines = b"x-request-id: %b\r\nx-ms-request-id: %b\r\n" % (self.request_id, self.request_id)
+            number = next(_counter) & _COUNTER_MASK
+            self.request_id = b"%b%012x" % (_PREFIX, number)
+            self.lines = _FRESH_LINES % (number, number)
             return
         if len(sent) > _MAX_CHARS:
             raise HeaderTooLarge("x-request-id must not exceed 100 characters")
@@ -53,7 +62,7 @@ class RequestIds:
             raise HeaderTooLarge("x-ms-request-id and x-ms-client-request-id must not exceed 100 characters")
         if _CONTROL.search(sent + sent_legacy + sent_client):
             raise RequestError("A request id must not hold control characters.")
-        self.request_id = sent or _PREFIX + b"%012x" % (next(_counter) & 0xFFFFFFFFFFFF)
+        self.request_id = sent or b"%b%012x" % (_PREFIX, next(_counter) & _COUNTER_MASK)
         client = sent_client or sent_legacy
         legacy = sent_legacy or sent_client or self.request_id
         self.lines = b"x-request-id: %b\r\nx-ms-request-id: %b\r\n" % (self.request_id, legacy)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import (
@@ -20,14 +21,14 @@ from stoker.errors import (
     StokerError,
     Unauthorized,
 )
+from stoker.exchange import Exchange, Ticket
 from stoker.gateway.answers import CLOSE_LINE, Respond, error_body, error_lines, json_lines
-from stoker.metrics import PARSE_STAGE, TOTAL_STAGE, ModelMetrics
+from stoker.gateway.request_ids import RequestIds, fresh_id_lines
+from stoker.metrics import ModelMetrics
 from stoker.tensors import Signature
 from stoker.wire.scoring import ScoringDecoder, encode_outputs, encode_texts
 
 if TYPE_CHECKING:
-    from stoker.exchange import Exchange, Ticket
-    from stoker.gateway.request_ids import RequestIds
     from stoker.keyring import KeyVerifier
 
 __all__ = ["Call", "Service"]
@@ -35,7 +36,10 @@ __all__ = ["Call", "Service"]
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE: Final = 499
-_TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
+_SCORED_LINES: Final = (
+    b"content-type: application/json\r\ncontent-length: %d\r\n%b"
+    b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
+)
 
 
 class Service:
@@ -57,8 +61,10 @@ class Service:
         self.signature: Signature | None = None
         self.exchange: Exchange | None = None
         self.draining = False
-        self._verifier = verifier
+        self.authorized: Callable[[bytes], bool] = _open if verifier is None else verifier.verify
+        """Whether the value of the `Authorization` header carries a valid key, or none is needed."""
         self._decoder: ScoringDecoder | None = None
+        self._takes_body = False
 
     @property
     def ready(self) -> bool:
@@ -69,16 +75,13 @@ class Service:
         """Score through this exchange from now on."""
         self.signature = exchange.arena.signature
         self._decoder = ScoringDecoder(self.signature)
+        self._takes_body = self.signature.takes == "body"
         self.exchange = exchange
 
     def detach(self, exchange: Exchange) -> None:
         """Stop using an exchange whose device process has gone."""
         if self.exchange is exchange:
             self.exchange = None
-
-    def authorized(self, authorization: bytes) -> bool:
-        """Whether the value of the `Authorization` header carries a valid key, or none is needed."""
-        return self._verifier is None or self._verifier.verify(authorization)
 
     def unauthorized(self) -> Unauthorized:
         """The error for a request without a valid key."""
@@ -92,39 +95,39 @@ class Service:
         self.metrics.count_request(413)
         return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:g} MiB.")
 
-    def score(self, body: bytes, ids: RequestIds, respond: Respond, received_ns: int) -> Call:
+    def score(self, body: bytes, ids: RequestIds | None, respond: Respond, received_ns: int) -> Call:
         """Score one request; `respond` is called once, at once or later.
 
         Args:
             body: The request's body.
-            ids: Ids that go into the answer and the log.
+            ids: Ids that go into the answer and the log; None makes fresh ones.
             respond: Takes the answer.
             received_ns: When the body was complete, `time.monotonic_ns`.
         """
         call = Call(self, ids, respond, received_ns)
         try:
-            call.submit(body)
+            self._submit(body, call)
         except StokerError as error:
-            call.fail(error)
-        except Exception as error:  # a fault of ours must not cost the connection
-            logger.exception("request %s: scoring failed", ids.request_id.decode("latin-1"), exc_info=error)
-            call.fail(StokerError("An unexpected internal error occurred. Check the logs for more info."))
+            call.refuse(error)
+        except Exception:
+            # A fault of ours must not cost the connection.
+            logger.exception("request %s: scoring failed", call.ids.request_id.decode("latin-1"))
+            call.refuse(StokerError("An unexpected internal error occurred. Check the logs for more info."))
         return call
 
-    def decode_and_submit(self, body: bytes, call: Call) -> Ticket:
-        """Put a body's rows into the exchange; raises what `ScoringDecoder.decode` and `Exchange.submit` raise."""
-        exchange = self.exchange
-        if exchange is None or self._decoder is None:
+    def _submit(self, body: bytes, call: Call) -> None:
+        """Put a body's rows into the exchange."""
+        exchange, decoder = self.exchange, self._decoder
+        if exchange is None or decoder is None:
             raise NotReady(
                 f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1
             )
         if exchange.full:
             raise exchange.overloaded()
-        deadline_ns = call.received_ns + self.timeout_ns
-        assert self.signature is not None, "set together with the exchange"
-        if self.signature.takes == "body":
-            return exchange.submit_body(body, call.complete, deadline_ns)
-        return exchange.submit(self._decoder.decode(body), call.complete, deadline_ns)
+        if self._takes_body:
+            exchange.submit_body(call, body)
+        else:
+            exchange.submit(call, decoder.decode(body))
 
     def encode(self, ticket: Ticket) -> bytes:
         """The answer's body for a ticket without an error."""
@@ -136,71 +139,76 @@ class Service:
         return encode_outputs(signature.outputs, ticket.outputs())
 
 
-class Call:
+class Call(Ticket):
     """One scoring request between its body and its answer."""
 
-    __slots__ = ("_ids", "_respond", "_service", "_ticket", "received_ns")
+    __slots__ = ("_ids", "_respond", "_service", "received_ns")
 
-    def __init__(self, service: Service, ids: RequestIds, respond: Respond, received_ns: int) -> None:
+    def __init__(self, service: Service, ids: RequestIds | None, respond: Respond, received_ns: int) -> None:
+        super().__init__(received_ns + service.timeout_ns)
         self.received_ns = received_ns
         self._service = service
         self._ids = ids
         self._respond: Respond | None = respond
-        self._ticket: Ticket | None = None
 
-    def submit(self, body: bytes) -> None:
-        """Decode the body and queue its rows."""
-        service = self._service
-        ticket = service.decode_and_submit(body, self)
-        self._ticket = ticket
-        metrics = service.metrics
-        metrics.observe_stage(PARSE_STAGE, ticket.enqueued_ns - self.received_ns)
-        metrics.count_rows(ticket.rows)
+    @property
+    def ids(self) -> RequestIds:
+        """The request's ids."""
+        if self._ids is None:
+            self._ids = RequestIds()
+        return self._ids
 
-    def complete(self, ticket: Ticket) -> None:
-        """Answer with what the device gave; called by the exchange."""
-        if ticket.error is not None:
-            self.fail(ticket.error)
+    def complete(self) -> None:
+        """Answer with what the device gave."""
+        if self.error is not None:
+            self.refuse(self.error)
             return
         service = self._service
-        body = service.encode(ticket)
-        now_ns = time.monotonic_ns()
-        received_ns, enqueued_ns = self.received_ns, ticket.enqueued_ns
-        started_ns, finished_ns = ticket.started_ns, ticket.finished_ns
-        timing = _TIMING_LINE % (
-            (enqueued_ns - received_ns) / 1e6,
+        body = service.encode(self)
+        received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
+        started_ns, finished_ns = self.started_ns, self.finished_ns
+        parse_ns = enqueued_ns - received_ns
+        total_ns = time.monotonic_ns() - received_ns
+        lines = _SCORED_LINES % (
+            len(body),
+            fresh_id_lines() if self._ids is None else self._ids.lines,
+            parse_ns / 1e6,
             (started_ns - enqueued_ns) / 1e6,
             (finished_ns - started_ns) / 1e6,
-            (now_ns - received_ns) / 1e6,
+            total_ns / 1e6,
         )
-        service.metrics.observe_stage(TOTAL_STAGE, now_ns - received_ns)
-        self._answer(200, json_lines(body) + self._ids.lines + timing, body)
+        service.metrics.note_scored(self.rows, parse_ns, total_ns)
+        self._answer(200, lines, body)
 
-    def fail(self, error: StokerError) -> None:
+    def refuse(self, error: StokerError) -> None:
         """Answer with an error."""
+        metrics = self._service.metrics
+        metrics.count_request(error.status)
         reason = _rejection(error)
         if reason is not None:
-            self._service.metrics.count_rejection(reason)
+            metrics.count_rejection(reason)
         body = error_body(error)
-        self._answer(error.status, json_lines(body) + self._ids.lines + error_lines(error), body)
+        self._answer(error.status, json_lines(body) + self.ids.lines + error_lines(error), body)
 
-    def cancel(self) -> None:
+    def abandon(self) -> None:
         """The caller has gone: rows that have not started do not run."""
         if self._respond is None:
             return
         self._respond = None
         self._service.metrics.count_request(_CLIENT_GONE)
-        if self._ticket is not None:
-            self._ticket.cancel()
+        self.cancel()
 
     def _answer(self, status: int, lines: bytes, body: bytes) -> None:
         respond, self._respond = self._respond, None
         if respond is None:
             return
-        self._service.metrics.count_request(status)
         if self._service.draining:
             lines += CLOSE_LINE
         respond(status, lines, body)
+
+
+def _open(_: bytes) -> bool:
+    return True
 
 
 def _rejection(error: StokerError) -> str | None:

@@ -65,28 +65,28 @@ class ScoringDecoder:
             count = len(data)
             if not count:
                 return None
-            values = np.frombuffer(data.as_buffer(of_type=self._buffer_type), self._buffer_dtype)
-            proven = len(values) == count * spec.elements and self._is_regular(body, data, count, spec)
+            numbers = memoryview(data.as_buffer(of_type=self._buffer_type))
+            if numbers.nbytes != count * spec.elements * 8 or not _is_regular(body, data, count, spec.shape):
+                return None
+            return np.ndarray((count, *spec.shape), self._buffer_dtype, numbers)
         except (ValueError, TypeError, KeyError, RuntimeError):
             return None
         finally:
             # The parser refuses its next document while anything refers to the last one.
             document = data = None
-        return values.reshape(count, *spec.shape) if proven else None
 
-    def _is_regular(self, body: bytes, data: Any, count: int, spec: TensorSpec) -> bool:
-        """Whether `count * elements` numbers were written as `count` rows of the row shape."""
-        shape = spec.shape
-        if len(shape) == 1 and count == 1:
-            # Exactly two brackets open, and the first row has all the numbers.
-            first = body.find(b"[")
-            second = body.find(b"[", first + 1)
-            return body.rfind(b"[") == second and len(data[0]) == shape[0]
-        if len(shape) == 1:
-            opened = np.count_nonzero(np.frombuffer(body, np.uint8) == _OPEN)
-            width = shape[0]
-            return bool(opened == count + 1) and all(len(row) == width for row in data)
+
+def _is_regular(body: bytes, data: Any, count: int, shape: tuple[int, ...]) -> bool:
+    """Whether as many numbers as `count` rows of `shape` have were written as such rows."""
+    if len(shape) != 1:
         return body.translate(None, _NOT_STRUCTURE) == _pattern((count, *shape))
+    if count == 1:
+        # The second bracket that opens is the last one, and that row has all the numbers.
+        second = body.find(b"[", body.find(b"[") + 1)
+        return body.rfind(b"[") == second and len(data[0]) == shape[0]
+    width = shape[0]
+    opened = np.count_nonzero(np.frombuffer(body, np.uint8) == _OPEN)
+    return bool(opened == count + 1) and all(len(row) == width for row in data)
 
 
 def _pattern(shape: Sequence[int]) -> bytes:
