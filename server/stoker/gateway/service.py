@@ -26,7 +26,7 @@ from stoker.gateway.answers import CLOSE_LINE, Respond, error_body, error_lines,
 from stoker.gateway.request_ids import RequestIds, fresh_id_lines
 from stoker.metrics import ModelMetrics
 from stoker.tensors import Signature
-from stoker.wire.scoring import ScoringDecoder, encode_outputs, encode_texts
+from stoker.wire.scoring import ScoringDecoder, check_text, encode_outputs, encode_texts
 
 if TYPE_CHECKING:
     from stoker.keyring import KeyVerifier
@@ -125,6 +125,7 @@ class Service:
         if exchange.full:
             raise exchange.overloaded()
         if self._takes_body:
+            check_text(body)
             exchange.submit_body(call, body)
         else:
             exchange.submit(call, decoder.decode(body))

@@ -48,7 +48,7 @@ class BodyScript:
 
     def _answer(self, body: Any) -> bytes | RowFailure:
         try:
-            return encode_result(self._run(bytes(body).decode()))
+            return encode_result(self._run(bytes(body).decode("utf-8-sig")))
         # SystemExit too: a script that calls sys.exit() must not end the server.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             return RowFailure(error)

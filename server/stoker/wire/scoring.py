@@ -20,7 +20,7 @@ import simdjson
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import Signature, TensorSpec
 
-__all__ = ["ScoringDecoder", "encode_outputs", "encode_texts", "nesting_depth"]
+__all__ = ["ScoringDecoder", "check_text", "encode_outputs", "encode_texts", "nesting_depth"]
 
 _MAX_DEPTH: Final = 100
 _BOM: Final = b"\xef\xbb\xbf"
@@ -45,9 +45,8 @@ class ScoringDecoder:
         """Return per input an array `[rows, *row_shape]` of float64, int64, uint64 or bool.
 
         Raises:
-            MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or
-            infinities. InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the
-            message says
+            MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
+            InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the message says
                 what was expected and what came.
         """
         if self._spec is not None:
@@ -69,7 +68,7 @@ class ScoringDecoder:
             if numbers.nbytes != count * spec.elements * 8 or not _is_regular(body, data, count, spec.shape):
                 return None
             return np.ndarray((count, *spec.shape), self._buffer_dtype, numbers)
-        except (ValueError, TypeError, KeyError, RuntimeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):
             return None
         finally:
             # The parser refuses its next document while anything refers to the last one.
@@ -143,17 +142,23 @@ def _parse(body: bytes) -> Any:
     try:
         return orjson.loads(body.removeprefix(_BOM))
     except orjson.JSONDecodeError as error:
-        try:
-            body.decode()
-        except UnicodeDecodeError as utf8:
-            raise MalformedBody(
-                f"The request body is not UTF-8: {utf8.reason} at byte {utf8.start}."
-            ) from None
+        check_text(body)
         if b"NaN" in body or b"Infinity" in body:
             raise MalformedBody(
                 "The request body is not valid JSON: NaN and Infinity are not numbers."
             ) from None
         raise MalformedBody(f"Request body is not valid JSON: {error}") from None
+
+
+def check_text(body: bytes) -> None:
+    """Raise MalformedBody unless the body is UTF-8."""
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        message = f"The request body is not UTF-8: {error.reason} at byte {error.start}."
+        raise MalformedBody(message) from None
 
 
 def _rows(data: Any, spec: TensorSpec, where: str) -> np.ndarray:
