@@ -106,7 +106,7 @@ class _Gather:
         for arena, numbers in lots:
             stop = start + len(numbers)
             # mode="clip" lets numpy write into `out` without a buffer of its own.
-            np.take(arena.inputs[index], numbers, axis=0, out=buffer[start:stop], mode="clip")
+            arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
             start = stop
         return buffer[:rows]
 
@@ -201,9 +201,11 @@ class Worker:
         rows = sum(len(lot.numbers) for lot in lots)
         for lot in lots:
             self._lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
-            self._metrics.observe_queue_times(started_ns - lot.enqueued_ns)
         self._run_rows(lots, rows)
         elapsed_ns = self._clock_ns() - started_ns
+        # Counted only now: the callers have their answers already.
+        for lot in lots:
+            self._metrics.observe_queue_times(started_ns - lot.enqueued_ns)
         self._times.learn(rows, elapsed_ns)
         self._metrics.observe_batch(rows, reason, elapsed_ns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -34,6 +34,7 @@ from stoker.gateway.swagger import describe
 
 __all__ = ["create_app"]
 
+_ID_HEADERS: Final = ("x-request-id", "x-ms-request-id", "x-ms-client-request-id")
 _Answer = tuple[int, bytes, bytes]
 _SHORT_BODY_BYTES: Final = 1 << 16
 
@@ -42,14 +43,14 @@ def create_app(gateway: Gateway) -> Starlette:
     """Make the app of a frontend."""
     score = _ScoreEndpoint(gateway)
     routes = [
-        Route("/", _healthy),
+        Route("/", _identified(_healthy)),
         Route("/score", score),
         Route(SERVICE_PATH + "{name}/score", score),
-        Route("/swagger.json", _swagger),
-        Route(SERVICE_PATH + "{name}/swagger.json", _swagger),
-        Route("/v2/health/live", _live),
-        Route("/v2/health/ready", _ready),
-        Route("/metrics", _metrics),
+        Route("/swagger.json", _identified(_swagger)),
+        Route(SERVICE_PATH + "{name}/swagger.json", _identified(_swagger)),
+        Route("/v2/health/live", _identified(_live)),
+        Route("/v2/health/ready", _identified(_ready)),
+        Route("/metrics", _identified(_metrics)),
     ]
     app = Starlette(
         routes=routes,
@@ -58,6 +59,20 @@ def create_app(gateway: Gateway) -> Starlette:
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app
+
+
+def _identified(
+    handler: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """A handler whose answers carry the request's ids, and that refuses ids that cannot be carried."""
+
+    async def handle(request: Request) -> Response:
+        ids = RequestIds(*_sent_ids(request.headers.get))
+        response = await handler(request)
+        response.raw_headers.extend(split_lines(ids.lines))
+        return response
+
+    return handle
 
 
 async def _healthy(_: Request) -> Response:
@@ -102,7 +117,7 @@ def _gateway(request: Request) -> Gateway:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StokerError), "registered for this class"
-    lines = _ids(request.headers.get).lines + error_lines(error)
+    lines = _usable_ids(_sent_ids(request.headers.get)).lines + error_lines(error)
     return _error_response(error, lines)
 
 
@@ -132,12 +147,18 @@ def _error_response(error: StokerError, lines: bytes) -> Response:
     return response
 
 
-def _ids(header: Callable[[str], str | None]) -> RequestIds:
-    names: Final = ("x-request-id", "x-ms-request-id", "x-ms-client-request-id")
-    try:
-        return RequestIds(*((header(name) or "").encode("latin-1") for name in names))
-    except RequestError:
-        return RequestIds()
+def _sent_ids(header: Callable[[str], str | None]) -> list[bytes]:
+    return [(header(name) or "").encode("latin-1") for name in _ID_HEADERS]
+
+
+def _usable_ids(sent: Sequence[bytes]) -> RequestIds:
+    """The ids for an error's answer: all, else the request's own, else fresh ones."""
+    for usable in (sent, sent[:1]):
+        try:
+            return RequestIds(*usable)
+        except RequestError:
+            continue
+    return RequestIds()
 
 
 class _ScoreEndpoint:
@@ -148,13 +169,10 @@ class _ScoreEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        ids = RequestIds()
+        sent_ids = [headers.get(name.encode(), b"") for name in _ID_HEADERS]
+        ids = _usable_ids(sent_ids)
         try:
-            ids = RequestIds(
-                headers.get(b"x-request-id", b""),
-                headers.get(b"x-ms-request-id", b""),
-                headers.get(b"x-ms-client-request-id", b""),
-            )
+            ids = RequestIds(*sent_ids)
             service = self._admit(scope, headers)
             length = _content_length(headers)
             answer = await self._receive_and_score(service, length, ids, receive)
