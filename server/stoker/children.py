@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -59,6 +61,8 @@ class Child:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                # A folder of the operator must not come before the installed packages.
+                "-P",
                 "-m",
                 module,
                 "--control-fd",
@@ -66,6 +70,8 @@ class Child:
                 pass_fds=(far.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
+                # What an entry script prints belongs in the log when it prints it.
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         finally:
             far.close()
@@ -99,9 +105,9 @@ class Child:
             await self.process.wait()
 
     def kill(self) -> None:
-        """End it at once."""
-        if self.process.returncode is None:
-            self.process.kill()
+        """End it at once, with whatever it has started itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def _watch(self, on_message: Callable[[Child, Message], None], on_exit: Callable[[Child], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -115,10 +121,12 @@ class Child:
 
         async def wait() -> None:
             await self.process.wait()
-            # What it said before it ended is still in the channel.
-            while not self._ended and (received := self.channel.receive()) is not None:
-                on_message(self, received[0])
+            # What it said before it ended is still in the channel; its own children may hold that open.
+            with contextlib.suppress(BlockingIOError):
+                while not self._ended and (received := self.channel.receive()) is not None:
+                    on_message(self, received[0])
             self._stop_reading()
+            self.kill()
             on_exit(self)
 
         self._ended = False

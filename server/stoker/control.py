@@ -7,6 +7,7 @@ end sees EOF when the other process ends, however it ends; a process whose super
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any, Final
@@ -29,13 +30,15 @@ class ControlChannel:
 
     @staticmethod
     def pair() -> tuple[ControlChannel, socket.socket]:
-        """Make a channel: this process's end, and the socket for the child."""
+        """Make a channel: this process's end, which never blocks, and the socket for the child."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        near.setblocking(False)
         return ControlChannel(near), far
 
     @classmethod
     def inherited(cls, fd: int) -> ControlChannel:
         """The end that the supervisor passed to this process."""
+        os.set_inheritable(fd, False)
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:
@@ -43,16 +46,20 @@ class ControlChannel:
         return self._socket.fileno()
 
     def send(self, kind: str, fds: Sequence[int] = (), **content: Any) -> bool:
-        """Send a message; False if the other process has gone."""
+        """Send a message; False if the other process has gone, or has left hundreds of messages unread."""
         packet = json.dumps({"kind": kind, **content}).encode()
         try:
             socket.send_fds(self._socket, [packet], list(fds))
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError):
             return False
         return True
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """Wait for a message; None at EOF."""
+        """Wait for a message; None at EOF.
+
+        Raises:
+            BlockingIOError: There is none, on an end that does not block.
+        """
         try:
             packet, fds, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MAX_FDS)
         except ConnectionResetError:

@@ -369,7 +369,7 @@ class Exchange:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._lose()
+            self.lose()
             return
         was_waiting, self._unsent = bool(self._unsent), data[sent:]
         if self._unsent and not was_waiting:
@@ -388,7 +388,7 @@ class Exchange:
         except OSError:
             data = b""
         if not data:
-            self._lose()
+            self.lose()
             return
         if self._partial or len(data) % 4:
             data = self._partial + data
@@ -443,7 +443,8 @@ class Exchange:
             f"Error id: {error_id:016x}."
         )
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
+        """Take note that the device process has ended: close, and tell the owner."""
         if not self.lost:
             self.close()
             self._on_lost(self)

@@ -258,6 +258,10 @@ class Supervisor:
         group.child = None
         if self._stopping.is_set():
             return
+        for slot in self._frontends:
+            if slot.child is not None:
+                for name in group.loaded:
+                    slot.child.channel.send("detach", model=name, generation=self._generations[name])
         names = ", ".join(model.servable.name for model in group.models)
         if not self._announced:
             if group.failure is None:

@@ -1,8 +1,8 @@
 """The frontend process: HTTP in, rows out. The supervisor runs this module with `--control-fd N`.
 
 Messages it gets: `start` (settings, services, listening sockets), `attach` (a model's arena and doorbell),
-`drain`, `stop`. Messages it sends: `listening`, `attached`, `stopped`. It ends when the control channel
-does.
+`detach` (its device process has ended), `drain`, `stop`. Messages it sends: `listening`, `attached`,
+`stopped`. It ends when the control channel does.
 """
 
 from __future__ import annotations
@@ -46,28 +46,21 @@ class _Frontend:
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
         self._listener: Listener | None = None
-        self._ended = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._generations: dict[str, int] = {}
+        self._stopped = False
+        self._inbox: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         self._loop.add_reader(channel.fileno(), self._on_message)
 
     async def run(self) -> None:
-        await self._ended.wait()
+        """Handle messages one after the other, until there are no more to come."""
+        while not self._stopped and (received := await self._inbox.get()) is not None:
+            await self._handle(*received)
 
     def _on_message(self) -> None:
         received = self._channel.receive()
         if received is None:
             self._loop.remove_reader(self._channel.fileno())
-            self._ended.set()
-            return
-        task = self._loop.create_task(self._handle(*received))
-        self._tasks.add(task)
-        task.add_done_callback(self._on_handled)
-
-    def _on_handled(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.critical("the frontend cannot go on", exc_info=task.exception())
-            self._ended.set()
+        self._inbox.put_nowait(received)
 
     async def _handle(self, message: Message, fds: list[int]) -> None:
         match message["kind"]:
@@ -75,6 +68,9 @@ class _Frontend:
                 await self._start(message, fds)
             case "attach":
                 self._attach(message, fds)
+            case "detach":
+                # Usually the doorbell has said so already; a process that the device had forked can hold it open.
+                self._detach(message)
             case "drain":
                 assert self._gateway is not None, "drain comes after start"
                 self._gateway.start_draining()
@@ -121,7 +117,14 @@ class _Frontend:
             loop=self._loop,
         )
         service.attach(exchange)
+        self._generations[service.name] = message["generation"]
         self._channel.send("attached", model=service.name, generation=message["generation"])
+
+    def _detach(self, message: Message) -> None:
+        assert self._gateway is not None, "detach comes after start"
+        exchange = self._gateway.services[message["model"]].exchange
+        if exchange is not None and self._generations[message["model"]] == message["generation"]:
+            exchange.lose()
 
     def _sweep(self) -> None:
         assert self._gateway is not None, "started with the gateway"
@@ -137,8 +140,10 @@ class _Frontend:
         assert self._listener is not None, "stop comes after start"
         await self._listener.stop_listening()
         cut_off = await self._listener.finish(timeout_s)
+        for service in self._gateway.services.values() if self._gateway else ():
+            service.metrics.flush()
         self._channel.send("stopped", cut_off=cut_off)
-        self._ended.set()
+        self._stopped = True
 
 
 def _service(content: dict[str, Any], page: MetricPage, message: Message) -> Service:
