@@ -93,13 +93,15 @@ class ServerSettings:
         0, _number(int, 0, 64), "HTTP processes; 0 (the default) takes half of the cores, at most 8"
     )
     device: str = _setting("auto", _text, "auto, cpu or cuda:N", "DEVICE")
-    auth: bool = _setting(True, _switch, "whether scoring needs a key", "BOOL")
-    metrics_auth: bool = _setting(False, _switch, "whether /metrics needs a key", "BOOL")
+    auth: bool = _setting(True, _switch, "whether scoring needs a key (default: yes)", "BOOL")
+    metrics_auth: bool = _setting(False, _switch, "whether /metrics needs a key (default: no)", "BOOL")
     max_body_mb: float = _setting(100.0, _number(float, 0.001, 1024), "largest request body in MiB")
     timeout_ms: int = _setting(60_000, _number(int, 1, 3_600_000), "a request not answered by then gets 504")
     max_batch_rows: int = _setting(256, _number(int, 1, 65536), "most rows in one batch")
     max_delay_ms: float = _setting(
-        0.0, _number(float, 0, 60000), "how long a row may wait for company while the device is free"
+        0.0,
+        _number(float, 0, 60000),
+        "how long a row may wait for company while the device is free (default 0: not at all)",
     )
     drain_grace_s: float = _setting(
         2.0,
@@ -180,7 +182,8 @@ def load_settings(
         values["models"] = _models(listed, file)
     for name in settable:
         variable = f"STOKER_{name.upper()}"
-        if environ.get(variable):
+        # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
+        if environ.get(variable) and not environ[variable].startswith("tcp://"):
             values.update(_convert(ServerSettings, {name: environ[variable]}, variable))
     given = {name: arguments[name] for name in settable if name in arguments}
     values.update(_convert(ServerSettings, given, "command line"))
