@@ -1,0 +1,75 @@
+"""Python client of the Stoker inference server: numpy in, numpy out, over HTTP.
+
+    from stoker_client import Client
+
+    with Client("http://127.0.0.1:8080/score", key="...") as client:
+        classes = client.score(images)
+
+The package needs no part of the server.
+"""
+
+from __future__ import annotations
+
+from stoker_client.answers import Answer
+from stoker_client.async_client import AsyncClient
+from stoker_client.bodies import Rows
+from stoker_client.client import Client
+from stoker_client.errors import (
+    BodyTooLarge,
+    ConnectionFailed,
+    DeadlineExceeded,
+    DeviceLost,
+    ErrorAnswer,
+    HeaderTooLarge,
+    InvalidInput,
+    InvalidRows,
+    MalformedBody,
+    MethodNotAllowed,
+    ModelFailed,
+    NotFound,
+    NotReady,
+    OutputTooLarge,
+    Overloaded,
+    RequestRefused,
+    RequestTimeout,
+    ServiceFailed,
+    StokerClientError,
+    TimedOut,
+    Unauthorized,
+    Unavailable,
+    UnexpectedAnswer,
+    UnknownService,
+    UnsupportedEncoding,
+)
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "BodyTooLarge",
+    "Client",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "ErrorAnswer",
+    "HeaderTooLarge",
+    "InvalidInput",
+    "InvalidRows",
+    "MalformedBody",
+    "MethodNotAllowed",
+    "ModelFailed",
+    "NotFound",
+    "NotReady",
+    "OutputTooLarge",
+    "Overloaded",
+    "RequestRefused",
+    "RequestTimeout",
+    "Rows",
+    "ServiceFailed",
+    "StokerClientError",
+    "TimedOut",
+    "Unauthorized",
+    "Unavailable",
+    "UnexpectedAnswer",
+    "UnknownService",
+    "UnsupportedEncoding",
+]

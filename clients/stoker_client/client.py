@@ -1,0 +1,245 @@
+"""The client for ordinary code: every call blocks until its answer is there."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import closing
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from stoker_client.answers import Answer, Json, Reply, as_arrays
+from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Result, Send, ServiceCalls
+from stoker_client.gathering import Gathering, check_concurrency
+from stoker_client.lanes import Lanes, http_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from stoker_client.bodies import Rows
+
+__all__ = ["Client"]
+
+
+class Client:
+    """Scores rows with one service of a Stoker server; safe to share between threads.
+
+    Connections are kept open and used again, so make one client and keep it. Use it as a context manager, or
+    call `close` when done.
+
+    Args:
+        scoring_uri: Where rows are posted to, such as `http://127.0.0.1:8080/score` or
+            `http://127.0.0.1:8080/api/v1/service/NAME/score`.
+        key: The service's primary or secondary key; without one, the variable STOKER_KEY; without that, the
+            requests carry no key.
+        timeout_s: Seconds within which a call has to be answered, all attempts and the pauses between them
+            included. A single network operation may take what is left of it.
+        retries: How often a request is sent again after the first attempt, when the connection fails or the
+            server answers 429 or 503. Pauses double from 0.1 s up to 5 s, vary at random by up to a half, and
+            are never shorter than the server's Retry-After. Scoring changes nothing on the server, so sending
+            again is safe.
+        transport: The httpx transport to send through: a certificate of one's own
+            (`httpx.HTTPTransport(verify=context)`), a Unix socket (`uds=path`), a mock. By default each request
+            in flight has a connection of its own, and proxies named by the environment are used, except to this
+            machine's own loopback.
+        clock: Monotonic time in seconds.
+        sleep: Waits that many seconds between attempts.
+        jitter: Random numbers in [0, 1) that spread the pauses.
+
+    Raises:
+        ValueError: An argument is out of range, the URI is not absolute, or the key cannot stand in a header.
+    """
+
+    def __init__(
+        self,
+        scoring_uri: str,
+        key: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        retries: int = 6,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._calls = ServiceCalls(
+            scoring_uri, timeout_s=timeout_s, retries=retries, clock=clock, jitter=jitter
+        )
+        self._clock = clock
+        self._sleep = sleep
+        self._closed = threading.Event()
+        self._lanes = self._make_lanes(http_options(key, on_loopback=self._calls.on_loopback), transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._calls.scoring_url)!r})"
+
+    def close(self) -> None:
+        """Close the connections; calls that wait for their next attempt in other threads end."""
+        self._closed.set()
+        for http in self._lanes.taken_down():
+            http.close()
+
+    def score(self, rows: Rows) -> Answer:
+        """Score rows in one request.
+
+        Args:
+            rows: Shape (rows, ...): a float, int, bool or text array with the rows along its first axis,
+                anything numpy makes such an array of, or a list of rows. A single row still needs that axis:
+                `image[None]`. Arrays that are not contiguous are copied.
+
+        Returns:
+            One entry a row: an array where the answer is numeric and rectangular (int64 for classes, float64
+            for logits), a dict of arrays by output name where the model has several outputs, else the plain
+            JSON.
+
+        Raises:
+            InvalidRows: A number is not finite, or a value has no JSON form; nothing was sent.
+            Unauthorized: The key is wrong or missing; not retried.
+            InvalidInput: The rows do not fit the model.
+            StokerClientError: Any other error of the tree in `stoker_client.errors`.
+        """
+        return as_arrays(self.score_json({"data": rows}))
+
+    def score_json(self, body: object) -> Json:
+        """Post any JSON body, for entry scripts that read more than `data`, and return the plain JSON answer.
+
+        Args:
+            body: What JSON can hold, and numpy arrays in it.
+
+        Raises:
+            StokerClientError: As `score`.
+        """
+        return self._drive(self._calls.score(body), self._closed)
+
+    def score_many(
+        self, rows: Rows, *, batch_rows: int = 256, concurrency: int = 8, progress: bool = False
+    ) -> Answer:
+        """Score many rows in several requests, some of them at the same time.
+
+        Args:
+            rows: Shape (rows, ...), as for `score`.
+            batch_rows: Rows a request; the last one may have fewer.
+            concurrency: The most requests in flight, each on a connection and in a thread of its own.
+            progress: Show a progress bar, where standard error is a terminal.
+
+        Returns:
+            What `score(rows)` would: one entry a row, in the order of the rows.
+
+        Raises:
+            UnexpectedAnswer: The model does not answer with one entry a row.
+            StokerClientError: As `score`, with a note that names the rows. The first error ends the call: no
+                further request is sent, and the answers to those in flight are ignored.
+        """
+        with Gathering.of_rows(rows, batch_rows, progress=progress) as gathering:
+            self._gather(gathering, concurrency)
+        return gathering.joined()
+
+    def score_batches(
+        self, batches: Iterable[Rows], *, concurrency: int = 8, progress: bool = False
+    ) -> list[Answer]:
+        """Score batches that the caller made, each in a request of its own.
+
+        Args:
+            batches: Batches of rows. They are drawn one by one as requests end, so a generator need not hold
+                them all; it is drawn from in several threads, one at a time.
+            concurrency: The most requests in flight.
+            progress: Show a progress bar, where standard error is a terminal.
+
+        Returns:
+            One answer a batch, in the order of the batches.
+
+        Raises:
+            StokerClientError: As `score_many`.
+        """
+        with Gathering.of_batches(batches, progress=progress) as gathering:
+            self._gather(gathering, concurrency)
+        return gathering.in_order()
+
+    def ready(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Ask once whether the server is ready to score; a server that cannot be reached is not.
+
+        Raises:
+            StokerClientError: Something else answers at this address.
+        """
+        return self._drive(self._calls.probe(timeout_s), self._closed) is None
+
+    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+        """Wait until the server is ready to score.
+
+        Raises:
+            TimedOut: It was not within the time; the message says what spoke against it last.
+            StokerClientError: Something else answers at this address.
+        """
+        self._drive(self._calls.wait_until_ready(timeout_s), self._closed)
+
+    @staticmethod
+    def _make_lanes(options: dict[str, Any], transport: httpx.BaseTransport | None) -> Lanes[httpx.Client]:
+        if transport is not None:
+            shared = httpx.Client(transport=transport, **options)
+            return Lanes(lambda: shared)
+        # Reading the certificates is what makes an httpx client slow to make.
+        verify = httpx.create_ssl_context(trust_env=options["trust_env"])
+        return Lanes(lambda: httpx.Client(verify=verify, **options))
+
+    def _gather(self, gathering: Gathering, concurrency: int) -> None:
+        check_concurrency(concurrency)
+        stop = threading.Event()
+        outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                for batch in gathering:
+                    self._drive(gathering.flow(batch, self._calls), stop)
+            except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
+                outcomes.put(error)
+            else:
+                outcomes.put(None)
+
+        # Daemons, so that Ctrl-C need not wait for requests in flight, however long the server takes.
+        for number in range(concurrency):
+            threading.Thread(target=work, name=f"stoker-client-{number}", daemon=True).start()
+        try:
+            for _ in range(concurrency):
+                failure = outcomes.get()
+                if failure is not None:
+                    raise failure
+        finally:
+            stop.set()
+
+    def _drive(self, flow: Flow[Result], stop: threading.Event) -> Result:
+        try:
+            step = next(flow)
+            while True:
+                if stop.is_set():
+                    raise RuntimeError("the client was closed")
+                if isinstance(step, Pause):
+                    (self._sleep or stop.wait)(step.duration_s)
+                    step = next(flow)
+                    continue
+                try:
+                    reply = self._exchange(step)
+                except (httpx.RequestError, TimeoutError) as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(reply)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+
+    def _exchange(self, send: Send) -> Reply:
+        give_up_at_s = self._clock() + send.timeout_s
+        with self._lanes.lane() as http, closing(http.send(send.request(http), stream=True)) as response:
+            content = bytearray()
+            for chunk in response.iter_bytes():
+                content += chunk
+                if self._clock() > give_up_at_s:
+                    raise TimeoutError("the answer came too slowly")
+        return Reply(response.status_code, bytes(content), response.headers)

@@ -1,0 +1,248 @@
+"""The client's error tree.
+
+    StokerClientError
+    ├─ InvalidRows              refused before anything was sent: NaN, or no JSON form (also a ValueError)
+    ├─ ConnectionFailed         the server cannot be reached, or the connection was lost      retried
+    ├─ TimedOut                 the client's own `timeout_s` has passed
+    ├─ UnexpectedAnswer         the answer is none that a Stoker server gives
+    └─ ErrorAnswer              the server answered with an error
+       ├─ RequestRefused        4xx: the caller can mend it
+       │  ├─ MalformedBody      400 malformed_body
+       │  ├─ Unauthorized       401 unauthorized          no key, or a wrong one
+       │  ├─ NotFound           404 not_found
+       │  │  └─ UnknownService  404 unknown_service
+       │  ├─ MethodNotAllowed   405 method_not_allowed
+       │  ├─ RequestTimeout     408 request_timeout       the body did not arrive in time
+       │  ├─ BodyTooLarge       413 body_too_large
+       │  ├─ UnsupportedEncoding 415 unsupported_encoding
+       │  ├─ InvalidInput       422 invalid_input         rows of the wrong shape or type
+       │  └─ HeaderTooLarge     431 header_too_large
+       └─ ServiceFailed         5xx: the server could not answer
+          ├─ Unavailable        429, 503                                                      retried
+          │  ├─ Overloaded      429, 503 overloaded
+          │  ├─ NotReady        503 not_ready             loading, restarting or draining
+          │  └─ DeviceLost      503 device_lost
+          ├─ DeadlineExceeded   504 deadline_exceeded     the server's own time limit has passed
+          ├─ ModelFailed        500 model_failed          the message holds an error id for the server's log
+          └─ OutputTooLarge     500 output_too_large
+
+The class follows from the answer's `code`, and from its status where the code is absent or unknown, so
+answers of a proxy in front of the server are classified too.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BodyTooLarge",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "ErrorAnswer",
+    "HeaderTooLarge",
+    "InvalidInput",
+    "InvalidRows",
+    "MalformedBody",
+    "MethodNotAllowed",
+    "ModelFailed",
+    "NotFound",
+    "NotReady",
+    "OutputTooLarge",
+    "Overloaded",
+    "RequestRefused",
+    "RequestTimeout",
+    "ServiceFailed",
+    "StokerClientError",
+    "TimedOut",
+    "Unauthorized",
+    "Unavailable",
+    "UnexpectedAnswer",
+    "UnknownService",
+    "UnsupportedEncoding",
+    "error_class",
+]
+
+
+class StokerClientError(Exception):
+    """Base of every error that the client raises on purpose.
+
+    Attributes:
+        message: What went wrong, in the server's words where it said so.
+        status: HTTP status of the answer; None where there was none.
+        code: The server's stable code of the error; None where it gave none.
+        request_id: The answer's `x-ms-request-id`, under which the server logged the request.
+        retry_after_s: Whole seconds after which the server asked to be tried again.
+        attempts: How often the request was sent.
+    """
+
+    retried: ClassVar[bool] = False
+    """Whether a second attempt can do better than the first."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+        self.retry_after_s = retry_after_s
+        self.attempts = 1
+
+    def __str__(self) -> str:
+        details = []
+        if self.status is not None:
+            details.append(f"{self.status} {self.code}" if self.code else f"{self.status}")
+        if self.request_id:
+            details.append(f"request id {self.request_id}")
+        if self.attempts > 1:
+            details.append(f"after {self.attempts} attempts")
+        return f"{self.message} ({', '.join(details)})" if details else self.message
+
+
+class InvalidRows(StokerClientError, ValueError):
+    """The rows have no JSON form; nothing was sent."""
+
+
+class ConnectionFailed(StokerClientError):
+    """The server cannot be reached, or the connection was lost before the answer was complete."""
+
+    retried = True
+
+
+class TimedOut(StokerClientError):
+    """The client's own time limit has passed."""
+
+
+class UnexpectedAnswer(StokerClientError):
+    """The answer is none that a Stoker server gives, such as a proxy's page or a redirect."""
+
+
+class ErrorAnswer(StokerClientError):
+    """The server answered with an error."""
+
+
+class RequestRefused(ErrorAnswer):
+    """The caller can mend the request (status 4xx)."""
+
+
+class MalformedBody(RequestRefused):
+    """The server could not read the body."""
+
+
+class Unauthorized(RequestRefused):
+    """No key was sent, or one that is not valid for the service."""
+
+
+class NotFound(RequestRefused):
+    """The server has no such path."""
+
+
+class UnknownService(NotFound):
+    """The server serves no model under this name."""
+
+
+class MethodNotAllowed(RequestRefused):
+    """The path is none that rows can be posted to."""
+
+
+class RequestTimeout(RequestRefused):
+    """The request did not arrive within the time that the server allows for it."""
+
+
+class BodyTooLarge(RequestRefused):
+    """The body is larger than the server's `max_body_mb`: send fewer rows a request."""
+
+
+class UnsupportedEncoding(RequestRefused):
+    """The server does not read this content encoding or media type."""
+
+
+class InvalidInput(RequestRefused):
+    """The rows do not fit the model's signature; the message says what was expected and what came."""
+
+
+class HeaderTooLarge(RequestRefused):
+    """A header is larger than the server allows."""
+
+
+class ServiceFailed(ErrorAnswer):
+    """The request may be fine, but the server could not answer it."""
+
+
+class Unavailable(ServiceFailed):
+    """The server cannot answer now, but may later (status 429 or 503)."""
+
+    retried = True
+
+
+class Overloaded(Unavailable):
+    """The server holds as many rows as it can."""
+
+
+class NotReady(Unavailable):
+    """The model is loading, restarting or draining."""
+
+
+class DeviceLost(Unavailable):
+    """The server's device process died while it held the rows; a new one is being started."""
+
+
+class DeadlineExceeded(ServiceFailed):
+    """The server did not come to an answer within its `timeout_ms`."""
+
+
+class ModelFailed(ServiceFailed):
+    """The model refused the rows or its entry script raised; the message holds an error id."""
+
+
+class OutputTooLarge(ServiceFailed):
+    """The model's answer is larger than the space that its rows have."""
+
+
+_BY_CODE: dict[str, type[ErrorAnswer]] = {
+    "malformed_body": MalformedBody,
+    "unauthorized": Unauthorized,
+    "not_found": NotFound,
+    "unknown_service": UnknownService,
+    "method_not_allowed": MethodNotAllowed,
+    "request_timeout": RequestTimeout,
+    "body_too_large": BodyTooLarge,
+    "unsupported_encoding": UnsupportedEncoding,
+    "invalid_input": InvalidInput,
+    "header_too_large": HeaderTooLarge,
+    "overloaded": Overloaded,
+    "not_ready": NotReady,
+    "device_lost": DeviceLost,
+    "deadline_exceeded": DeadlineExceeded,
+    "model_failed": ModelFailed,
+    "output_too_large": OutputTooLarge,
+}
+
+_BY_STATUS: dict[int, type[ErrorAnswer]] = {
+    401: Unauthorized,
+    404: NotFound,
+    405: MethodNotAllowed,
+    408: RequestTimeout,
+    413: BodyTooLarge,
+    415: UnsupportedEncoding,
+    422: InvalidInput,
+    431: HeaderTooLarge,
+    429: Overloaded,
+    503: Unavailable,
+    504: DeadlineExceeded,
+}
+
+
+def error_class(status: int, code: str | None) -> type[ErrorAnswer]:
+    """Return the class of an answer with this status (400 to 599) and code."""
+    if code in _BY_CODE:
+        return _BY_CODE[code]
+    return _BY_STATUS.get(status, RequestRefused if status < 500 else ServiceFailed)

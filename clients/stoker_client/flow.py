@@ -1,0 +1,237 @@
+"""The client's logic without I/O: flows that yield what to do next and are told what came of it.
+
+A flow is a generator. It yields `Send` and is sent the `Reply` (or has the httpx exception, or TimeoutError,
+thrown into it), yields `Pause` and is resumed after that time, and returns its result. `Client` and
+`AsyncClient` drive the same flows; they only differ in how they wait.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeAlias, TypeVar
+
+import httpx
+
+from stoker_client.answers import Json, Reply, decode_json, error_of
+from stoker_client.bodies import encode_json
+from stoker_client.errors import ConnectionFailed, StokerClientError, TimedOut, Unavailable, UnexpectedAnswer
+
+__all__ = ["Flow", "Pause", "Send", "ServiceCalls", "Step"]
+
+FIRST_BACKOFF_S = 0.1
+LAST_BACKOFF_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 5.0
+SHORTEST_ATTEMPT_S = 0.001
+FIRST_POLL_S = 0.05
+LAST_POLL_S = 1.0
+
+_SCORING_PATH = re.compile(r"(?:/api/v1/service/[^/]+)?/score/?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this request now.
+
+    Attributes:
+        method: HTTP method.
+        url: Absolute URL.
+        timeout_s: Seconds within which the whole reply has to be there.
+        body: A JSON body, or None for no body.
+    """
+
+    method: str
+    url: httpx.URL
+    timeout_s: float
+    body: bytes | None = None
+
+    def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+        """Make the httpx request; no single network operation in it may outlast `timeout_s`."""
+        return http.build_request(
+            self.method,
+            self.url,
+            content=self.body,
+            headers=None if self.body is None else {"Content-Type": "application/json"},
+            timeout=httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait before the next step.
+
+    Attributes:
+        duration_s: Seconds to wait.
+    """
+
+    duration_s: float
+
+
+Step: TypeAlias = Send | Pause
+Result = TypeVar("Result")
+Flow: TypeAlias = Generator[Step, Reply | None, Result]
+
+
+class ServiceCalls:
+    """The calls that a client makes to one service, as flows.
+
+    Args:
+        scoring_uri: Absolute http or https URI that rows are posted to.
+        timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
+        retries: How often a call may be sent again after its first attempt.
+        clock: Monotonic time in seconds.
+        jitter: Random numbers in [0, 1).
+
+    Raises:
+        ValueError: The URI is not absolute, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        scoring_uri: str,
+        *,
+        timeout_s: float,
+        retries: int,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        self.scoring_url = _absolute_url(scoring_uri)
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s has to be above 0, not {timeout_s}")
+        if retries < 0:
+            raise ValueError(f"retries has to be 0 or more, not {retries}")
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._clock = clock
+        self._jitter = jitter
+        self._server = f"{self.scoring_url.scheme}://{self.scoring_url.netloc.decode('ascii')}"
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the service is reached through this machine's loopback, which no proxy can reach."""
+        host = self.scoring_url.host
+        return host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
+
+    @property
+    def readiness_url(self) -> httpx.URL:
+        """Where the server tells its readiness, beside the scoring path and below the same prefix."""
+        path = self.scoring_url.path
+        prefix = _SCORING_PATH.sub("", path) if _SCORING_PATH.search(path) else ""
+        return self.scoring_url.copy_with(path=f"{prefix}/v2/health/ready", query=None, fragment=None)
+
+    def score(self, body: object) -> Flow[Json]:
+        """Post a JSON body to the scoring URI and return the plain JSON of the answer.
+
+        Raises:
+            StokerClientError: Any error of the tree in `stoker_client.errors`.
+        """
+        reply = yield from self.exchange("POST", self.scoring_url, encode_json(body))
+        return decode_json(reply)
+
+    def exchange(self, method: str, url: httpx.URL, body: bytes | None) -> Flow[Reply]:
+        """Send a request until a successful reply comes, as often and as long as the limits allow.
+
+        Sending again is safe because scoring changes nothing on the server. After 429 and 503 the server's
+        Retry-After is the shortest pause. The last error is raised at once when the next attempt would come
+        too late.
+        """
+        give_up_at_s = self._clock() + self._timeout_s
+        losses = 0
+        for attempt in count(1):
+            left_s = max(give_up_at_s - self._clock(), SHORTEST_ATTEMPT_S)
+            outcome = yield from self._attempt(Send(method, url, left_s, body), self._timeout_s)
+            if isinstance(outcome, Reply):
+                return outcome
+            outcome.attempts = attempt
+            losses += _was_lost(outcome)
+            # The first loss is nearly always a kept-alive connection that the server closed as idle at this
+            # very moment: there is nothing to wait for.
+            at_once = losses == 1 and _was_lost(outcome)
+            pause_s = 0.0 if at_once else self._pause_s(attempt, outcome)
+            if not outcome.retried or attempt > self._retries or self._clock() + pause_s >= give_up_at_s:
+                raise outcome
+            yield Pause(pause_s)
+        raise AssertionError("count() has no end")
+
+    def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> Flow[StokerClientError | None]:
+        """Ask once whether the server is ready; return what speaks against it, None when it is.
+
+        Raises:
+            StokerClientError: The answer is none of a Stoker server's readiness endpoint.
+        """
+        outcome = yield from self._attempt(Send("GET", self.readiness_url, timeout_s), timeout_s)
+        if isinstance(outcome, Reply):
+            return None
+        if isinstance(outcome, ConnectionFailed | TimedOut | Unavailable):
+            return outcome
+        raise outcome
+
+    def wait_until_ready(self, timeout_s: float) -> Flow[None]:
+        """Probe until the server is ready.
+
+        Raises:
+            TimedOut: It was not within the time; the cause says what spoke against it last.
+            StokerClientError: The answer is none of a Stoker server's readiness endpoint.
+        """
+        give_up_at_s = self._clock() + timeout_s
+        poll_s = FIRST_POLL_S
+        while True:
+            left_s = max(give_up_at_s - self._clock(), SHORTEST_ATTEMPT_S)
+            reason = yield from self.probe(min(left_s, PROBE_TIMEOUT_S))
+            if reason is None:
+                return
+            if self._clock() + poll_s >= give_up_at_s:
+                raise TimedOut(f"{self._server} was not ready within {timeout_s:g} s: {reason}") from reason
+            yield Pause(poll_s)
+            poll_s = min(2 * poll_s, LAST_POLL_S)
+
+    def _attempt(self, send: Send, limit_s: float) -> Flow[Reply | StokerClientError]:
+        """Send once; failures come back as values with their causes. `limit_s` is what the caller allowed."""
+        try:
+            reply = yield send
+        except httpx.ConnectTimeout as error:
+            return _caused(ConnectionFailed(f"cannot reach {self._server}: no connection in time"), error)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            return _caused(TimedOut(f"{self._server} gave no answer within {limit_s:g} s"), error)
+        except httpx.ConnectError as error:
+            return _caused(ConnectionFailed(f"cannot reach {self._server}: {error}"), error)
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            return _caused(ConnectionFailed(f"the connection to {self._server} was lost: {error}"), error)
+        except httpx.RequestError as error:
+            return _caused(UnexpectedAnswer(f"the exchange with {self._server} failed: {error}"), error)
+        assert reply is not None, "a Send is answered with a Reply"
+        return error_of(reply) or reply
+
+    def _pause_s(self, attempt: int, failure: StokerClientError) -> float:
+        """Seconds before the next attempt: bounded, doubling, and spread so that callers disperse."""
+        backoff_s = min(FIRST_BACKOFF_S * 2.0 ** min(attempt - 1, 30), LAST_BACKOFF_S)
+        if failure.retry_after_s is not None:
+            return failure.retry_after_s + self._jitter() * backoff_s
+        return backoff_s * (0.5 + 0.5 * self._jitter())
+
+
+def _caused(error: StokerClientError, cause: BaseException) -> StokerClientError:
+    error.__cause__ = cause
+    return error
+
+
+def _was_lost(failure: StokerClientError) -> bool:
+    """Whether a connection stood and was then closed, as opposed to one that could not be made."""
+    return isinstance(
+        failure.__cause__, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError | httpx.CloseError
+    )
+
+
+def _absolute_url(scoring_uri: str) -> httpx.URL:
+    try:
+        url = httpx.URL(scoring_uri)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(
+            f"the scoring URI has to be absolute, such as http://127.0.0.1:8080/score, not {scoring_uri!r}"
+        )
+    return url

@@ -1,0 +1,81 @@
+"""Connections: an httpx client for each request in flight, lent last in, first out.
+
+One httpx client could hold all connections, but its pool compares every idle connection with every other for
+each request: with 64 connections that costs more than the request itself. A client that holds one connection
+has nothing to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from stoker_client.bearer import bearer_key
+
+__all__ = ["Http", "Lanes", "http_options"]
+
+# About half the time after which proxies and load balancers commonly drop an idle connection without a word.
+_IDLE_S = 30.0
+
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+
+
+class Lanes(Generic[Http]):
+    """The httpx clients of a `Client` or `AsyncClient`; threads may share them.
+
+    Args:
+        make: Makes one more, when all are lent.
+    """
+
+    def __init__(self, make: Callable[[], Http]) -> None:
+        self._make: Callable[[], Http] = make
+        self._idle: list[Http] = []
+        self._all: list[Http] = []
+        self._closed = False
+
+    @contextmanager
+    def lane(self) -> Iterator[Http]:
+        """Lend the client that was used last, whose connection is the likeliest to stand, for one request.
+
+        Raises:
+            RuntimeError: The lanes were taken down.
+        """
+        if self._closed:
+            raise RuntimeError("the client was closed")
+        try:
+            http = self._idle.pop()
+        except IndexError:
+            http = self._make()
+            self._all.append(http)
+        try:
+            yield http
+        finally:
+            self._idle.append(http)
+
+    def taken_down(self) -> list[Http]:
+        """Lend no more, and return the clients for closing."""
+        self._closed = True
+        return self._all
+
+
+def http_options(key: str | None, *, on_loopback: bool) -> dict[str, Any]:
+    """Return the options that all httpx clients share.
+
+    Args:
+        key: As for `bearer_key`.
+        on_loopback: Whether the server is reached through this machine's loopback, where no proxy that the
+            environment names can be of use.
+
+    Raises:
+        ValueError: The key cannot stand in a header.
+    """
+    return {
+        "auth": bearer_key(key),
+        "headers": {"User-Agent": f"stoker-client/{version('stoker-client')}", "Accept": "application/json"},
+        "limits": httpx.Limits(keepalive_expiry=_IDLE_S),
+        "trust_env": not on_loopback,
+    }
