@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from stoker.errors import MalformedBody, RequestTimeout, StokerError
+from stoker.errors import HeaderTooLarge, MalformedBody, RequestTimeout, StokerError
 from stoker.gateway.answers import CLOSE_LINE, error_body, json_lines
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.request_ids import RequestIds
@@ -36,7 +36,8 @@ LARGE_BODY_BYTES: Final = 1 << 20
 """Bodies above this size are received on a common budget."""
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
-_MAX_HEAD_BYTES: Final = 4096
+_REMEMBERED_HEAD_BYTES: Final = 4096
+_MAX_HEAD_BYTES: Final = 1 << 16
 _AUTHORIZATION, _LENGTH, _REQUEST_ID, _LEGACY_ID, _CLIENT_ID, _NOT_PLAIN = range(6)
 _HEADERS: Final = {
     b"authorization": _AUTHORIZATION,
@@ -78,6 +79,7 @@ class DirectProtocol(HttpToolsProtocol):
         self.idle_sweeps = 0
         self._gateway = gateway
         self._in_headers = False
+        self._head_bytes = 0
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
         self._between = True
@@ -102,7 +104,7 @@ class DirectProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._between:
-            end = data.find(_END_OF_HEAD, 0, _MAX_HEAD_BYTES) + 4
+            end = data.find(_END_OF_HEAD, 0, _REMEMBERED_HEAD_BYTES) + 4
             head = data[:end]
             known = self._gateway.heads.get(head)
             if known is None:
@@ -117,6 +119,10 @@ class DirectProtocol(HttpToolsProtocol):
                 self._score(known.service, data[end:], None)
                 return
         super().data_received(data)
+        if self._in_headers:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._refuse(HeaderTooLarge(f"The request's headers are larger than {_MAX_HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
         # uvicorn's scope is made later, for those requests that need one.
@@ -125,6 +131,7 @@ class DirectProtocol(HttpToolsProtocol):
         self.headers = []
         self.idle_sweeps = 0
         self._in_headers = True
+        self._head_bytes = 0
         self._between = False
 
     def on_headers_complete(self) -> None:
