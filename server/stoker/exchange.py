@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -96,8 +97,8 @@ class Ticket:
         arrays = self.exchange.arena.outputs
         if self.rows == 1:
             number = self._numbers[0]
-            return [array[number : number + 1] for array in arrays]
-        return [array[self._numbers] for array in arrays]
+            return [rows[number : number + 1] for rows in arrays]
+        return [rows[self._numbers] for rows in arrays]
 
     def output_texts(self, index: int) -> list[bytes]:
         """The answer of a variable output, one item per row. Only valid inside `complete`."""
@@ -116,7 +117,15 @@ class Ticket:
         self.exchange.give_up(self)
         if was_open:
             self.error = error
+            self.settle()
+
+    def settle(self) -> None:
+        """Call `complete`; a fault in it must not reach the other requests of the caller's loop."""
+        self._open = False
+        try:
             self.complete()
+        except Exception:
+            logger.exception("the completion of a request raised")
 
 
 class _Slice(Ticket):
@@ -256,10 +265,20 @@ class Exchange:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
             ticket.fail(DeadlineExceeded("The request was not answered within its timeout."))
+        for ticket in [ticket for ticket in self._hungry if ticket.deadline_ns <= now_ns]:
+            self._hungry.remove(ticket)
+            ticket.fail(DeadlineExceeded("The request was not answered within its timeout."))
+        self._learn_rate(now_ns)
+
+    def _learn_rate(self, now_ns: int) -> None:
+        """Measure how many rows a second the device does, over spells in which it had something to do."""
+        if not self.leased_rows:
+            self._rate_mark = (now_ns, self.rows_done)
+            return
         since_ns, done = self._rate_mark
         if now_ns - since_ns >= 500_000_000:
             rate = (self.rows_done - done) * 1e9 / (now_ns - since_ns)
-            self._rate_rows_s += 0.5 * (rate - self._rate_rows_s)
+            self._rate_rows_s = rate if not self._rate_rows_s else (rate + self._rate_rows_s) / 2
             self._rate_mark = (now_ns, self.rows_done)
 
     def close(self) -> None:
@@ -298,8 +317,8 @@ class Exchange:
             if self._only_input is not None:
                 self._only_input[number] = rows[0]
             else:
-                for array, values in zip(self.arena.inputs, rows, strict=True):
-                    array[number] = values[0]
+                for stored, values in zip(self.arena.inputs, rows, strict=True):
+                    stored[number] = values[0]
         except FloatingPointError:
             self._free.append(number)
             raise _too_large_number() from None
@@ -311,6 +330,10 @@ class Exchange:
         self._position[number] = 0
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
         if not self._queued:
+            if len(self._free) == self.arena.capacity - 1:
+                # The device is idle: nothing is gained by waiting for the rest of this turn.
+                self._ring_for([number])
+                return
             self._loop.call_soon(self._ring)
         self._queued.append(number)
 
@@ -318,8 +341,8 @@ class Exchange:
         self._lease(ticket, count)
         numbers = ticket._numbers
         try:
-            for array, values in zip(self.arena.inputs, rows, strict=True):
-                array[numbers] = values
+            for stored, values in zip(self.arena.inputs, rows, strict=True):
+                stored[numbers] = values
         except FloatingPointError:
             # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends here.
             self._release(ticket)
@@ -354,14 +377,16 @@ class Exchange:
         self._queued += numbers
 
     def _ring(self) -> None:
-        if self.lost:
-            return
         numbers, self._queued = self._queued, []
-        data = np.array(numbers, np.int32).tobytes()
+        if not self.lost:
+            self._ring_for(numbers)
+
+    def _ring_for(self, numbers: list[int]) -> None:
+        data = array("i", numbers).tobytes()
         if self._unsent:
             self._unsent += data
-            return
-        self._send(data)
+        else:
+            self._send(data)
 
     def _send(self, data: bytes) -> None:
         try:
@@ -394,11 +419,11 @@ class Exchange:
             data = self._partial + data
             whole = len(data) - len(data) % 4
             data, self._partial = data[:whole], data[whole:]
-        tickets = self._tickets
+        tickets, capacity = self._tickets, self.arena.capacity
         numbers = memoryview(data).cast("i").tolist()
         self.rows_done += len(numbers)
         for number in numbers:
-            ticket = tickets[number]
+            ticket = tickets[number] if 0 <= number < capacity else None
             if ticket is None:
                 logger.error("the device handed back row %d, which nobody had queued", number)
                 continue
@@ -413,7 +438,6 @@ class Exchange:
         """All rows are back: complete the ticket, then free them."""
         numbers = ticket._numbers
         if ticket._open:
-            ticket._open = False
             last = numbers[-1]
             ticket.started_ns = self._started_ns[last]
             ticket.finished_ns = self._finished_ns[last]
@@ -421,10 +445,7 @@ class Exchange:
                 if self._outcome[number]:
                     ticket.error = self._row_error(number)
                     break
-            try:
-                ticket.complete()
-            except Exception:
-                logger.exception("the completion of a request raised")
+            ticket.settle()
         for number in numbers:
             self._tickets[number] = None
             if self._variable:
@@ -507,8 +528,7 @@ class Exchange:
             # The slice's rows are freed after this call; the next slice takes them then.
             self._hungry.append(parent)
         elif parent._open:
-            parent._open = False
-            parent.complete()
+            parent.settle()
 
 
 def _lost() -> DeviceLost:

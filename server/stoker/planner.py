@@ -199,7 +199,8 @@ def _take_fairest(queue: RowQueue, rows: int) -> list[Lot]:
     order = np.argsort(tags, kind="stable")[:rows]
     chosen[order] = True
     # Only an overfull queue needs the virtual time: rows that arrive later compete with those left behind.
-    queue.virtual_time = max(queue.virtual_time, int(tags[order[-1]]))
+    # It moves by one a batch at least, else a stream of small requests would keep it, and a large one, in place.
+    queue.virtual_time = max(queue.virtual_time + 1, int(tags[order[-1]]))
     batch: list[Lot] = []
     rest: deque[Lot] = deque()
     start = 0

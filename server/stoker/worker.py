@@ -42,11 +42,11 @@ class Lane:
     unsent: bytes = b""
 
     def receive(self) -> np.ndarray | None:
-        """Row numbers that have arrived, `int32[rows]`; None when the frontend has gone."""
+        """Row numbers that have arrived, `uint32[rows]`; None when the frontend has gone."""
         try:
             data = self.doorbell.recv(_READ_BYTES)
         except BlockingIOError:
-            return np.empty(0, np.int32)
+            return np.empty(0, np.uint32)
         except OSError:
             return None
         if not data:
@@ -55,11 +55,11 @@ class Lane:
             data = self.unread + data
             whole = len(data) - len(data) % 4
             data, self.unread = data[:whole], data[whole:]
-        return np.frombuffer(data, np.int32)
+        return np.frombuffer(data, np.uint32)
 
     def send(self, numbers: np.ndarray) -> bool:
         """Hand rows back; False if some numbers have to wait until the doorbell is writable."""
-        self.unsent += numbers.astype(np.int32, copy=False).tobytes()
+        self.unsent += numbers.tobytes()
         return self.flush()
 
     def flush(self) -> bool:
@@ -158,6 +158,7 @@ class Worker:
 
         The result is 0 when rows are left that could leave at once.
         """
+        self._refresh_deadlines()
         for fd, events in self._poller.poll(timeout_s):
             self._on_event(fd, events)
         todo = plan(self._queue, self._clock_ns(), self._policy, self._times)
@@ -167,6 +168,11 @@ class Worker:
             self._run_batch(todo.batch, todo.reason)
         self._metrics.set_queued_rows(self._queue.rows)
         return 0 if todo.batch and self._queue.rows else todo.look_again_ns
+
+    def _refresh_deadlines(self) -> None:
+        """See which of the rows that were left waiting have been given up meanwhile."""
+        for lot in self._queue.lots:
+            lot.deadline_ns[:] = self._lanes[lot.lane].arena.deadline_ns[lot.numbers]
 
     def _on_event(self, fd: int, events: int) -> None:
         if fd == self._wake_fd:
@@ -184,17 +190,23 @@ class Worker:
             self._receive(fd, lane)
 
     def _receive(self, fd: int, lane: Lane) -> None:
-        numbers = lane.receive()
+        numbers, arena = lane.receive(), lane.arena
         if numbers is None:
-            self._queue.drop_lane(fd)
-            self._poller.unregister(fd)
-            lane.doorbell.close()
-            del self._lanes[fd]
+            self._drop(fd, lane)
         elif len(numbers):
-            arena = lane.arena
-            self._queue.push(
-                fd, numbers, arena.position[numbers], arena.enqueued_ns[numbers], arena.deadline_ns[numbers]
-            )
+            try:
+                header = (arena.position[numbers], arena.enqueued_ns[numbers], arena.deadline_ns[numbers])
+            except IndexError:
+                logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
+                self._drop(fd, lane)
+            else:
+                self._queue.push(fd, numbers, *header)
+
+    def _drop(self, fd: int, lane: Lane) -> None:
+        self._queue.drop_lane(fd)
+        self._poller.unregister(fd)
+        lane.doorbell.close()
+        del self._lanes[fd]
 
     def _run_batch(self, lots: list[Lot], reason: str) -> None:
         started_ns = self._clock_ns()
@@ -215,7 +227,7 @@ class Worker:
             inputs = self._gather.batch([(self._lanes[lot.lane].arena, lot.numbers) for lot in lots], rows)
             outputs: Sequence[Any] = self._runtime.run(inputs)
             checked = [
-                batch if spec.variable else check_batch(spec, batch, rows)
+                _check_texts(batch, rows) if spec.variable else check_batch(spec, batch, rows)
                 for spec, batch in zip(self._runtime.signature.outputs, outputs, strict=True)
             ]
         except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
@@ -269,6 +281,12 @@ class Worker:
         lane.arena.finished_ns[lot.numbers] = self._clock_ns()
         if not lane.send(lot.numbers):
             self._poller.modify(lot.lane, select.EPOLLIN | select.EPOLLOUT)
+
+
+def _check_texts(texts: Sequence[Any], rows: int) -> Sequence[Any]:
+    if len(texts) != rows:
+        raise ValueError(f"{len(texts)} answers came for a batch of {rows}")
+    return texts
 
 
 def _halves(lots: list[Lot], rows: int) -> tuple[list[Lot], list[Lot]]:

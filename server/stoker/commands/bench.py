@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import argparse
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -65,10 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,209 @@
+"""`make compare`: the same model and request through Stoker and through other servers, in one run.
+
+Each contestant is started for its turn alone, since some servers spin while idle. Every slice lies right
+after one of the hand-written service, which stays up and idles at no cost: that pair gives the ratio.
+The virtual environments are built once, in .compare/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+from tqdm import tqdm
+
+from stoker.errors import OperatorError
+from stoker_bench.baselines import HANDWRITTEN, handwritten_launch
+from stoker_bench.compare_report import Comparison, Entry
+from stoker_bench.contest import Case
+from stoker_bench.load_generator import pick_generator
+from stoker_bench.loaded_server import LoadedServer, check_answers
+from stoker_bench.mlp import WIDTHS, Mlp, seeded_mlp
+from stoker_bench.peers import PEERS, SERVICES, Peer, Site
+from stoker_bench.scoring_request import random_rows
+from stoker_bench.servers import RunningServer, ended_by_sigterm, stoker_launch
+
+if TYPE_CHECKING:
+    from stoker_bench.load_generator import LoadGenerator
+    from stoker_bench.servers import Launch
+
+__all__ = ["build_environment", "compare", "main"]
+
+ROW_SHAPE = (WIDTHS[0],)
+WARM_UP_S = 1
+INTERRUPTED = 130
+
+
+def build_environment(peer: Peer, environments: Path) -> Path:
+    """Return the peer's virtual environment, built if it is not there with just these requirements.
+
+    Raises:
+        OperatorError: If uv is missing or cannot install them.
+    """
+    environment = environments / peer.package
+    stamp = environment / "requirements.txt"
+    wanted = "\n".join(peer.requirements) + "\n"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return environment
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if uv is None:
+        raise OperatorError("uv is needed to build the peers' environments; `make install` brings it")
+    _say(f"building the environment of {peer.package}")
+    python = environment / "bin" / "python"
+    for command in (
+        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)],
+        [uv, "pip", "install", "--quiet", "--python", str(python), *peer.requirements],
+    ):
+        built = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if built.returncode:
+            raise OperatorError(f"{' '.join(command[:3])} failed for {peer.package}: {built.stderr.strip()}")
+    stamp.write_text(wanted)
+    return environment
+
+
+def compare(
+    peers: list[Peer], environments: Path, concurrency: tuple[int, ...], seconds: int, rounds: int
+) -> Comparison:
+    """Run the comparison; every process started here has ended when this returns or raises.
+
+    Raises:
+        OperatorError: If a server does not start or answers wrongly.
+    """
+    if not SERVICES.exists():
+        raise OperatorError(f"{SERVICES} is missing; run this in a checkout of the repository")
+    sites = {peer.package: build_environment(peer, environments) for peer in peers}
+    generator, mlp = pick_generator(), seeded_mlp()
+    with tempfile.TemporaryDirectory(prefix="stoker-compare-") as temporary:
+        folder = Path(temporary)
+        model = folder / "model" / "mlp.onnx"
+        model.parent.mkdir()
+        mlp.save(model)
+        entries = [_stoker_entry(model, folder)]
+        for peer in peers:
+            site = Site(sites[peer.package], model, folder / peer.package)
+            site.scratch.mkdir()
+            entries.append(_peer_entry(peer, site))
+        yardstick = _yardstick_entry(model)
+        found = Comparison(generator.description, seconds, rounds, entries, yardstick)
+        _take_turns(found, concurrency, generator, mlp, folder)
+    return found
+
+
+def _stoker_entry(model: Path, folder: Path) -> Entry:
+    key = secrets.token_urlsafe(32)
+
+    def launch() -> Launch:
+        return stoker_launch(model, folder / "workspace", key)
+
+    return Entry("Stoker", metadata.version("stoker"), "as it comes", launch)
+
+
+def _peer_entry(peer: Peer, site: Site) -> Entry:
+    return Entry(peer.package, peer.version, peer.configuration, lambda: peer.launch(site), peer.dialect)
+
+
+def _yardstick_entry(model: Path) -> Entry:
+    return Entry(
+        HANDWRITTEN, "", "Starlette, orjson, ONNX Runtime, 1 worker", lambda: handwritten_launch(model)
+    )
+
+
+def _take_turns(
+    found: Comparison, concurrency: tuple[int, ...], generator: LoadGenerator, mlp: Mlp, folder: Path
+) -> None:
+    turns = found.rounds * len(found.entries)
+    progress = tqdm(total=turns, disable=None, leave=False, unit="turn", file=sys.stderr)
+    with progress, contextlib.ExitStack() as stack:
+        yardstick = _enter(found.yardstick, generator, mlp, folder, stack)
+        for number in range(found.rounds):
+            for entry in found.entries:
+                progress.set_postfix_str(entry.name)
+                if progress.disable:
+                    _say(f"round {number + 1} of {found.rounds}: {entry.name}")
+                with contextlib.ExitStack() as turn:
+                    server = _enter(entry, generator, mlp, folder, turn)
+                    for connections in concurrency:
+                        pair = (found.yardstick, yardstick)
+                        _pair(entry, server, pair, Case(connections), found.seconds)
+                    assert server.tree is not None
+                    entry.pss_bytes.append(server.tree.memory().pss_bytes)
+                progress.update()
+        assert yardstick.tree is not None
+        found.yardstick.pss_bytes.append(yardstick.tree.memory().pss_bytes)
+        # The yardstick's ratio to itself is 1 by definition.
+        found.yardstick.yardsticks = found.yardstick.slices
+
+
+def _enter(
+    entry: Entry, generator: LoadGenerator, mlp: Mlp, folder: Path, stack: contextlib.ExitStack
+) -> LoadedServer:
+    """Start a contestant, check its answers, warm it up."""
+    launch = entry.launch()
+    log = folder / f"{entry.name.replace(' ', '-')}.log"
+    body = entry.dialect.encode(random_rows(1, ROW_SHAPE))
+    running = stack.enter_context(RunningServer(launch, log, ready_body=body))
+    entry.start_s.append(running.start_s)
+    server = LoadedServer(
+        entry.name, launch.uri, generator, entry.dialect, ROW_SHAPE, tree=running.tree, key=launch.key
+    )
+    check_answers(server, ROW_SHAPE, mlp.logits, max_rows=1)
+    server.run(Case(connections=8), WARM_UP_S)
+    return server
+
+
+def _pair(
+    entry: Entry, server: LoadedServer, yardstick: tuple[Entry, LoadedServer], case: Case, seconds: int
+) -> None:
+    """Take a slice of the hand-written service, then one of the contestant."""
+    measure = yardstick[1].run(case, seconds)
+    for slices in (entry.yardsticks, yardstick[0].slices):
+        slices.setdefault(case.connections, []).append(measure)
+    entry.slices.setdefault(case.connections, []).append(server.run(case, seconds))
+
+
+def _say(what: str) -> None:
+    print(f"compare: {what} …", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Run the comparison as the command line says and print its tables."""
+    names = [peer.package for peer in PEERS]
+    parser = argparse.ArgumentParser(prog="python -m stoker_bench.compare", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="peers to run (default: all)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 48], help="default: 64 48")
+    parser.add_argument("--seconds", type=int, default=3, help="length of a slice (default: 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each server (default: 5)")
+    parser.add_argument("--environments", type=Path, default=Path(".compare"), help="default: .compare")
+    parser.add_argument(
+        "--output", type=Path, default=Path(".compare/comparison.json"), help="default: %(default)s"
+    )
+    args = parser.parse_args()
+    peers = [peer for peer in PEERS if peer.package in args.only]
+    try:
+        with ended_by_sigterm():
+            found = compare(
+                peers, args.environments.absolute(), tuple(args.concurrency), args.seconds, args.rounds
+            )
+    except OperatorError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_bytes(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2))
+    print(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The requests that load is made of: random rows, JSON bodies, HTTP bytes, and how answers are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from stoker.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "DATA_LISTS",
+    "OPEN_INFERENCE",
+    "Dialect",
+    "ScoringRequest",
+    "random_rows",
+    "scoring_request",
+]
+
+VALUE_DECIMALS = 4
+
+
+def random_rows(count: int, row_shape: tuple[int, ...], seed: int = 11) -> NDArray[np.float32]:
+    """Return float32 [count, *row_shape] in [0, 1), each the nearest to a number of 4 decimals."""
+    values = np.random.default_rng(seed).random((count, *row_shape)).round(VALUE_DECIMALS)
+    return values.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a server wants rows and gives outputs.
+
+    Attributes:
+        encode: rows [n, ...] to a body.
+        decode: an answer's body and n to the outputs [n, ...]; raises ValueError where it holds none.
+    """
+
+    encode: Callable[[NDArray[np.float32]], bytes]
+    decode: Callable[[bytes, int], NDArray[np.float64]]
+
+
+def _decimals(rows: NDArray[np.float32]) -> list[Any]:
+    nested: list[Any] = rows.astype(np.float64).round(VALUE_DECIMALS).tolist()
+    return nested
+
+
+def _compact(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _as_outputs(values: object, rows: int) -> NDArray[np.float64]:
+    try:
+        outputs = np.asarray(values, dtype=np.float64)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    if outputs.size == 0 or outputs.size % rows:
+        raise ValueError(f"{outputs.size} values for {rows} rows")
+    return outputs.reshape(rows, -1)
+
+
+def _encode_data_lists(rows: NDArray[np.float32]) -> bytes:
+    return _compact({"data": _decimals(rows)})
+
+
+def _decode_data_lists(body: bytes, rows: int) -> NDArray[np.float64]:
+    """Read a list of outputs, or an object whose first value is one, encoded once or, as on Azure, twice."""
+    document = json.loads(body)
+    if isinstance(document, str):
+        document = json.loads(document)
+    if isinstance(document, dict):
+        document = next(iter(document.values()), None)
+    return _as_outputs(document, rows)
+
+
+def _encode_open_inference(rows: NDArray[np.float32]) -> bytes:
+    tensor = {
+        "name": "images",
+        "shape": list(rows.shape),
+        "datatype": "FP32",
+        "data": _decimals(rows.reshape(-1)),
+    }
+    return _compact({"inputs": [tensor]})
+
+
+def _decode_open_inference(body: bytes, rows: int) -> NDArray[np.float64]:
+    try:
+        values = json.loads(body)["outputs"][0]["data"]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError("no outputs in the answer") from error
+    return _as_outputs(values, rows)
+
+
+DATA_LISTS = Dialect(_encode_data_lists, _decode_data_lists)
+"""`{"data": [[…], …]}` to `[[…], …]`, the Azure form."""
+
+OPEN_INFERENCE = Dialect(_encode_open_inference, _decode_open_inference)
+"""The Open Inference Protocol (v2) with JSON tensors."""
+
+
+@dataclass(frozen=True)
+class ScoringRequest:
+    """One POST, whole: what wrk gets in parts and the own generator as bytes."""
+
+    host: str
+    port: int
+    path: str
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def uri(self) -> str:
+        """The scoring URI."""
+        return f"http://{self.host}:{self.port}{self.path}"
+
+    @property
+    def http_bytes(self) -> bytes:
+        """The request as it goes over the wire, kept alive by HTTP/1.1's default."""
+        fields = {"Host": f"{self.host}:{self.port}", **self.headers, "Content-Length": str(len(self.body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + self.body
+
+
+def scoring_request(uri: str, body: bytes, key: str | None = None) -> ScoringRequest:
+    """Build the request for a scoring URI such as `http://127.0.0.1:8080/score`.
+
+    Raises:
+        InvalidSettings: If the URI is not a plain http one.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme != "http" or not parts.hostname:
+        raise InvalidSettings(f"{uri!r} is no scoring URI; give one such as http://127.0.0.1:8080/score")
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return ScoringRequest(parts.hostname, parts.port or 80, path, body, headers)

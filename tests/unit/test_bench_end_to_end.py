@@ -1,0 +1,66 @@
+"""A whole bench on real servers, with a load generator that asks just once a slice."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker_bench import bench, start_up
+from stoker_bench.baselines import BARE, HANDWRITTEN, STARLETTE
+from stoker_bench.bench import BenchOptions, run_bench
+from stoker_bench.contest import Case
+from stoker_bench.load_generator import LoadFigures
+from stoker_bench.mlp import seeded_mlp
+from stoker_bench.offline import NAME_PREFIX, OfflineRuntime
+from stoker_bench.process_tree import ProcessTree
+from stoker_bench.scoring_request import DATA_LISTS, ScoringRequest, random_rows
+from stoker_bench.servers import BenchedServerError, post
+
+
+class OneRequest:
+    """A generator whose slices are one request each."""
+
+    description = "one request"
+
+    def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
+        """Send the request once."""
+        del connections, seconds
+        status, _ = post(request.host, request.port, request.path, request.body, request.headers)
+        return LoadFigures(int(status == 200), int(status != 200), duration_s=0.5, p50_ms=1.0, p99_ms=1.0)
+
+
+def test_bench_starts_checks_loads_and_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stoker and all baselines answer rightly, every case has all contestants, and nothing is left running."""
+    monkeypatch.setattr(bench, "pick_generator", OneRequest)
+    monkeypatch.setattr(start_up, "REPEATS", 1)
+    report = run_bench(BenchOptions(seconds=0, rounds=1, concurrency=(2,), rows=5))
+    single, large = report.cases
+    assert list(single.slices) == ["Stoker", BARE, STARLETTE, HANDWRITTEN]
+    assert list(large.slices)[:2] == ["Stoker", HANDWRITTEN]
+    assert all(name.startswith(NAME_PREFIX) for name in list(large.slices)[2:])
+    for result in report.cases:
+        assert not any(taken.errors for slices in result.slices.values() for taken in slices)
+    # A request that stood alone made a batch of its own rows.
+    assert [result.slices["Stoker"][0].mean_batch_rows for result in report.cases] == [1, 5]
+    assert report.start_up is not None
+    assert report.start_up.ready_s > 0
+    assert report.weight_after_load is not None
+    assert report.weight_after_load.frontends >= 1
+    children = [pid for pid in ProcessTree(os.getpid()).pids() if pid != os.getpid()]
+    assert not [pid for pid in children if "stoker" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_offline_runtime_measures_whole_bodies(tmp_path: Path) -> None:
+    """The loop runs at least once a turn, its rate counts the body's rows, and the process ends with the block."""
+    model, body = tmp_path / "mlp.onnx", tmp_path / "body"
+    seeded_mlp(widths=(3, 4, 2)).save(model)
+    body.write_bytes(DATA_LISTS.encode(random_rows(6, (3,))))
+    with OfflineRuntime(model, body, threads=1) as runtime:
+        taken = runtime.run(Case(4, rows=6), seconds=0)
+    assert taken.rows_per_s == pytest.approx(6 * taken.requests_per_s)
+    assert taken.requests_per_s > 0
+    with (
+        pytest.raises(BenchedServerError, match="ended"),
+        OfflineRuntime(tmp_path / "none", body, 1) as runtime,
+    ):
+        runtime.run(Case(4, rows=6), seconds=0)
