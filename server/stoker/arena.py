@@ -1,12 +1,11 @@
 """Rows in shared memory: one arena joins one frontend with one servable in a device process.
 
 An arena is a sparse memfd. It holds, for each input and output of the signature, an array of `capacity` rows,
-and beside them small per-row arrays. A doorbell (see `exchange`) carries the numbers of the rows; which
-process may write a row follows
-from who holds its number:
+and beside them a small header for each row. A doorbell (see `exchange`) carries the numbers of the rows;
+which process may write a row follows from who holds its number:
 
-    frontend: FREE -> LEASED -> QUEUED   writes inputs, lengths, position, enqueued_ns, deadline_ns
-    device:   RUNNING -> DONE            writes outputs, lengths, outcome, error_id, started_ns, finished_ns
+    frontend: FREE -> LEASED -> QUEUED   writes inputs, their lengths, `queued`
+    device:   RUNNING -> DONE            writes outputs, their lengths, `done`
     frontend: FREE
 
 The one exception is `deadline_ns`: the frontend sets it to 0 to cancel a row that the device still holds.
@@ -51,15 +50,8 @@ class _Field:
     offset: int
 
 
-_HEADER = (
-    ("deadline_ns", "int64"),
-    ("enqueued_ns", "int64"),
-    ("started_ns", "int64"),
-    ("finished_ns", "int64"),
-    ("error_id", "int64"),
-    ("position", "int64"),
-    ("outcome", "int64"),
-)
+_QUEUED_COLUMNS = ("deadline_ns", "enqueued_ns", "position")
+_DONE_COLUMNS = ("outcome", "started_ns", "finished_ns", "error_id")
 
 
 def capacity_rows(signature: Signature, max_batch_rows: int) -> int:
@@ -84,8 +76,9 @@ def _layout(signature: Signature, capacity: int) -> tuple[list[_Field], int]:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         offset += -(-size // _ALIGN) * _ALIGN
 
-    for name, dtype in _HEADER:
-        add(name, dtype, (capacity,))
+    # One matrix for each writer: what a process needs of a row's header is one gather or one scatter.
+    add("queued", "int64", (capacity, len(_QUEUED_COLUMNS)))
+    add("done", "int64", (capacity, len(_DONE_COLUMNS)))
     for side, specs in (("in", signature.inputs), ("out", signature.outputs)):
         for index, spec in enumerate(specs):
             if spec.variable:
@@ -106,12 +99,14 @@ class Arena:
         capacity: Number of rows.
         inputs: Per input an array `[capacity, *row_shape]` (for a variable one `uint8[capacity, bytes]`).
         outputs: Likewise for the outputs.
-        input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where rows have a fixed
-        size. output_lengths: Likewise for the outputs. deadline_ns, enqueued_ns, started_ns, finished_ns:
-        `int64[capacity]`, nanoseconds of
-            `time.monotonic_ns` (one clock for all processes of a machine).
-        position: `int64[capacity]`, place of the row within its request.
-        outcome, error_id: `int64[capacity]`, see `Outcome`.
+        input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where all rows have one size.
+        output_lengths: Likewise for the outputs.
+        queued: What the frontend says of a row, `int64[capacity, 3]`; its columns are `deadline_ns`,
+            `enqueued_ns` and `position` (the row's place within its request).
+        done: What the device says of it, `int64[capacity, 4]`; its columns are `outcome` (see `Outcome`),
+            `started_ns`, `finished_ns` and `error_id`.
+
+    Times are nanoseconds of `time.monotonic_ns`, one clock for all processes of a machine.
     """
 
     deadline_ns: np.ndarray
@@ -130,8 +125,12 @@ class Arena:
         self._memory = mmap.mmap(fd, size)
         self._fields = {field.name: field for field in fields}
         arrays = {field.name: self._array(field) for field in fields}
-        for name, _ in _HEADER:
-            setattr(self, name, arrays[name])
+        self.queued = arrays["queued"]
+        self.done = arrays["done"]
+        for column, name in enumerate(_QUEUED_COLUMNS):
+            setattr(self, name, self.queued[:, column])
+        for column, name in enumerate(_DONE_COLUMNS):
+            setattr(self, name, self.done[:, column])
         self.inputs = [arrays[f"in{i}"] for i in range(len(signature.inputs))]
         self.outputs = [arrays[f"out{i}"] for i in range(len(signature.outputs))]
         self.input_lengths = [arrays.get(f"in{i}.length") for i in range(len(signature.inputs))]

@@ -33,6 +33,7 @@ __all__ = ["main"]
 logger = logging.getLogger(__name__)
 
 _CRASHED = 70
+_ONE_BY_ONE = BatchPolicy(max_batch_rows=1)
 
 
 class _Instance:
@@ -70,7 +71,9 @@ class _Instance:
         try:
             loaded = load(self.servable, device, threads)
             self._metrics.clear_gauges()
-            self._worker = Worker(loaded.runtime, self._policy, self._metrics)
+            # Whole bodies run one by one: an answer must not wait for those behind it.
+            policy = _ONE_BY_ONE if loaded.signature.takes == "body" else self._policy
+            self._worker = Worker(loaded.runtime, policy, self._metrics)
             self._outcome = loaded
         except BaseException as error:  # noqa: BLE001  # raised again on the main thread
             self._outcome = error

@@ -394,8 +394,8 @@ class Exchange:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self.lose()
-            return
+            # The device has ended. Answers that it gave before are still in the socket; after them comes EOF.
+            sent = len(data)
         was_waiting, self._unsent = bool(self._unsent), data[sent:]
         if self._unsent and not was_waiting:
             self._loop.add_writer(self._doorbell.fileno(), self._on_writable)

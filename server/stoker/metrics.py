@@ -19,7 +19,7 @@ import numpy as np
 __all__ = ["MetricMemory", "MetricPage", "ModelMetrics", "ModelTotals", "Totals"]
 
 MODEL_SLOTS: Final = 64
-PAGES: Final = 80
+PAGES: Final = 129
 SUPERVISOR_PAGE: Final = PAGES - 1
 FIRST_DEVICE_PAGE: Final = 64
 DEVICE_SLOTS: Final = 16
@@ -36,8 +36,7 @@ STAGE_BOUNDS_S: Final = (
 BATCH_BOUNDS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 _STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in STAGE_BOUNDS_S]
-# Up to so many observations, a loop is cheaper than numpy.
-_FEW: Final = 12
+_MANY_ROWS: Final = 2048
 _STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
 
 
@@ -132,13 +131,15 @@ class MetricPage:
 class ModelMetrics:
     """Counters of one model in one process. Times are nanoseconds."""
 
-    __slots__ = ("_parse_ns", "_scored_rows", "_total_ns", "_words")
+    __slots__ = ("_parse_ns", "_queue_ns", "_queue_rows", "_scored_rows", "_total_ns", "_words")
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._parse_ns: list[int] = []
         self._total_ns: list[int] = []
         self._scored_rows = 0
+        self._queue_ns: list[np.ndarray] = []
+        self._queue_rows = 0
 
     def clear_gauges(self) -> None:
         """Zero what describes the present; a process does this when it takes a page over."""
@@ -186,13 +187,24 @@ class ModelMetrics:
         self._words[start + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
         self._words[start + _STAGE_WORDS - 1] += elapsed_ns
 
-    def observe_queue_times(self, elapsed_ns: np.ndarray) -> None:
-        """Add one observation of the queue stage per row; `elapsed_ns` is `int64[rows]`."""
-        if len(elapsed_ns) <= _FEW:
-            for value in elapsed_ns.tolist():
-                self._observe(_QUEUE_STAGE, value)
-        else:
-            self._observe_many(_QUEUE_STAGE, elapsed_ns)
+    def note_queued(self, elapsed_ns: np.ndarray) -> None:
+        """Note how long each row of a batch has waited, `int64[rows]`; `flush_queued` counts it."""
+        self._queue_ns.append(elapsed_ns)
+        self._queue_rows += len(elapsed_ns)
+        if self._queue_rows >= _MANY_ROWS:
+            self.flush_queued()
+
+    @property
+    def notes(self) -> bool:
+        """Whether something was noted that is not counted yet."""
+        return bool(self._queue_rows)
+
+    def flush_queued(self) -> None:
+        """Count what `note_queued` noted; a device calls this when it has nothing else to do."""
+        if self._queue_rows:
+            self._observe_many(_QUEUE_STAGE, np.concatenate(self._queue_ns))
+            self._queue_ns.clear()
+            self._queue_rows = 0
 
     def _observe_many(self, stage: int, elapsed_ns: np.ndarray) -> None:
         start = _STAGE.offset + stage * _STAGE_WORDS

@@ -60,6 +60,11 @@ class Lot(NamedTuple):
     deadline_ns: np.ndarray
     arrived: int
 
+    @property
+    def rows(self) -> int:
+        """How many rows."""
+        return len(self.numbers)
+
     def part(self, mask: np.ndarray) -> Lot:
         """The rows where the boolean `mask` is set."""
         return Lot(

@@ -88,9 +88,9 @@ def _service_lines(settings: ServerSettings, workspace: Workspace, model: ModelR
     header = ""
     if not settings.auth:
         lines.append("  keys     none needed (--no-auth)")
-    elif settings.primary_key or settings.secondary_key:
-        lines.append("  keys     from STOKER_PRIMARY_KEY and STOKER_SECONDARY_KEY")
-        header = '-H "Authorization: Bearer $STOKER_PRIMARY_KEY" '
+    elif settings.given_keys:
+        lines.append(f"  keys     from the environment: {' and '.join(settings.given_keys)}")
+        header = f'-H "Authorization: Bearer ${settings.given_keys[0]}" '
     else:
         stoker = _command("stoker")
         lines.append(f"  keys     {Keyring(workspace.keys_dir, name).path}")

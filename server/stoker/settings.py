@@ -118,6 +118,12 @@ class ServerSettings:
         return int(self.max_body_mb * 2**20)
 
     @property
+    def given_keys(self) -> list[str]:
+        """The environment variables that gave keys."""
+        given = {"STOKER_PRIMARY_KEY": self.primary_key, "STOKER_SECONDARY_KEY": self.secondary_key}
+        return [variable for variable, key in given.items() if key]
+
+    @property
     def frontend_count(self) -> int:
         """`frontends`, resolved."""
         return self.frontends or max(1, min(8, len(os.sched_getaffinity(0)) // 2))

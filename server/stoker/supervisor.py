@@ -89,7 +89,7 @@ class _FrontendSlot:
     sockets: list[socket.socket]
     backoff: Backoff = field(default_factory=Backoff)
     child: Child | None = None
-    listening: bool = False
+    started: bool = False
     attached: set[tuple[str, int]] = field(default_factory=set)
 
 
@@ -249,7 +249,7 @@ class Supervisor:
                 self._generation += 1
                 self._generations[message["model"]] = self._generation
                 for slot in self._frontends:
-                    if slot.listening:
+                    if slot.started:
                         self._attach(group, report, slot)
             case "failed":
                 group.failure = _ReportedFailure(message["message"], message["exit_code"])
@@ -286,7 +286,7 @@ class Supervisor:
     # --- frontends ---
 
     async def _start_frontend(self, slot: _FrontendSlot) -> None:
-        slot.listening = False
+        slot.started = False
         slot.attached.clear()
         child = await Child.start(
             "frontend",
@@ -323,11 +323,14 @@ class Supervisor:
 
     def _on_frontend_message(self, slot: _FrontendSlot, message: Message) -> None:
         match message["kind"]:
-            case "listening":
-                slot.listening = True
+            case "started":
+                slot.started = True
                 for group in self._groups:
                     for report in group.loaded.values():
                         self._attach(group, report, slot)
+                # Only now: a frontend that replaces another one finds connections waiting.
+                if slot.child is not None:
+                    slot.child.channel.send("listen")
             case "attached":
                 slot.attached.add((message["model"], message["generation"]))
                 self._announce_if_ready()
@@ -336,7 +339,7 @@ class Supervisor:
 
     def _on_frontend_exit(self, slot: _FrontendSlot, child: Child) -> None:
         slot.child = None
-        slot.listening = False
+        slot.started = False
         if self._stopping.is_set():
             return
         delay_s = slot.backoff.delay_s(child.lived_s)

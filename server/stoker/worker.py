@@ -30,6 +30,7 @@ __all__ = ["Lane", "Worker"]
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
+_FLUSH_S = 0.05
 
 
 @dataclass(slots=True)
@@ -59,7 +60,8 @@ class Lane:
 
     def send(self, numbers: np.ndarray) -> bool:
         """Hand rows back; False if some numbers have to wait until the doorbell is writable."""
-        self.unsent += numbers.tobytes()
+        data = numbers.tobytes()
+        self.unsent = self.unsent + data if self.unsent else data
         return self.flush()
 
     def flush(self) -> bool:
@@ -151,6 +153,8 @@ class Worker:
         look_again_ns: int | None = None
         while True:
             timeout_s = None if look_again_ns is None else max(0, look_again_ns - self._clock_ns()) / 1e9
+            if self._metrics.notes and timeout_s is None:
+                timeout_s = _FLUSH_S
             look_again_ns = self.turn(timeout_s)
 
     def turn(self, timeout_s: float | None) -> int | None:
@@ -158,12 +162,16 @@ class Worker:
 
         The result is 0 when rows are left that could leave at once.
         """
-        self._refresh_deadlines()
-        for fd, events in self._poller.poll(timeout_s):
-            self._on_event(fd, events)
+        events = self._poller.poll(timeout_s)
+        if not events:
+            self._metrics.flush_queued()
+        if self._queue.rows:
+            self._refresh_deadlines()
+        for fd, event in events:
+            self._on_event(fd, event)
         todo = plan(self._queue, self._clock_ns(), self._policy, self._times)
         for lot in todo.expired:
-            self._hand_back(lot, Outcome.EXPIRED)
+            self._hand_back(lot, Outcome.EXPIRED, self._clock_ns())
         if todo.batch:
             self._run_batch(todo.batch, todo.reason)
         self._metrics.set_queued_rows(self._queue.rows)
@@ -174,7 +182,7 @@ class Worker:
         for lot in self._queue.lots:
             lot.deadline_ns[:] = self._lanes[lot.lane].arena.deadline_ns[lot.numbers]
 
-    def _on_event(self, fd: int, events: int) -> None:
+    def _on_event(self, fd: int, event: int) -> None:
         if fd == self._wake_fd:
             os.eventfd_read(fd)
             with self._lock:
@@ -184,23 +192,29 @@ class Worker:
                 self._poller.register(lane.doorbell.fileno(), select.EPOLLIN)
             return
         lane = self._lanes[fd]
-        if events & select.EPOLLOUT and lane.flush():
+        if event & select.EPOLLHUP:
+            # The frontend has gone: what it queued is not worth running.
+            self._drop(fd, lane)
+            return
+        if event & select.EPOLLOUT and lane.flush():
             self._poller.modify(fd, select.EPOLLIN)
-        if events & ~select.EPOLLOUT:
+        if event & ~select.EPOLLOUT:
             self._receive(fd, lane)
 
     def _receive(self, fd: int, lane: Lane) -> None:
-        numbers, arena = lane.receive(), lane.arena
+        numbers = lane.receive()
         if numbers is None:
             self._drop(fd, lane)
         elif len(numbers):
             try:
-                header = (arena.position[numbers], arena.enqueued_ns[numbers], arena.deadline_ns[numbers])
+                queued = lane.arena.queued[numbers]
             except IndexError:
                 logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
                 self._drop(fd, lane)
             else:
-                self._queue.push(fd, numbers, *header)
+                self._queue.push(
+                    fd, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2]
+                )
 
     def _drop(self, fd: int, lane: Lane) -> None:
         self._queue.drop_lane(fd)
@@ -210,19 +224,27 @@ class Worker:
 
     def _run_batch(self, lots: list[Lot], reason: str) -> None:
         started_ns = self._clock_ns()
-        rows = sum(len(lot.numbers) for lot in lots)
-        for lot in lots:
-            self._lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
-        self._run_rows(lots, rows)
+        rows = lots[0].rows if len(lots) == 1 else sum(lot.rows for lot in lots)
+        self._run_rows(lots, rows, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
         # Counted only now: the callers have their answers already.
-        for lot in lots:
-            self._metrics.observe_queue_times(started_ns - lot.enqueued_ns)
         self._times.learn(rows, elapsed_ns)
         self._metrics.observe_batch(rows, reason, elapsed_ns)
+        for lot in lots:
+            self._metrics.note_queued(started_ns - lot.enqueued_ns)
 
-    def _run_rows(self, lots: list[Lot], rows: int) -> None:
+    def _run_rows(self, lots: list[Lot], rows: int, started_ns: int) -> None:
         """Run rows as one batch; if it fails, in halves, so that only the rows that fail alone are failed."""
+        failure = self._try_rows(lots, rows, started_ns)
+        if failure is None:
+            return
+        if rows == 1:
+            self._fail(lots[0], failure, started_ns)
+            return
+        for half in _halves(lots, rows):
+            self._run_rows(half, sum(lot.rows for lot in half), started_ns)
+
+    def _try_rows(self, lots: list[Lot], rows: int, started_ns: int) -> Exception | None:
         try:
             inputs = self._gather.batch([(self._lanes[lot.lane].arena, lot.numbers) for lot in lots], rows)
             outputs: Sequence[Any] = self._runtime.run(inputs)
@@ -231,21 +253,20 @@ class Worker:
                 for spec, batch in zip(self._runtime.signature.outputs, outputs, strict=True)
             ]
         except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
-            if rows == 1:
-                self._fail(lots[0], error)
-                return
-            for half in _halves(lots, rows):
-                self._run_rows(half, sum(len(lot.numbers) for lot in half))
-            return
+            return error
+        if len(lots) == 1:
+            self._scatter(lots[0], checked, started_ns)
+            return None
         start = 0
         for lot in lots:
-            stop = start + len(lot.numbers)
-            self._scatter(lot, [batch[start:stop] for batch in checked])
+            stop = start + lot.rows
+            self._scatter(lot, [batch[start:stop] for batch in checked], started_ns)
             start = stop
+        return None
 
-    def _scatter(self, lot: Lot, outputs: list[Any]) -> None:
+    def _scatter(self, lot: Lot, outputs: list[Any], started_ns: int) -> None:
         arena = self._lanes[lot.lane].arena
-        arena.outcome[lot.numbers] = Outcome.OK
+        arena.done[lot.numbers] = (Outcome.OK, started_ns, self._clock_ns(), 0)
         for index, (spec, batch) in enumerate(zip(self._runtime.signature.outputs, outputs, strict=True)):
             if spec.variable:
                 self._scatter_texts(arena, index, lot.numbers.tolist(), batch)
@@ -262,8 +283,10 @@ class Worker:
             elif not arena.write_bytes("out", index, number, text):
                 arena.outcome[number] = Outcome.TOO_LARGE
 
-    def _fail(self, lot: Lot, error: BaseException) -> None:
-        self._mark_failed(self._lanes[lot.lane].arena, int(lot.numbers[0]), error)
+    def _fail(self, lot: Lot, error: BaseException, started_ns: int) -> None:
+        arena = self._lanes[lot.lane].arena
+        arena.done[lot.numbers] = (Outcome.FAILED, started_ns, self._clock_ns(), 0)
+        self._mark_failed(arena, int(lot.numbers[0]), error)
         self._send(lot)
 
     def _mark_failed(self, arena: Arena, number: int, error: BaseException) -> None:
@@ -272,14 +295,12 @@ class Worker:
         arena.outcome[number] = Outcome.FAILED
         arena.error_id[number] = error_id
 
-    def _hand_back(self, lot: Lot, outcome: Outcome) -> None:
-        self._lanes[lot.lane].arena.outcome[lot.numbers] = outcome
+    def _hand_back(self, lot: Lot, outcome: Outcome, now_ns: int) -> None:
+        self._lanes[lot.lane].arena.done[lot.numbers] = (outcome, now_ns, now_ns, 0)
         self._send(lot)
 
     def _send(self, lot: Lot) -> None:
-        lane = self._lanes[lot.lane]
-        lane.arena.finished_ns[lot.numbers] = self._clock_ns()
-        if not lane.send(lot.numbers):
+        if not self._lanes[lot.lane].send(lot.numbers):
             self._poller.modify(lot.lane, select.EPOLLIN | select.EPOLLOUT)
 
 
@@ -294,7 +315,7 @@ def _halves(lots: list[Lot], rows: int) -> tuple[list[Lot], list[Lot]]:
     second: list[Lot] = []
     room = rows // 2
     for lot in lots:
-        size = len(lot.numbers)
+        size = lot.rows
         taken = min(room, size)
         room -= taken
         index = np.arange(size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.errors import OperatorError
+
 if TYPE_CHECKING:
     import argparse
 
@@ -53,12 +55,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: The arguments, the data or the output folder are wrong, or the exports disagree.
     """
-    # Heavy: TensorFlow and Keras.
     from stoker_training import TrainingSpec, train
 
-    train(
-        TrainingSpec(
-            network=args.network, epochs=args.epochs, seed=args.seed, output=args.output, data=args.data
-        )
+    spec = TrainingSpec(
+        network=args.network, epochs=args.epochs, seed=args.seed, output=args.output, data=args.data
     )
+    try:
+        train(spec)
+    except ModuleNotFoundError as error:
+        raise OperatorError(
+            f"training needs a package that is not installed ({error.name}); "
+            "install them all with: pip install 'stoker[training]'"
+        ) from error
     return 0

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import (
     MethodNotAllowed,
@@ -39,7 +39,7 @@ _Answer = tuple[int, bytes, bytes]
 _SHORT_BODY_BYTES: Final = 1 << 16
 
 
-def create_app(gateway: Gateway) -> Starlette:
+def create_app(gateway: Gateway) -> ASGIApp:
     """Make the app of a frontend."""
     score = _ScoreEndpoint(gateway)
     routes = [
@@ -58,7 +58,23 @@ def create_app(gateway: Gateway) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.gateway = gateway
-    return app
+    return _closing(app, gateway)
+
+
+def _closing(app: ASGIApp, gateway: Gateway) -> ASGIApp:
+    """An app whose answers close their connections while the server drains."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and not any(
+                name == b"connection" for name, _ in message["headers"]
+            ):
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await app(scope, receive, send_closing if gateway.draining else send)
+
+    return serve
 
 
 def _identified(
@@ -185,10 +201,12 @@ class _ScoreEndpoint:
         """Check everything that can be checked before the body is read."""
         service = self._gateway.service(scope["path_params"].get("name"))
         if scope["method"] != "POST":
+            service.metrics.count_request(405)
             raise MethodNotAllowed("The method is not allowed for the requested URL.", allowed=("POST",))
         if not service.authorized(headers.get(b"authorization", b"")):
             raise service.unauthorized()
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            service.metrics.count_request(415)
             raise UnsupportedEncoding(
                 "A compressed request body is not read; send it without Content-Encoding."
             )

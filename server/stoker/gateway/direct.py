@@ -71,12 +71,14 @@ class DirectProtocol(HttpToolsProtocol):
     """uvicorn's httptools protocol with a short cut for scoring.
 
     Attributes:
-        idle_sweeps: How often `Reaper` has looked since this connection last made progress.
+        idle_sweeps: How often the listener has looked since this connection last made progress.
+        fresh: Whether nothing has arrived on it yet.
     """
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.idle_sweeps = 0
+        self.fresh = True
         self._gateway = gateway
         self._in_headers = False
         self._head_bytes = 0
@@ -116,13 +118,21 @@ class DirectProtocol(HttpToolsProtocol):
             ):
                 if self.timeout_keep_alive_task is not None:
                     self._unset_keepalive_if_required()
+                self.fresh = False
                 self._score(known.service, data[end:], None)
                 return
         super().data_received(data)
         if self._in_headers:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self._refuse(HeaderTooLarge(f"The request's headers are larger than {_MAX_HEAD_BYTES} bytes."))
+            self._bound_head(len(data))
+
+    def _bound_head(self, received_bytes: int) -> None:
+        """End a connection whose head does not end; the chunk in which it began is not counted."""
+        if self._head_bytes < 0:
+            self._head_bytes = 0
+            return
+        self._head_bytes += received_bytes
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse(HeaderTooLarge(f"The request's headers are larger than {_MAX_HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
         # uvicorn's scope is made later, for those requests that need one.
@@ -130,8 +140,9 @@ class DirectProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self.idle_sweeps = 0
+        self.fresh = False
         self._in_headers = True
-        self._head_bytes = 0
+        self._head_bytes = -1
         self._between = False
 
     def on_headers_complete(self) -> None:

@@ -1,7 +1,7 @@
 """The frontend process: HTTP in, rows out. The supervisor runs this module with `--control-fd N`.
 
 Messages it gets: `start` (settings, services, listening sockets), `attach` (a model's arena and doorbell),
-`detach` (its device process has ended), `drain`, `stop`. Messages it sends: `listening`, `attached`,
+`listen`, `detach` (a model's device process has ended), `drain`, `stop`. Messages it sends: `started`, `attached`,
 `stopped`. It ends when the control channel does.
 """
 
@@ -68,6 +68,9 @@ class _Frontend:
                 await self._start(message, fds)
             case "attach":
                 self._attach(message, fds)
+            case "listen":
+                assert self._listener is not None, "listen comes after start"
+                await self._listener.start()
             case "detach":
                 # Usually the doorbell has said so already; a process that the device had forked can hold it open.
                 self._detach(message)
@@ -91,12 +94,11 @@ class _Frontend:
         )
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._listener = Listener(create_app(self._gateway), self._gateway, sockets)
-        await self._listener.start()
         self._loop.call_later(_SWEEP_S, self._sweep)
         # What start-up made stays: collecting it again and again would only cost pauses.
         gc.collect()
         gc.freeze()
-        self._channel.send("listening")
+        self._channel.send("started")
 
     def _attach(self, message: Message, fds: list[int]) -> None:
         arena_fd, doorbell_fd = fds
@@ -131,9 +133,10 @@ class _Frontend:
         now_ns = time.monotonic_ns()
         for service in self._gateway.services.values():
             service.metrics.flush()
-            if service.exchange is not None:
-                service.exchange.sweep(now_ns)
-                service.metrics.set_in_flight_rows(service.exchange.leased_rows)
+            exchange = service.exchange
+            if exchange is not None:
+                exchange.sweep(now_ns)
+            service.metrics.set_in_flight_rows(0 if exchange is None else exchange.leased_rows)
         self._loop.call_later(_SWEEP_S, self._sweep)
 
     async def _stop(self, timeout_s: float) -> None:

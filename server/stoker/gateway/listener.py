@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import socket
+import struct
 from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Final
@@ -19,6 +22,18 @@ __all__ = ["Listener"]
 
 _KEEP_ALIVE_S: Final = 75
 _ARRIVAL_TIMEOUT_S: Final = 10
+# A client that has connected sends its first request within this time, or is not waited for.
+_FIRST_REQUEST_S: Final = 1.0
+_HANDSHAKE_S: Final = 0.05
+_SO_ATTACH_FILTER: Final = 26
+# Classic BPF on the TCP header: drop what has SYN without ACK in its flags (byte 13), take everything else.
+_DROP_SYN: Final = (
+    (0x30, 0, 0, 13),
+    (0x54, 0, 0, 0x12),
+    (0x15, 0, 1, 0x02),
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
 _SERVER: Final = (b"server", b"stoker")
 
 
@@ -79,6 +94,9 @@ class Listener:
     async def stop_listening(self) -> None:
         """Stop accepting, but take every connection that the kernel has accepted already."""
         loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            _drop_new_connections(sock)
+        await asyncio.sleep(_HANDSHAKE_S)
         for server in self._servers:
             server.close()
         for sock in self._sockets:
@@ -92,19 +110,33 @@ class Listener:
             sock.close()
 
     async def finish(self, timeout_s: float) -> int:
-        """Close idle connections, wait for the busy ones, and return how many had to be cut off."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        for connection in list(self.connections):
-            # A request may be in the socket's buffer, unread: the loop reads it before this callback's next
-            # turn.
-            if not (connection.busy or connection.receiving):
-                connection.transport.close()
+        """Close connections as they become idle; return how many were still busy after `timeout_s`."""
+        now = asyncio.get_running_loop().time
+        patience, deadline = now() + _FIRST_REQUEST_S, now() + timeout_s
         # uvicorn's set of connections has no event to wait for.
-        while self.connections and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+        while self.connections and now() < deadline:
+            for connection in list(self.connections):
+                expecting = connection.fresh and now() < patience
+                if not (connection.busy or connection.receiving or expecting):
+                    connection.transport.close()
             await asyncio.sleep(0.01)
         if self._ticker is not None:
             self._ticker.cancel()
         return len(self.connections)
+
+
+def _drop_new_connections(sock: socket.socket) -> None:
+    """Let the kernel ignore new handshakes on a listening socket.
+
+    Between the last `accept` and the end of the socket, the kernel would complete handshakes and then reset them. A
+    client whose SYN is dropped sends it again after a second and is refused: it has not sent a request yet.
+    """
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in _DROP_SYN)
+    buffer = ctypes.create_string_buffer(code)
+    program = struct.pack("HL", len(_DROP_SYN), ctypes.addressof(buffer))
+    # Where filters are not allowed, a few connections may be reset.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def _reap(connection: DirectProtocol) -> None:

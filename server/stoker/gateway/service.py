@@ -93,7 +93,7 @@ class Service:
         """The error for a body above the limit."""
         self.metrics.count_rejection("body_too_large")
         self.metrics.count_request(413)
-        return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:g} MiB.")
+        return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:.4g} MiB.")
 
     def score(self, body: bytes, ids: RequestIds | None, respond: Respond, received_ns: int) -> Call:
         """Score one request; `respond` is called once, at once or later.

@@ -1,0 +1,329 @@
+"""Puppets of the server's seams: a model, a clock, a request, and both sides of an arena turned by hand.
+
+Nothing here starts a thread or sleeps. A test makes a `Joined`, submits rows through its exchanges, and says
+when each event loop and when the device takes its turn; the doorbells and the arenas between them are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from hypothesis import settings
+
+from stoker.arena import Arena
+from stoker.errors import StokerError
+from stoker.exchange import Exchange, Ticket
+from stoker.metrics import MetricMemory, ModelTotals
+from stoker.planner import BatchPolicy
+from stoker.runtimes.base import Outputs
+from stoker.tensors import Signature, TensorSpec
+from stoker.worker import Lane, Worker
+
+__all__ = [
+    "BODIES",
+    "FAR_NS",
+    "ROWS",
+    "STEADY",
+    "TEXTS",
+    "HandClock",
+    "Joined",
+    "PuppetFailure",
+    "PuppetRuntime",
+    "PuppetTicket",
+    "double",
+    "rows_of",
+]
+
+STEADY = settings(deadline=None, derandomize=True)
+"""Settings of property tests that give the same verdict each time, however busy the machine is."""
+
+ROWS = Signature((TensorSpec("x", "float32", (2,)),), (TensorSpec("y", "float32", (2,)),))
+"""Rows of two numbers in, rows of two numbers out."""
+TEXTS = Signature((TensorSpec("x", "float32", (2,)),), (TensorSpec("result", "uint8", (64,), variable=True),))
+"""Rows of two numbers in, up to 64 bytes of JSON text per row out."""
+BODIES = Signature(
+    (TensorSpec("raw_data", "uint8", (1 << 22,), variable=True),),
+    (TensorSpec("result", "uint8", (1 << 22,), variable=True),),
+    takes="body",
+)
+"""Whole bodies of up to 4 MiB in, JSON texts out."""
+
+FAR_NS = 1 << 60
+"""A deadline that no test reaches."""
+
+
+class HandClock:
+    """A clock in nanoseconds that stands still until a test moves it."""
+
+    def __init__(self, now_ns: int = 1_000_000_000) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def advance_ms(self, elapsed_ms: float) -> None:
+        """Move it forward."""
+        self.now_ns += round(elapsed_ms * 1e6)
+
+
+class PuppetFailure(Exception):
+    """What a puppet raises when it was told to."""
+
+
+def double(inputs: Sequence[Any]) -> Outputs:
+    """The answer of a puppet for `ROWS`: two times each number."""
+    return [inputs[0] * 2]
+
+
+class PuppetRuntime:
+    """A model that does as it is told.
+
+    Attributes:
+        signature: What it takes and gives.
+        answer: Computes the outputs of a batch from its inputs.
+        fails_for: A batch fails if the first number of one of its rows is among these.
+        during: Called in the middle of each run.
+        hold: If set, each run waits for this event.
+        entered: Set as soon as a run waits for `hold`.
+        batches: A copy of the first input of each batch that it was given, as a list of rows.
+    """
+
+    def __init__(
+        self, signature: Signature = ROWS, answer: Callable[[Sequence[Any]], Outputs] = double
+    ) -> None:
+        self.signature = signature
+        self.answer = answer
+        self.fails_for: set[float] = set()
+        self.during: Callable[[], None] = lambda: None
+        self.hold: threading.Event | None = None
+        self.entered = threading.Event()
+        self.batches: list[list[Any]] = []
+        self.closed = False
+
+    def run(self, inputs: Sequence[Any]) -> Outputs:
+        """Run one batch."""
+        first = inputs[0]
+        self.batches.append(list(first) if isinstance(first, list) else first.tolist())
+        if self.hold is not None:
+            self.entered.set()
+            assert self.hold.wait(30), "the test never let the puppet go on"
+        self.during()
+        if not isinstance(first, list) and self.fails_for.intersection(first.reshape(len(first), -1)[:, 0]):
+            raise PuppetFailure("the puppet was told to fail: a secret of the log")
+        return self.answer(inputs)
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+    @property
+    def rows_run(self) -> list[float]:
+        """The first number of each row that was run, in order."""
+        return [row[0] for batch in self.batches for row in batch]
+
+
+class PuppetTicket(Ticket):
+    """A request that keeps its answer.
+
+    Attributes:
+        completions: How often it was completed.
+        answer: Copies of its outputs, or None if it failed.
+        texts: Its first output where that is variable.
+    """
+
+    __slots__ = ("answer", "completions", "texts", "then")
+
+    def __init__(self, deadline_ns: int = FAR_NS, then: Callable[[], None] = lambda: None) -> None:
+        super().__init__(deadline_ns)
+        self.completions = 0
+        self.answer: list[np.ndarray] | None = None
+        self.texts: list[bytes] | None = None
+        self.then = then
+
+    def complete(self) -> None:
+        """Keep the outputs."""
+        self.completions += 1
+        if self.error is None:
+            if self.exchange.arena.signature.outputs[0].variable:
+                self.texts = list(self.output_texts(0))
+            else:
+                self.answer = [array.copy() for array in self.outputs()]
+        self.then()
+
+    def failure(self) -> type[StokerError] | None:
+        """The class of its error."""
+        return None if self.error is None else type(self.error)
+
+
+def rows_of(*first: float, width: int = 2) -> list[np.ndarray]:
+    """Rows for one input as the decoder makes them: row i starts with `first[i]`, the rest counts up by a half."""
+    return [np.array([[number + 0.5 * place for place in range(width)] for number in first], np.float64)]
+
+
+class Joined:
+    """Exchanges of some frontends, each with an arena of its own, and the worker that serves them all.
+
+    Attributes:
+        clock: The clock of all of them.
+        runtime: The model.
+        worker: The device's side.
+        exchanges: The frontends' sides.
+        lost: Frontends whose exchange has said that the device is gone.
+    """
+
+    def __init__(
+        self,
+        runtime: PuppetRuntime | None = None,
+        *,
+        capacity: int = 16,
+        policy: BatchPolicy | None = None,
+        frontends: int = 1,
+        doorbell_bytes: int | None = None,
+    ) -> None:
+        self.clock = HandClock()
+        self.runtime = runtime or PuppetRuntime()
+        self.lost: list[int] = []
+        self.exchanges: list[Exchange] = []
+        self._memory = _metric_memory()
+        self._loop = asyncio.new_event_loop()
+        self._capacity, self._doorbell_bytes = capacity, doorbell_bytes
+        policy = policy or BatchPolicy()
+        self.worker = Worker(self.runtime, policy, self._memory.page(64).model(0), self.clock)
+        for _ in range(frontends):
+            self.add_frontend()
+        self.turn_device()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for exchange in self.exchanges:
+            exchange.close()
+        self.kill_device()
+        self.worker._poller.close()
+        os.close(self.worker._wake_fd)
+        self._loop.close()
+
+    @property
+    def exchange(self) -> Exchange:
+        """The only frontend's exchange."""
+        (exchange,) = self.exchanges
+        return exchange
+
+    def submit(
+        self,
+        *first: float,
+        frontend: int = 0,
+        timeout_ms: float | None = None,
+        ticket: PuppetTicket | None = None,
+    ) -> PuppetTicket:
+        """Submit rows that start with these numbers."""
+        if ticket is None:
+            deadline_ns = FAR_NS if timeout_ms is None else self.clock() + round(timeout_ms * 1e6)
+            ticket = PuppetTicket(deadline_ns)
+        self.exchanges[frontend].submit(ticket, rows_of(*first))
+        return ticket
+
+    def turn_frontends(self) -> None:
+        """One turn of the frontends' event loop: what has arrived is read, what was queued is sent."""
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+
+    def turn_device(self) -> int | None:
+        """One turn of the device: what has arrived is read, at most one batch runs."""
+        return self.worker.turn(0)
+
+    def settle(self) -> None:
+        """Let everybody take turns until nothing moves."""
+        moving = True
+        while moving:
+            before = self._progress()
+            self.turn_frontends()
+            self.turn_device()
+            self.turn_frontends()
+            moving = self._progress() != before
+
+    def add_frontend(self) -> None:
+        """Join one more frontend, with an arena of its own."""
+        signature, capacity = self.runtime.signature, self._capacity
+        fd = Arena.create(signature, capacity)
+        near, far = socket.socketpair()
+        if self._doorbell_bytes is not None:
+            for end in (near, far):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._doorbell_bytes)
+        index = len(self.exchanges)
+        exchange = Exchange(
+            Arena(fd, signature, capacity),
+            near,
+            clock_ns=self.clock,
+            on_lost=lambda _: self.lost.append(index),
+            loop=self._loop,
+        )
+        self.exchanges.append(exchange)
+        # A second mapping of the same memory, as in the device's process.
+        self.worker.add_lane(Lane(Arena(fd, signature, capacity), far))
+        os.close(fd)
+
+    def wait_for(self, *tickets: PuppetTicket) -> None:
+        """Let the frontends take turns until these are complete; the worker runs on a thread of its own."""
+        done = self._loop.create_future()
+        open_ = {id(ticket) for ticket in tickets if not ticket.completions}
+
+        def note(ticket: PuppetTicket) -> None:
+            open_.discard(id(ticket))
+            if not open_:
+                done.set_result(None)
+
+        for ticket in tickets:
+            ticket.then = partial(note, ticket)
+        if open_:
+            self._loop.run_until_complete(asyncio.wait_for(done, 30))
+
+    def sweep(self) -> None:
+        """Let every frontend look for deadlines that have passed."""
+        for exchange in self.exchanges:
+            if not exchange.lost:
+                exchange.sweep(self.clock())
+
+    def kill_device(self) -> None:
+        """What the kernel does when the device process dies: its ends of the doorbells close."""
+        for lane in self.worker._lanes.values():
+            lane.doorbell.close()
+        self.worker._lanes.clear()
+
+    def kill_frontend(self, frontend: int) -> None:
+        """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
+        exchange = self.exchanges[frontend]
+        exchange.lost = True
+        self._loop.remove_reader(exchange._doorbell.fileno())
+        self._loop.remove_writer(exchange._doorbell.fileno())
+        exchange._doorbell.close()
+
+    def totals(self) -> ModelTotals:
+        """What the worker has counted."""
+        return self._memory.totals().model(0)
+
+    def _progress(self) -> tuple[object, ...]:
+        return (
+            len(self.runtime.batches),
+            self.worker._queue.rows,
+            *(exchange.rows_done for exchange in self.exchanges),
+            *(exchange.leased_rows for exchange in self.exchanges),
+            *(len(exchange._unsent) + len(exchange._queued) for exchange in self.exchanges),
+            *(len(lane.unsent) for lane in self.worker._lanes.values()),
+        )
+
+
+def _metric_memory() -> MetricMemory:
+    fd = MetricMemory.create()
+    try:
+        return MetricMemory(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,159 @@
+"""The Prometheus exposition of the counters, read back by Prometheus's own parser."""
+
+import os
+
+import numpy as np
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
+from stoker.metrics import (
+    BATCH_BOUNDS_ROWS,
+    FIRST_DEVICE_PAGE,
+    REASONS,
+    REJECTIONS,
+    STAGE_BOUNDS_S,
+    STAGES,
+    SUPERVISOR_PAGE,
+    MetricMemory,
+)
+
+# Names and labels are an interface: dashboards and alerts are built on them.
+DOCUMENTED = {
+    "stoker_requests": ("counter", {"model", "status"}),
+    "stoker_rejections": ("counter", {"model", "reason"}),
+    "stoker_rows": ("counter", {"model"}),
+    "stoker_rows_in_flight": ("gauge", {"model"}),
+    "stoker_queue_rows": ("gauge", {"model"}),
+    "stoker_dispatches": ("counter", {"model", "reason"}),
+    "stoker_batch_rows": ("histogram", {"model"}),
+    "stoker_stage_seconds": ("histogram", {"model", "stage"}),
+    "stoker_process_restarts": ("counter", {"process"}),
+    "stoker_gpu_memory_used_bytes": ("gauge", {"gpu"}),
+    "stoker_gpu_memory_total_bytes": ("gauge", {"gpu"}),
+    "stoker_gpu_utilization_ratio": ("gauge", {"gpu"}),
+}
+
+
+@pytest.fixture
+def memory() -> MetricMemory:
+    """The counters of a server that has done something: two models, a restart, a GPU."""
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    frontend = memory.page(0).model(1)
+    for parse_ns in (40_000, 60_000, 10**11):
+        frontend.note_scored(2, parse_ns, 10 * parse_ns)
+    frontend.flush()
+    frontend.count_request(503)
+    frontend.count_request(418)
+    frontend.count_rejection("overloaded")
+    frontend.set_in_flight_rows(6)
+    device = memory.page(FIRST_DEVICE_PAGE).model(1)
+    device.observe_batch(3, "full", 2_000_000)
+    device.observe_batch(4, "idle", 3_000_000)
+    device.note_queued(np.array([1_000_000, 2_000_000]))
+    device.flush_queued()
+    device.set_queued_rows(9)
+    supervisor = memory.page(SUPERVISOR_PAGE)
+    supervisor.count_restart("device")
+    supervisor.set_gpu(2, 5 << 30, 80 << 30, 37)
+    return memory
+
+
+def families(memory: MetricMemory, *models: str) -> dict[str, Metric]:
+    """The parsed exposition by metric name."""
+    text = render(memory, models).decode()
+    return {metric.name: metric for metric in text_string_to_metric_families(text)}
+
+
+def value(metric: Metric, sample: str, **labels: str) -> float:
+    """The value of the one sample with this name and these labels."""
+    (found,) = [s.value for s in metric.samples if s.name == sample and s.labels == labels]
+    return found
+
+
+def test_names_types_and_labels_are_the_documented_ones(memory: MetricMemory) -> None:
+    """Nothing is missing, nothing is there that nobody knows, and everything says what it is."""
+    parsed = families(memory, "first", "digits")
+    assert {name: metric.type for name, metric in parsed.items()} == {
+        name: kind for name, (kind, _) in DOCUMENTED.items()
+    }
+    for name, metric in parsed.items():
+        assert metric.documentation.endswith(".")
+        assert {frozenset(sample.labels) - {"le"} for sample in metric.samples} == {
+            frozenset(DOCUMENTED[name][1])
+        }
+
+
+def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
+    """Each model's numbers appear under its name."""
+    parsed = families(memory, "first", "digits")
+    for labels, expected in (
+        ({"model": "digits", "status": "200"}, 3),
+        ({"model": "digits", "status": "503"}, 1),
+        ({"model": "digits", "status": "other"}, 1),
+        ({"model": "first", "status": "200"}, 0),
+    ):
+        assert value(parsed["stoker_requests"], "stoker_requests_total", **labels) == expected
+    assert value(parsed["stoker_rows"], "stoker_rows_total", model="digits") == 6
+    assert value(parsed["stoker_rows_in_flight"], "stoker_rows_in_flight", model="digits") == 6
+    assert value(parsed["stoker_queue_rows"], "stoker_queue_rows", model="digits") == 9
+    assert value(parsed["stoker_process_restarts"], "stoker_process_restarts_total", process="device") == 1
+    assert value(parsed["stoker_process_restarts"], "stoker_process_restarts_total", process="frontend") == 0
+    gpu = {"gpu": "2"}
+    assert value(parsed["stoker_gpu_memory_used_bytes"], "stoker_gpu_memory_used_bytes", **gpu) == 5 << 30
+    assert value(parsed["stoker_gpu_memory_total_bytes"], "stoker_gpu_memory_total_bytes", **gpu) == 80 << 30
+    assert value(parsed["stoker_gpu_utilization_ratio"], "stoker_gpu_utilization_ratio", **gpu) == 0.37
+
+
+def test_every_reason_is_there_from_the_start(memory: MetricMemory) -> None:
+    """A rate over a counter needs its zero: reasons appear before they happen."""
+    parsed = families(memory, "first", "digits")
+    for reason in REJECTIONS:
+        expected = 1 if reason == "overloaded" else 0
+        name = "stoker_rejections_total"
+        assert value(parsed["stoker_rejections"], name, model="digits", reason=reason) == expected
+        assert value(parsed["stoker_rejections"], name, model="first", reason=reason) == 0
+    for reason in REASONS:
+        name = "stoker_dispatches_total"
+        assert value(parsed["stoker_dispatches"], name, model="digits", reason=reason) == (
+            1 if reason in ("full", "idle") else 0
+        )
+
+
+def test_histograms_are_cumulative(memory: MetricMemory) -> None:
+    """Buckets count all that is not above their bound; +Inf, count and sum agree with them."""
+    parsed = families(memory, "first", "digits")
+    sizes = {
+        float(sample.labels["le"]): sample.value
+        for sample in parsed["stoker_batch_rows"].samples
+        if sample.name.endswith("_bucket") and sample.labels["model"] == "digits"
+    }
+    assert sizes == {**{float(bound): 2.0 if bound >= 4 else 0.0 for bound in BATCH_BOUNDS_ROWS}, np.inf: 2.0}
+    assert value(parsed["stoker_batch_rows"], "stoker_batch_rows_count", model="digits") == 2
+    assert value(parsed["stoker_batch_rows"], "stoker_batch_rows_sum", model="digits") == 7
+    stages = parsed["stoker_stage_seconds"]
+    parse = {
+        float(sample.labels["le"]): sample.value
+        for sample in stages.samples
+        if sample.name.endswith("_bucket") and sample.labels["stage"] == "parse" and sample.value
+    }
+    assert parse == {5e-5: 1, **dict.fromkeys(STAGE_BOUNDS_S[1:], 2), np.inf: 3}
+    counts = {"parse": 3, "queue": 2, "compute": 2, "total": 3}
+    for stage in STAGES:
+        labels = {"model": "digits", "stage": stage}
+        assert value(stages, "stoker_stage_seconds_count", **labels) == counts[stage]
+    assert value(stages, "stoker_stage_seconds_sum", model="digits", stage="compute") == pytest.approx(0.005)
+
+
+def test_awkward_names_are_escaped(memory: MetricMemory) -> None:
+    """Whatever a label holds, the text stays parseable."""
+    parsed = families(memory, 'a"b\\c\nd', "naïve")
+    assert {sample.labels["model"] for sample in parsed["stoker_rows"].samples} == {'a"b\\c\nd', "naïve"}
+
+
+def test_the_content_type_is_prometheus_text() -> None:
+    """Scrapers choose their parser by it."""
+    assert CONTENT_TYPE_LATEST.startswith("text/plain; version=")

@@ -1,0 +1,230 @@
+"""Counters in shared memory."""
+
+import os
+from bisect import bisect_left
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+
+from stoker.metrics import (
+    BATCH_BOUNDS_ROWS,
+    FIRST_DEVICE_PAGE,
+    MODEL_SLOTS,
+    PAGES,
+    REASONS,
+    REJECTIONS,
+    STAGE_BOUNDS_S,
+    STAGES,
+    STATUSES,
+    SUPERVISOR_PAGE,
+    MetricMemory,
+)
+
+
+@pytest.fixture
+def memory() -> MetricMemory:
+    return mapped()
+
+
+def mapped() -> MetricMemory:
+    """A fresh memory; its descriptor is closed, as in the processes that got it from the supervisor."""
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    return memory
+
+
+def test_a_fresh_memory_counts_nothing(memory: MetricMemory) -> None:
+    """Every total starts at zero, and every name is there."""
+    totals = memory.totals()
+    model = totals.model(0)
+    assert model.requests() == dict.fromkeys(STATUSES, 0)
+    assert model.rejections() == dict.fromkeys(REJECTIONS, 0)
+    assert model.dispatches() == dict.fromkeys(REASONS, 0)
+    assert (model.rows, model.rows_in_flight, model.queue_rows) == (0, 0, 0)
+    assert (model.batch_rows().counts, model.batch_rows().sum) == ([0] * (len(BATCH_BOUNDS_ROWS) + 1), 0)
+    assert {stage: (sum(times.counts), times.sum) for stage, times in model.stage_seconds().items()} == (
+        dict.fromkeys(STAGES, (0, 0))
+    )
+    assert (totals.restarts(), totals.gpus()) == ({"device": 0, "frontend": 0}, {})
+
+
+def test_processes_count_side_by_side_and_are_added_up() -> None:
+    """Each process writes its own page of one memory; whoever reads gets the sums, per model."""
+    fd = MetricMemory.create()
+    first, second = MetricMemory(fd), MetricMemory(fd)
+    os.close(fd)
+    for memory, page, count in ((first, 0, 2), (second, 5, 3), (second, FIRST_DEVICE_PAGE, 4)):
+        metrics = memory.page(page).model(7)
+        for _ in range(count):
+            metrics.count_request(200)
+            metrics.count_rejection("overloaded")
+    first.page(0).model(8).count_request(200)
+    for memory in (first, second):
+        totals = memory.totals()
+        assert totals.model(7).requests()[200] == 9
+        assert totals.model(7).rejections()["overloaded"] == 9
+        assert [totals.model(slot).requests()[200] for slot in (6, 8, 9)] == [0, 1, 0]
+
+
+def test_counts_survive_the_process_that_counted() -> None:
+    """A successor takes the page over: counters go on, gauges start anew."""
+    fd = MetricMemory.create()
+    dead = MetricMemory(fd).page(3).model(0)
+    dead.count_request(503)
+    dead.set_in_flight_rows(17)
+    dead.set_queued_rows(4)
+    del dead
+    successor = MetricMemory(fd)
+    os.close(fd)
+    assert successor.totals().model(0).rows_in_flight == 17
+    metrics = successor.page(3).model(0)
+    metrics.clear_gauges()
+    metrics.count_request(503)
+    totals = successor.totals().model(0)
+    assert (totals.requests()[503], totals.rows_in_flight, totals.queue_rows) == (2, 0, 0)
+
+
+def test_no_counter_touches_another(memory: MetricMemory) -> None:
+    """Writing every counter of the last model, the process words and the GPUs shows each exactly once."""
+    page = memory.page(SUPERVISOR_PAGE)
+    metrics = page.model(MODEL_SLOTS - 1)
+    for status in STATUSES:
+        metrics.count_request(status or 418)
+    for reason in REJECTIONS:
+        metrics.count_rejection(reason)
+    for reason in REASONS:
+        metrics.observe_batch(5000, reason, 10**12)
+    metrics.note_scored(3, 10**12, 10**12)
+    metrics.note_queued(np.array([10**12]))
+    metrics.flush()
+    metrics.flush_queued()
+    metrics.set_in_flight_rows(11)
+    metrics.set_queued_rows(12)
+    page.count_restart("device")
+    page.count_restart("frontend")
+    page.count_restart("frontend")
+    page.set_gpu(0, 1, 2, 3)
+    page.set_gpu(15, 4, 5, 6)
+    totals = memory.totals()
+    model = totals.model(MODEL_SLOTS - 1)
+    assert model.requests() == {status: 2 if status == 200 else 1 for status in STATUSES}
+    assert model.rejections() == dict.fromkeys(REJECTIONS, 1)
+    assert model.dispatches() == dict.fromkeys(REASONS, 1)
+    assert (model.rows, model.rows_in_flight, model.queue_rows) == (3, 11, 12)
+    assert model.batch_rows().counts == [*[0] * len(BATCH_BOUNDS_ROWS), len(REASONS)]
+    for stage, times in model.stage_seconds().items():
+        count = len(REASONS) if stage == "compute" else 1
+        assert (times.counts, times.sum) == ([*[0] * len(STAGE_BOUNDS_S), count], 1000 * count)
+    assert totals.restarts() == {"device": 1, "frontend": 2}
+    assert totals.gpus() == {0: (1, 2, 3), 15: (4, 5, 6)}
+    assert sum(totals.model(MODEL_SLOTS - 2).requests().values()) == 0
+
+
+def test_pages_and_slots_have_bounds(memory: MetricMemory) -> None:
+    """There is no page beyond the last and no model beyond the last slot."""
+    memory.page(PAGES - 1).model(MODEL_SLOTS - 1).count_request(200)
+    for index in (-1, PAGES):
+        with pytest.raises(ValueError, match=f"there are {PAGES} metric pages, got index {index}"):
+            memory.page(index)
+    for slot in (-1, MODEL_SLOTS):
+        with pytest.raises(ValueError, match=f"at most {MODEL_SLOTS} models"):
+            memory.page(0).model(slot)
+
+
+def buckets(bounds: list[float], values: list[float]) -> list[int]:
+    """Counts per bucket as Prometheus defines them: a value that equals a bound belongs below it."""
+    counts = [0] * (len(bounds) + 1)
+    for value in values:
+        counts[bisect_left(bounds, value)] += 1
+    return counts
+
+
+BOUNDS_NS = [round(bound * 1e9) for bound in STAGE_BOUNDS_S]
+# Values at the bounds and beside them are where buckets go wrong.
+elapsed_ns = st.integers(0, 10**11) | st.sampled_from(
+    [bound + shift for bound in BOUNDS_NS for shift in (-1, 0, 1)]
+)
+
+
+@settings(STEADY, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), elapsed_ns, elapsed_ns), max_size=30),
+    st.lists(st.lists(elapsed_ns, min_size=1, max_size=60), max_size=40),
+)
+def test_stage_histograms_equal_a_reference(
+    scored: list[tuple[int, int, int]], queued: list[list[int]]
+) -> None:
+    """Whether times come one by one or by the thousand, each lands in its bucket, and the sums are exact."""
+    memory = mapped()
+    metrics = memory.page(0).model(0)
+    for rows, parse_ns, total_ns in scored:
+        metrics.note_scored(rows, parse_ns, total_ns)
+    metrics.flush()
+    metrics.flush()
+    for times in queued:
+        metrics.note_queued(np.array(times))
+    metrics.flush_queued()
+    assert not metrics.notes
+    model = memory.totals().model(0)
+    assert model.requests()[200] == len(scored)
+    assert model.rows == sum(rows for rows, _, _ in scored)
+    stages = model.stage_seconds()
+    for stage, values in (
+        ("parse", [parse_ns for _, parse_ns, _ in scored]),
+        ("total", [total_ns for _, _, total_ns in scored]),
+        ("queue", [value for times in queued for value in times]),
+    ):
+        assert stages[stage].counts == buckets(BOUNDS_NS, values)
+        assert stages[stage].sum == pytest.approx(sum(values) / 1e9)
+
+
+@settings(STEADY, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 5000), st.sampled_from(REASONS), elapsed_ns), max_size=30))
+def test_batch_histograms_equal_a_reference(batches: list[tuple[int, str, int]]) -> None:
+    """Sizes, reasons and compute times of batches are counted as they are."""
+    memory = mapped()
+    metrics = memory.page(FIRST_DEVICE_PAGE).model(2)
+    for rows, reason, compute_ns in batches:
+        metrics.observe_batch(rows, reason, compute_ns)
+    model = memory.totals().model(2)
+    sizes = [rows for rows, _, _ in batches]
+    assert model.batch_rows().counts == buckets(list(BATCH_BOUNDS_ROWS), sizes)
+    assert model.batch_rows().sum == sum(sizes)
+    reasons = [reason for _, reason, _ in batches]
+    assert model.dispatches() == {reason: reasons.count(reason) for reason in REASONS}
+    compute = model.stage_seconds()["compute"]
+    assert compute.counts == buckets(BOUNDS_NS, [compute_ns for _, _, compute_ns in batches])
+
+
+def test_what_was_noted_is_counted_by_the_next_flush(memory: MetricMemory) -> None:
+    """Notes cost little and are no counts yet; many rows are counted without waiting for a flush."""
+    metrics = memory.page(0).model(0)
+    metrics.note_scored(5, 1, 2)
+    metrics.note_queued(np.arange(10))
+    assert memory.totals().model(0).requests()[200] == 0
+    assert metrics.notes
+    metrics.note_queued(np.arange(5000))
+    assert not metrics.notes
+    assert sum(memory.totals().model(0).stage_seconds()["queue"].counts) == 5010
+    metrics.flush()
+    assert memory.totals().model(0).rows == 5
+
+
+def test_an_unlisted_status_counts_as_other(memory: MetricMemory) -> None:
+    """Statuses that nobody thought of are counted together, under 0."""
+    metrics = memory.page(0).model(0)
+    for status in (418, 507, 200):
+        metrics.count_request(status)
+    requests = memory.totals().model(0).requests()
+    assert (requests[0], requests[200], sum(requests.values())) == (2, 1, 3)
+
+
+def test_stage_bounds_and_batch_bounds_grow() -> None:
+    """Buckets are in ascending order, and each batch size up to the default limit has one of its own kind."""
+    assert list(STAGE_BOUNDS_S) == sorted(set(STAGE_BOUNDS_S))
+    assert list(BATCH_BOUNDS_ROWS) == sorted(set(BATCH_BOUNDS_ROWS))
+    assert 256 in BATCH_BOUNDS_ROWS

@@ -1,0 +1,347 @@
+"""Which rows leave now, and when to look again: with a clock that is passed in, and no device."""
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+
+from stoker.metrics import REASONS
+from stoker.planner import BatchPolicy, Lot, Plan, RowQueue, ServiceTimes, plan
+
+MS = 1_000_000
+NEVER = (1 << 63) - 1
+
+Row = tuple[int, int]
+"""Lane and row number."""
+
+
+def push(
+    queue: RowQueue,
+    *sizes: int,
+    lane: int = 0,
+    first: int = 0,
+    enqueued_ns: int = 0,
+    deadline_ns: int = NEVER,
+) -> list[Row]:
+    """Queue requests of these sizes as one lot with row numbers from `first`; returns their rows."""
+    position = np.concatenate([np.arange(size) for size in sizes])
+    numbers = np.arange(first, first + len(position), dtype=np.int32)
+    queue.push(
+        lane, numbers, position=position, enqueued_ns=np.full(len(position), enqueued_ns), deadline_ns=np.full(len(position), deadline_ns)
+    )
+    return [(lane, number) for number in numbers.tolist()]
+
+
+def rows(lots: list[Lot]) -> list[Row]:
+    """Lane and number of each row, in order."""
+    return [(lot.lane, number) for lot in lots for number in lot.numbers.tolist()]
+
+
+def look(queue: RowQueue, now_ns: int = 0, max_batch_rows: int = 4, max_delay_ms: float = 0) -> Plan:
+    """Plan with nothing learned."""
+    return plan(queue, now_ns, BatchPolicy(max_batch_rows, max_delay_ms), ServiceTimes())
+
+
+@dataclass
+class Told:
+    """What a row was queued with."""
+
+    position: int
+    enqueued_ns: int
+    deadline_ns: int
+
+
+@dataclass
+class Checked:
+    """A queue beside a plain dictionary of the rows that must be in it."""
+
+    policy: BatchPolicy
+    queue: RowQueue = field(default_factory=RowQueue)
+    times: ServiceTimes = field(default_factory=ServiceTimes)
+    waiting: dict[Row, Told] = field(default_factory=dict)
+    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def arrive(self, lane: int, requests: list[tuple[int, int]], now_ns: int) -> None:
+        """Queue requests, each with its number of rows and its deadline, as one lot."""
+        told = [Told(place, now_ns, deadline) for size, deadline in requests for place in range(size)]
+        numbers = [next(self.numbers) for _ in told]
+        self.waiting.update({(lane, number): row for number, row in zip(numbers, told, strict=True)})
+        self.queue.push(
+            lane,
+            np.array(numbers, np.int32),
+            np.array([row.position for row in told]),
+            np.array([row.enqueued_ns for row in told]),
+            np.array([row.deadline_ns for row in told]),
+        )
+
+    def leave(self, lane: int) -> None:
+        """A frontend dies."""
+        gone = [row for row in self.waiting if row[0] == lane]
+        assert self.queue.drop_lane(lane) == len(gone)
+        for row in gone:
+            del self.waiting[row]
+
+    def look(self, now_ns: int) -> None:
+        """Plan, and check everything that the contract says of the result."""
+        result = plan(self.queue, now_ns, self.policy, self.times)
+        expired, batch = self._removed(result.expired), self._removed(result.batch)
+        assert all(told.deadline_ns <= now_ns for told in expired)
+        assert all(told.deadline_ns > now_ns for told in (*batch, *self.waiting.values()))
+        assert len(batch) <= self.policy.max_batch_rows
+        assert result.reason in REASONS if batch else result.reason == ""
+        assert self.queue.rows == len(self.waiting) == len(rows(list(self.queue.lots)))
+        if not self.waiting:
+            assert result.look_again_ns is None
+        elif not batch:
+            assert len(self.waiting) < self.policy.max_batch_rows
+            oldest_ns = min(told.enqueued_ns for told in self.waiting.values())
+            assert result.look_again_ns is not None
+            assert now_ns < result.look_again_ns <= oldest_ns + self.policy.max_delay_ms * MS
+        else:
+            assert len(batch) == self.policy.max_batch_rows
+
+    def _removed(self, lots: list[Lot]) -> list[Told]:
+        removed = []
+        for lot in lots:
+            assert len(lot.numbers) > 0
+            for index, number in enumerate(lot.numbers.tolist()):
+                told = self.waiting.pop((lot.lane, number))
+                assert (lot.position[index], lot.enqueued_ns[index], lot.deadline_ns[index]) == (
+                    told.position,
+                    told.enqueued_ns,
+                    told.deadline_ns,
+                )
+                removed.append(told)
+        return removed
+
+
+deadlines_ms = st.one_of(st.just(0), st.integers(1, 60), st.just(NEVER // MS))
+arrivals = st.tuples(
+    st.integers(0, 2), st.lists(st.tuples(st.integers(1, 20), deadlines_ms), min_size=1, max_size=4)
+)
+events = st.one_of(
+    arrivals, arrivals, st.just("look"), st.just("look"), st.sampled_from(["leave 0", "leave 2"])
+)
+
+
+@settings(STEADY, max_examples=150)
+@given(
+    st.integers(1, 24),
+    st.sampled_from([0, 0, 0.5, 5, 20]),
+    st.lists(st.tuples(st.integers(0, 10), events), max_size=25),
+    st.lists(st.tuples(st.integers(1, 24), st.integers(0, 8 * MS)), max_size=3),
+)
+def test_each_row_comes_out_exactly_once(
+    max_batch_rows: int,
+    max_delay_ms: float,
+    schedule: list[tuple[int, object]],
+    learned: list[tuple[int, int]],
+) -> None:
+    """Whatever arrives when, each row is run or expired once, in a batch that is not too large."""
+    checked = Checked(BatchPolicy(max_batch_rows, max_delay_ms))
+    for size, elapsed_ns in learned:
+        checked.times.learn(size, elapsed_ns)
+    now_ns = 0
+    for pause_ms, event in schedule:
+        now_ns += pause_ms * MS
+        match event:
+            case "look":
+                checked.look(now_ns)
+            case str(leaving):
+                checked.leave(int(leaving.split()[1]))
+            case (int(lane), list(requests)):
+                told = [(size, wait_ms and now_ns + wait_ms * MS) for size, wait_ms in requests]
+                checked.arrive(lane, [(size, min(deadline, NEVER)) for size, deadline in told], now_ns)
+    looks = 0
+    while checked.waiting:
+        now_ns += 25 * MS
+        checked.look(now_ns)
+        looks += 1
+        assert looks <= 1 + 25 * 80 // max_batch_rows
+
+
+def test_an_empty_queue_has_nothing_to_do() -> None:
+    """With nothing waiting there is no batch and no time to look again."""
+    assert look(RowQueue()) == Plan([], [], "", None)
+
+
+def test_without_delay_all_that_waits_leaves_at_once() -> None:
+    """The default adds no delay: a free device takes what is there."""
+    queue = RowQueue()
+    waiting = push(queue, 1, 2, enqueued_ns=5 * MS)
+    result = look(queue, 5 * MS)
+    assert (rows(result.batch), result.reason, result.look_again_ns) == (waiting, "idle", None)
+
+
+def test_a_full_batch_does_not_wait_for_company() -> None:
+    """As many rows as a batch holds leave at once, whatever the delay."""
+    queue = RowQueue()
+    waiting = push(queue, 3, 2)
+    result = look(queue, max_delay_ms=60_000)
+    assert result.reason == "full"
+    assert len(rows(result.batch)) == 4
+    assert set(rows(result.batch)) < set(waiting)
+    assert queue.rows == 1
+
+
+def test_a_delay_ends_for_the_oldest_row() -> None:
+    """Rows wait for company until the oldest of them has waited `max_delay_ms`, not a nanosecond longer."""
+    queue = RowQueue()
+    oldest = push(queue, 1, lane=1, enqueued_ns=10 * MS)
+    later = push(queue, 1, lane=2, enqueued_ns=25 * MS)
+    assert look(queue, 26 * MS, max_delay_ms=20) == Plan([], [], "", 30 * MS)
+    assert look(queue, 30 * MS - 1, max_delay_ms=20) == Plan([], [], "", 30 * MS)
+    result = look(queue, 30 * MS, max_delay_ms=20)
+    assert (rows(result.batch), result.reason) == (oldest + later, "delay")
+
+
+def test_a_deadline_cuts_the_wait_for_company_short() -> None:
+    """A batch leaves when its expected time still fits before the earliest deadline."""
+    queue, times = RowQueue(), ServiceTimes()
+    times.learn(2, 4 * MS)
+    waiting = push(queue, 1) + push(queue, 1, first=1, deadline_ns=15 * MS)
+    policy = BatchPolicy(4, 20)
+    assert plan(queue, 0, policy, times) == Plan([], [], "", 11 * MS)
+    assert plan(queue, 11 * MS - 1, policy, times) == Plan([], [], "", 11 * MS)
+    result = plan(queue, 11 * MS, policy, times)
+    assert (rows(result.batch), result.reason) == (waiting, "deadline")
+
+
+def test_with_nothing_learned_a_row_leaves_before_its_deadline_or_expires() -> None:
+    """Without an expected time the last moment is the deadline, when the row is handed back unrun."""
+    queue = RowQueue()
+    waiting = push(queue, 1, deadline_ns=7 * MS)
+    assert look(queue, 0, max_delay_ms=20).look_again_ns == 7 * MS
+    result = look(queue, 7 * MS, max_delay_ms=20)
+    assert (rows(result.expired), result.batch, result.look_again_ns) == (waiting, [], None)
+
+
+@pytest.mark.parametrize("max_delay_ms", [0, 20])
+def test_cancelled_rows_never_run(max_delay_ms: float) -> None:
+    """A deadline of 0 marks rows whose caller has gone: they come back unrun, their neighbours run."""
+    queue = RowQueue()
+    cancelled = push(queue, 3, deadline_ns=0)
+    kept = push(queue, 4, first=3)
+    result = look(queue, 0, max_delay_ms=max_delay_ms)
+    assert (rows(result.expired), rows(result.batch), result.reason) == (cancelled, kept, "full")
+
+
+def test_expired_rows_are_picked_out_of_their_lot() -> None:
+    """Rows of one lot expire each at its own time."""
+    queue = RowQueue()
+    position = np.zeros(3, np.int64)
+    queue.push(5, np.array([8, 9, 7], np.int32), position, position, np.array([NEVER, 3 * MS, 4 * MS]))
+    result = look(queue, 3 * MS)
+    assert (rows(result.expired), rows(result.batch)) == ([(5, 9)], [(5, 8), (5, 7)])
+
+
+@settings(STEADY, max_examples=60)
+@given(st.integers(2, 64), st.integers(1, 8), st.integers(0, 12), st.integers(1, 4))
+def test_a_single_row_leaves_with_the_next_batch(
+    max_batch_rows: int, large_requests: int, batches_before: int, singles: int
+) -> None:
+    """Requests of one row are served beside requests of a thousand, not behind them."""
+    if large_requests + singles > max_batch_rows:
+        large_requests, singles = 1, 1
+    queue = RowQueue()
+    for lane in range(large_requests):
+        push(queue, 1000, lane=lane)
+    for _ in range(batches_before):
+        assert look(queue, max_batch_rows=max_batch_rows).reason == "full"
+    single = push(queue, *[1] * singles, lane=99)
+    assert set(single) <= set(rows(look(queue, max_batch_rows=max_batch_rows).batch))
+
+
+def test_large_requests_share_the_batches() -> None:
+    """Of two requests that arrived together each gets half of every batch."""
+    queue = RowQueue()
+    push(queue, 40, lane=1)
+    push(queue, 40, lane=2)
+    for _ in range(5):
+        lanes = [lane for lane, _ in rows(look(queue, max_batch_rows=8).batch)]
+        assert (lanes.count(1), lanes.count(2)) == (4, 4)
+
+
+def test_a_late_large_request_does_not_push_an_earlier_one_back() -> None:
+    """A request that arrives later shares from then on; it is not owed what the first one has had already."""
+    queue = RowQueue()
+    push(queue, 100, lane=1)
+    for _ in range(5):
+        look(queue, max_batch_rows=8)
+    push(queue, 100, lane=2)
+    lanes = [lane for _ in range(4) for lane, _ in rows(look(queue, max_batch_rows=8).batch)]
+    assert abs(lanes.count(1) - lanes.count(2)) <= 2
+
+
+def test_a_large_request_is_not_starved_by_a_stream_of_small_ones() -> None:
+    """Though each batch could be filled with fresh one-row requests, a waiting request of 10 rows gets done."""
+    queue = RowQueue()
+    waiting = set(push(queue, 10, lane=1))
+    for arrived in range(50):
+        push(queue, 1, 1, 1, 1, lane=2, first=4 * arrived)
+        waiting -= set(rows(look(queue).batch))
+    assert not waiting
+
+
+def test_small_requests_that_wait_keep_their_order() -> None:
+    """An overfull queue of one-row requests is first come, first served."""
+    queue = RowQueue()
+    waiting = [row for first in range(0, 12, 2) for row in push(queue, 1, 1, lane=first % 4, first=first)]
+    served = [row for _ in range(3) for row in rows(look(queue).batch)]
+    assert sorted(served[:4]) == sorted(waiting[:4])
+    assert sorted(served[4:8]) == sorted(waiting[4:8])
+    assert sorted(served[8:]) == sorted(waiting[8:])
+
+
+def test_the_rows_of_a_dead_frontend_are_forgotten() -> None:
+    """Dropping a lane says how many rows waited there, and leaves those of the others."""
+    queue = RowQueue()
+    push(queue, 2, lane=1)
+    kept = push(queue, 1, lane=2)
+    push(queue, 3, lane=1, first=2)
+    assert queue.drop_lane(1) == 5
+    assert queue.drop_lane(1) == 0
+    assert (queue.rows, rows(look(queue).batch)) == (1, kept)
+
+
+def test_service_times_are_learned_per_power_of_two() -> None:
+    """An unknown size takes the time of the nearest larger one that is known, else of the largest."""
+    times = ServiceTimes()
+    assert times.expected_ns(5) == 0
+    times.learn(4, 100)
+    times.learn(64, 900)
+    assert [times.expected_ns(size) for size in (1, 4, 7, 8, 64, 127, 128, 5000)] == [
+        100, 100, 100, 900, 900, 900, 900, 900,
+    ]  # fmt: skip
+
+
+def test_service_times_follow_a_change_slowly() -> None:
+    """One slow batch moves the expectation by a fifth, many move it all the way."""
+    times = ServiceTimes()
+    times.learn(8, 1000)
+    times.learn(8, 2000)
+    assert times.expected_ns(8) == 1200
+    for _ in range(40):
+        times.learn(8, 2000)
+    assert times.expected_ns(8) == pytest.approx(2000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("max_batch_rows", "max_delay_ms", "complaint"),
+    [
+        (0, 0, "max_batch_rows must be at least 1, got 0"),
+        (8, -1, "max_delay_ms must be between 0 and 60000, got -1"),
+        (8, 60_001, "max_delay_ms"),
+        (8, float("nan"), "max_delay_ms"),
+    ],
+)
+def test_a_policy_outside_its_bounds_is_refused(
+    max_batch_rows: int, max_delay_ms: float, complaint: str
+) -> None:
+    """The message quotes the bad value."""
+    with pytest.raises(ValueError, match=complaint):
+        BatchPolicy(max_batch_rows, max_delay_ms)

@@ -1,0 +1,477 @@
+"""The Azure scoring protocol's JSON, against a slow reference written here with the standard library."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tests.puppets import STEADY
+
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.tensors import Signature, TensorSpec
+from stoker.wire import scoring
+from stoker.wire.scoring import ScoringDecoder, check_text, encode_outputs, encode_texts
+
+BOM = b"\xef\xbb\xbf"
+
+
+def one_input(dtype: str, *shape: int) -> Signature:
+    """A signature with one input."""
+    return Signature((TensorSpec("x", dtype, shape),), (TensorSpec("y", "float32", (1,)),))
+
+
+SIGNATURES = {
+    str(signature): signature
+    for signature in (
+        *(one_input("float32", *shape) for shape in ((), (1,), (3,), (2, 2), (1, 1), (2, 1, 2), (0,))),
+        one_input("float64", 4),
+        one_input("float16", 2),
+        *(one_input("int32", *shape) for shape in ((), (2,), (2, 2))),
+        one_input("int64", 2),
+        *(one_input("uint8", *shape) for shape in ((), (3,), (1, 2))),
+        one_input("uint64", 2),
+        *(one_input("bool", *shape) for shape in ((), (2,))),
+        Signature(
+            (TensorSpec("a", "float32", (2,)), TensorSpec("k", "int64", ()), TensorSpec("on", "bool", (1,))),
+            (),
+        ),
+        Signature((TensorSpec("a", "float32", (2, 1)), TensorSpec("data", "uint8", (1,))), ()),
+    )
+}
+# As in a frontend, each decoder lives on from body to body.
+DECODERS = {name: ScoringDecoder(signature) for name, signature in SIGNATURES.items()}
+names = st.sampled_from(sorted(SIGNATURES))
+
+
+class Refused(Exception):
+    """The reference does not take the body."""
+
+
+def reference(body: bytes, signature: Signature) -> list[Any]:
+    """What a body says, as nested lists, one per input; slow and plain."""
+
+    def no_constant(token: str) -> None:
+        raise Refused(token)
+
+    try:
+        document = json.loads(body.removeprefix(BOM).decode(), parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refused(str(error)) from None
+    if not isinstance(document, dict) or "data" not in document:
+        raise Refused("no data")
+    data = document["data"]
+    if len(signature.inputs) == 1:
+        return [reference_rows(data, signature.inputs[0])]
+    if not isinstance(data, dict) or set(data) != {spec.name for spec in signature.inputs}:
+        raise Refused("other inputs")
+    columns = [reference_rows(data[spec.name], spec) for spec in signature.inputs]
+    if len({len(rows) for rows in columns}) != 1:
+        raise Refused("different numbers of rows")
+    return columns
+
+
+def reference_rows(data: Any, spec: TensorSpec) -> list[Any]:
+    if not isinstance(data, list) or not data:
+        raise Refused("no rows")
+    kind = np.dtype(spec.dtype).kind
+    return [reference_row(row, spec.shape, kind) for row in data]
+
+
+def reference_row(value: Any, shape: Sequence[int], kind: str) -> Any:
+    if not shape:
+        return reference_number(value, kind)
+    if not isinstance(value, list) or len(value) != shape[0]:
+        raise Refused("another shape")
+    return [reference_row(item, shape[1:], kind) for item in value]
+
+
+def reference_number(value: Any, kind: str) -> Any:
+    if kind == "b":
+        if not isinstance(value, bool):
+            raise Refused("no boolean")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Refused("no number")
+    if kind == "f":
+        if abs(value) > np.finfo(np.float64).max or not math.isfinite(value):
+            raise Refused("no finite number")
+        return float(value)
+    low, high = (0, 2**64 - 1) if kind == "u" else (-(2**63), 2**63 - 1)
+    if not isinstance(value, int) or not low <= value <= high:
+        raise Refused("no integer of 64 bits")
+    return value
+
+
+def check_against_reference(name: str, body: bytes) -> None:
+    """Decode a body; whatever comes must be what the reference says, or one of the two errors."""
+    signature = SIGNATURES[name]
+    try:
+        decoded = DECODERS[name].decode(body)
+    except (MalformedBody, InvalidInput):
+        decoded = None
+    try:
+        expected = reference(body, signature)
+    except Refused:
+        assert decoded is None
+        return
+    if decoded is None:
+        # Stricter than the standard library on purpose: depth, and escapes that are half a character.
+        assert scoring.nesting_depth(body) > 100 or b"\\u" in body
+        return
+    assert len(decoded) == len(signature.inputs)
+    for spec, array, rows in zip(signature.inputs, decoded, expected, strict=True):
+        kind = np.dtype(spec.dtype).kind
+        assert array.dtype == {"f": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}[kind]
+        assert array.shape == (len(rows), *spec.shape)
+        assert array.tolist() == rows
+
+
+def numbers(kind: str) -> st.SearchStrategy[Any]:
+    """Numbers that an input of this kind takes."""
+    match kind:
+        case "b":
+            return st.booleans()
+        case "i":
+            return st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
+        case "u":
+            return st.integers(0, 2**64 - 1) | st.integers(0, 3)
+        case _:
+            return st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**64 - 1)
+
+
+def nested(shape: Sequence[int], leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Nested lists of this shape."""
+    if not shape:
+        return leaf
+    return st.lists(nested(shape[1:], leaf), min_size=shape[0], max_size=shape[0])
+
+
+@st.composite
+def good_bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A signature's name and a body that fits it, written with more or less white space and company."""
+    name = draw(names)
+    signature = SIGNATURES[name]
+    count = draw(st.integers(1, 4))
+    columns = {
+        spec.name: draw(nested((count, *spec.shape), numbers(np.dtype(spec.dtype).kind)))
+        for spec in signature.inputs
+    }
+    data = next(iter(columns.values())) if len(columns) == 1 else columns
+    document = {"data": data}
+    if draw(st.booleans()):
+        document = {"id": "[{", **document, "global_parameters": {"data": [[1]]}}
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]))
+    text = json.dumps(document, separators=separators).encode()
+    return name, draw(st.sampled_from([b"", BOM, b" \n"])) + text + draw(st.sampled_from([b"", b"\r\n "]))
+
+
+@settings(STEADY, max_examples=200)
+@given(good_bodies())
+def test_good_bodies_are_read_as_the_reference_reads_them(case: tuple[str, bytes]) -> None:
+    """Whatever shape, dtype, number of inputs and white space, the arrays hold what the body says."""
+    name, body = case
+    reference(body, SIGNATURES[name])
+    check_against_reference(name, body)
+
+
+TOKENS = [
+    b"[", b"]", b"[]", b"[[", b"]]", b"],[", b",", b"{", b"}", b"{}", b":", b'"', b'"data":', b'"data":[[1,2]],',
+    b'"x":1,', b"null", b"true", b"false", b"0", b"1", b"-1", b"-", b".5", b"1.0", b"1e2", b"1e999", b"-1e400",
+    b"123456789012345678901234567890", b"18446744073709551615", b"18446744073709551616", b"9223372036854775808",
+    b"-9223372036854775809", b"NaN", b"Infinity", b"-Infinity", b'"1"', b'"\\ud800"', b"\xff", b"\x00", b"\xc3\xa9",
+    BOM, b" ", b"\n", b"//", b"\\",
+]  # fmt: skip
+edits = st.tuples(st.integers(0, 400), st.integers(0, 6), st.sampled_from([b"", *TOKENS]))
+
+
+@settings(STEADY, max_examples=400)
+@given(good_bodies(), st.lists(edits, min_size=1, max_size=4))
+def test_mutated_bodies_are_never_misread(
+    case: tuple[str, bytes], changes: list[tuple[int, int, bytes]]
+) -> None:
+    """A body that was cut, stuffed or bent is refused with one of two errors, or read as the reference reads it."""
+    name, body = case
+    for place, length, put in changes:
+        start = place % (len(body) + 1)
+        body = body[:start] + put + body[start + length :]
+    check_against_reference(name, body)
+
+
+odd_values = st.recursive(
+    st.sampled_from([None, True, False, 0, 1, 2, -1, 1.5, 1e300, 10**30, 2**63, "", "[", "1"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["a", "k", "on", "data"]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(STEADY, max_examples=400)
+@given(names, odd_values)
+@example("x float32[n,3] -> y float32[n,1]", [[], [1, 2, 3, 4, 5, 6]])
+@example("x float32[n,3] -> y float32[n,1]", [[1, 2], [3, 4, 5, 6]])
+@example("x float32[n,3] -> y float32[n,1]", [[1, 2, 3], [4, [5, 6]]])
+@example("x float32[n,3] -> y float32[n,1]", [1, 2, 3])
+@example("x float32[n,3] -> y float32[n,1]", [[[1, 2, 3]]])
+@example("x float32[n,3] -> y float32[n,1]", [[[1], 2, 3]])
+@example("x float32[n,3] -> y float32[n,1]", [[1, 2, 3], {"a": [4, 5, 6]}])
+@example("x float32[n,1] -> y float32[n,1]", [1])
+@example("x float32[n,1] -> y float32[n,1]", [[], 1])
+@example("x float32[n,1] -> y float32[n,1]", [[[1]]])
+@example("x float32[n,1,1] -> y float32[n,1]", [[1]])
+@example("x float32[n,2,2] -> y float32[n,1]", [[[1], [2, 3, 4]]])
+@example("x float32[n,2,2] -> y float32[n,1]", [[1, 2], [3, 4]])
+@example("x float32[n,2,2] -> y float32[n,1]", [[[1, 2, 3], [4]]])
+@example("x float32[n] -> y float32[n,1]", [[1]])
+@example("x float32[n] -> y float32[n,1]", [[1, 2], 3])
+@example("x float32[n] -> y float32[n,1]", [[], 1])
+def test_odd_values_are_never_misread(name: str, data: Any) -> None:
+    """Any JSON value in the place of the rows, ragged and wrongly nested lists above all."""
+    check_against_reference(name, json.dumps({"data": data}).encode())
+
+
+FAST = [
+    name
+    for name, signature in SIGNATURES.items()
+    if len(signature.inputs) == 1 and signature.inputs[0].dtype != "bool" and signature.inputs[0].elements
+]
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("rows", [1, 2, 50])
+def test_plain_bodies_take_the_fast_path(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual body, one input and nothing else, never becomes Python lists."""
+    (spec,) = SIGNATURES[name].inputs
+    monkeypatch.delattr(scoring, "_decode_carefully")
+    data = np.arange(rows * spec.elements).reshape(rows, *spec.shape)
+    (array,) = DECODERS[name].decode(json.dumps({"data": data.tolist()}).encode())
+    assert array.tolist() == data.tolist()
+
+
+@settings(STEADY, max_examples=100)
+@given(good_bodies())
+def test_both_paths_agree(case: tuple[str, bytes]) -> None:
+    """The careful path gives the same arrays of the same dtypes."""
+    name, body = case
+    fast = DECODERS[name].decode(body)
+    careful = scoring._decode_carefully(body, SIGNATURES[name])
+    for one, other in zip(fast, careful, strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.tolist() == other.tolist()
+
+
+def test_arrays_outlive_the_next_bodies() -> None:
+    """The parser's memory is reused; what was decoded before stays what it was, and decoding goes on fast."""
+    decoder = ScoringDecoder(one_input("float32", 3))
+    kept = []
+    for number in range(50):
+        kept += decoder.decode(b'{"data": [[%d, 2, 3], [4, 5, 6]]}' % number)
+        with pytest.raises(InvalidInput):
+            decoder.decode(b'{"data": [[1, 2], [3]]}')
+        with pytest.raises(MalformedBody):
+            decoder.decode(b'{"data": [[1, 2')
+    assert [array[0, 0] for array in kept] == list(range(50))
+
+
+TWO_NUMBERS = one_input("float32", 2)
+SEVERAL = SIGNATURES["a float32[n,2], k int64[n], on bool[n,1] -> "]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "The request body is empty."),
+        (b'{"data": [[1, 2', "not valid JSON"),
+        (b'{"data": [[1, 2]]} tail', "not valid JSON"),
+        (b"{'data': [[1, 2]]}", "not valid JSON"),
+        (b'{"data": [[1, 2],]}', "not valid JSON"),
+        (b'{"data": [[01, 2]]}', "not valid JSON"),
+        (b'{"data": [[NaN]]}', "NaN and Infinity are not numbers"),
+        (b'{"data": [[-Infinity]]}', "NaN and Infinity are not numbers"),
+        (b'{"data": [[1e999]]}', "infinity"),
+        (b'{"data": ["\xff"]}', "not UTF-8: invalid start byte at byte 11"),
+        ('{"data": [[1]]}'.encode("utf-16"), "not UTF-8"),
+    ],
+)
+def test_what_is_no_json_is_malformed(body: bytes, message: str) -> None:
+    """Text that is cut, bent, or not text at all is told what is wrong with it."""
+    with pytest.raises(MalformedBody) as refused:
+        ScoringDecoder(TWO_NUMBERS).decode(body)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "message"),
+    [
+        (TWO_NUMBERS, b"[[1, 2]]", 'Expected a JSON object with the key "data", got a list of 1'),
+        (TWO_NUMBERS, b"1", "got a number"),
+        (TWO_NUMBERS, b'"data"', "got a string"),
+        (TWO_NUMBERS, b'{"input": []}', 'The key "data" is missing'),
+        (TWO_NUMBERS, b'{"data": {}}', "a list of rows, got an object; expected rows of 2 numbers"),
+        (TWO_NUMBERS, b'{"data": null}', "got null"),
+        (TWO_NUMBERS, b'{"data": true}', "got true"),
+        (TWO_NUMBERS, b'{"data": []}', '"data" holds no rows; expected rows of 2 numbers.'),
+        (TWO_NUMBERS, b'{"data": [1, 2]}', "row 0 has a number where a list of 2 was expected"),
+        (TWO_NUMBERS, b'{"data": [[1,2],[1,2],[1,2],[1]]}', "expected rows of 2 numbers, row 3 has 1."),
+        (TWO_NUMBERS, b'{"data": [[1,2],[1,"2"]]}', "row 1 has a string, expected a number"),
+        (TWO_NUMBERS, b'{"data": [[1,2],[1,true]]}', "row 1 has true, expected a number"),
+        (TWO_NUMBERS, b'{"data": [[1,2],[1,null]]}', "row 1 has null, expected a number"),
+        (one_input("float32", 784), b'{"data": [[1,2]]}', "expected rows of 784 numbers, row 0 has 2."),
+        (one_input("float32", 2, 2), b'{"data": [[[1,2],[3]]]}', "rows of 2 × 2 numbers, row 0 has 1."),
+        (one_input("float32"), b'{"data": [1, [2]]}', "rows of one number, row 1 has a list of 1"),
+        (one_input("int32", 2), b'{"data": [[1, 1.5]]}', "2 integers, row 0 has 1.5, expected an integer"),
+        (one_input("int64"), b'{"data": [9223372036854775808]}', "a number does not fit int64"),
+        (one_input("int64"), b'{"data": [%d]}' % 10**30, "expected an integer"),
+        (one_input("uint8"), b'{"data": [-1]}', "row 0 has a negative number"),
+        (one_input("bool", 1), b'{"data": [[1]]}', "row 0 has a number, expected true or false"),
+        (SEVERAL, b'{"data": [[1]]}', "an object with the inputs a, k, on, got a list of 1"),
+        (SEVERAL, b'{"data": {"a": [], "K": []}}', "missing: k, on; unknown: 'K'"),
+        (SEVERAL, b'{"data": {"a": [[1,2]], "k": [1,2], "on": [[true]]}}', "got: a 1, k 2, on 1"),
+        (SEVERAL, b'{"data": {"a": [[1,2]], "k": [1.5], "on": [[true]]}}', '"k": expected rows of one'),
+    ],
+)
+def test_what_does_not_fit_the_model_is_invalid(signature: Signature, body: bytes, message: str) -> None:
+    """Each mistake is told what was expected and what came."""
+    with pytest.raises(InvalidInput) as refused:
+        ScoringDecoder(signature).decode(body)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "rows"),
+    [
+        (b'{"data": [[1, 2]], "data": [[3, 4], [5, 6]]}', [[3, 4], [5, 6]]),
+        (b'{"data": [[1, 2], [3, 4]], "data": [[5, 6]]}', [[5, 6]]),
+        (b'{"data": "no", "data": [[5, 6]]}', [[5, 6]]),
+        (b'{"\\u0064ata": [[5, 6]]}', [[5, 6]]),
+        (b'{"DATA": 1, "data": [[5, 6]], "": {}}', [[5, 6]]),
+        (BOM + b'{"data": [[5, 6]]}', [[5, 6]]),
+        (b'{"data": [[1e300, -1E-400]]}', [[1e300, 0]]),
+        (b'{"data": [[%d, 1.7976931348623157e308]]}' % 10**30, [[1e30, 1.7976931348623157e308]]),
+        (b'{"data": [[-0.0, 9007199254740993]]}', [[0, 9007199254740992]]),
+    ],
+)
+def test_what_json_allows_is_read(body: bytes, rows: list[list[float]]) -> None:
+    """Duplicate keys (the last one counts), escaped and other keys, a byte order mark, extreme numbers."""
+    (array,) = ScoringDecoder(one_input("float32", 2)).decode(body)
+    assert array.tolist() == rows
+
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * DEEP,
+        b'{"data": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+        b'{"data": [[1, 2]], "x": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+        b'{"a":' * DEEP,
+        b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+        b'{"x": "' + b"]" * DEEP + b'", "data": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+        b'{"data": [[1, 2]], "x": ' + b'[{"a":' * DEEP + b"1" + b"}]" * DEEP + b"}",
+    ],
+    ids=["open", "data", "beside", "objects", "closed objects", "hidden by a string", "mixed"],
+)
+@pytest.mark.parametrize("signature", [TWO_NUMBERS, one_input("bool", 2), SEVERAL], ids=str)
+def test_deep_nesting_is_refused_at_once(signature: Signature, body: bytes) -> None:
+    """100,000 brackets cost milliseconds and no stack."""
+    decoder = ScoringDecoder(signature)
+    begun_s = time.thread_time()
+    with pytest.raises(MalformedBody):
+        decoder.decode(body)
+    assert time.thread_time() - begun_s < 0.2
+
+
+@settings(STEADY, max_examples=100)
+@given(
+    st.recursive(
+        st.integers() | st.booleans() | st.none() | st.just("text"),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("key"), inner),
+        max_leaves=8,
+    )
+)
+def test_nesting_depth_is_the_depth(value: Any) -> None:
+    """Without brackets in strings it is exact."""
+
+    def depth(value: Any) -> int:
+        match value:
+            case list():
+                return 1 + max(map(depth, value), default=0)
+            case dict():
+                return 1 + max(map(depth, value.values()), default=0)
+            case _:
+                return 0
+
+    assert scoring.nesting_depth(json.dumps(value).encode()) == depth(value)
+
+
+def test_text_is_checked_as_utf_8() -> None:
+    """ASCII and UTF-8 pass, anything else is refused with the place."""
+    check_text(b"plain")
+    check_text("naïve ✓".encode())
+    with pytest.raises(MalformedBody, match="at byte 3"):
+        check_text(b"abc\xe9")
+
+
+OUTPUT_DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOAT_DTYPES = ["float16", "float32", "float64"]
+
+
+@settings(STEADY, max_examples=150)
+@given(
+    st.sampled_from([*OUTPUT_DTYPES, *FLOAT_DTYPES]).flatmap(
+        lambda dtype: arrays(dtype, st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(1, 2)))
+    )
+)
+def test_answers_round_trip(output: np.ndarray) -> None:
+    """What a caller reads back is bit for bit what the model gave, NaN and infinities included."""
+    text = encode_outputs([TensorSpec("y", output.dtype.name, output.shape[1:])], [output])
+    read = np.array(json.loads(text), output.dtype).reshape(output.shape)
+    np.testing.assert_array_equal(read, output)
+    assert len(json.loads(text)) == len(output)
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+def test_what_is_not_finite_is_written_as_azure_does(dtype: str) -> None:
+    """NaN and infinities are the tokens that Python's json writes and reads."""
+    output = np.array([[np.nan, np.inf, -np.inf, 0.5]], dtype)
+    assert encode_outputs([TensorSpec("y", dtype, (4,))], [output]) == b"[[NaN, Infinity, -Infinity, 0.5]]"
+
+
+def test_float32_answers_are_short() -> None:
+    """A float32 is written with the digits that it has, not with those of its double."""
+    output = np.array([0.1, 1 / 3], np.float32)
+    assert encode_outputs([TensorSpec("y", "float32", ())], [output]) == b"[0.1,0.33333334]"
+
+
+def test_several_outputs_are_an_object() -> None:
+    """Outputs go by their names, in the model's order, also where one of them is not finite."""
+    specs = [TensorSpec("null", "float32", (1,)), TensorSpec("on", "bool", ())]
+    for number, token in ((0.5, 0.5), (np.nan, "NaN")):
+        outputs = [np.array([[number], [2]], np.float32), np.array([True, False])]
+        read = json.loads(encode_outputs(specs, outputs), parse_constant=str)
+        assert list(read) == ["null", "on"]
+        assert read == {"null": [[token], [2.0]], "on": [True, False]}
+
+
+def test_answers_need_not_be_contiguous() -> None:
+    """A view of the arena and a transposed array are written like any other."""
+    arena = np.arange(24, dtype=np.float32).reshape(6, 4)
+    specs = [TensorSpec("y", "float32", (2,))]
+    for view in (arena[::2, :2], arena[:2, :2].T, arena[1:2, 1:3], arena[:, :2].astype(np.float16)[::3]):
+        assert json.loads(encode_outputs(specs, [view])) == view.tolist()
+
+
+def test_json_rows_are_joined() -> None:
+    """Texts of rows become one list without being parsed."""
+    assert json.loads(encode_texts([b'{"a":1}', b"[2]", b'"3"'])) == [{"a": 1}, [2], "3"]
+    assert encode_texts([b"1"]) == b"[1]"
