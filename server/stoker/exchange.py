@@ -34,13 +34,19 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["Exchange", "Rows", "Ticket"]
+__all__ = ["AWAKE_NS", "LONE_ROWS", "Exchange", "Rows", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
 Rows = Sequence[np.ndarray]
 """Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
 
+AWAKE_NS: Final = 300_000
+"""How long either side of an exchange goes on looking before it sleeps, while only lone rows come and go.
+
+Waking a sleeping process costs tens of microseconds, more than a small model computes."""
+LONE_ROWS: Final = 4
+"""After so many rows in a row that had no company, the next one is expected to have none."""
 _NEVER_NS: Final = (1 << 63) - 1
 _READ_BYTES: Final = 1 << 18
 _MAX_RETRY_AFTER_S: Final = 60
@@ -195,6 +201,9 @@ class Exchange:
         self._outcome = arena.words("outcome")
         self._started_ns = arena.words("started_ns")
         self._finished_ns = arena.words("finished_ns")
+        self._quick = False
+        self._lone_rows = 0
+        self._awake_until_ns = 0
         self._variable = any(spec.variable for spec in (*arena.signature.inputs, *arena.signature.outputs))
         self._narrow = [
             index for index, spec in enumerate(arena.signature.inputs) if _needs_range_check(spec.dtype)
@@ -329,11 +338,14 @@ class Exchange:
         self._deadline_ns[number] = ticket.deadline_ns
         self._position[number] = 0
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
+        if len(self._free) < self.arena.capacity - 1:
+            self._lone_rows = 0
+        elif self._lone_rows < LONE_ROWS:
+            self._lone_rows += 1
+        else:
+            self._ring_for_lone_row(ticket)
+            return
         if not self._queued:
-            if len(self._free) == self.arena.capacity - 1:
-                # The device is idle: nothing is gained by waiting for the rest of this turn.
-                self._ring_for([number])
-                return
             self._loop.call_soon(self._ring)
         self._queued.append(number)
 
@@ -380,6 +392,18 @@ class Exchange:
         numbers, self._queued = self._queued, []
         if not self.lost:
             self._ring_for(numbers)
+
+    def _ring_for_lone_row(self, ticket: Ticket) -> None:
+        """Ring at once: nothing is gained by waiting for the rest of this turn."""
+        self._ring_for(ticket._numbers)
+        if self._quick:
+            self._awake_until_ns = ticket.enqueued_ns + AWAKE_NS
+            self._loop.call_soon(self._stay_awake)
+
+    def _stay_awake(self) -> None:
+        """Keep the loop polling, not sleeping, while the only row of a quick model is with the device."""
+        if self.leased_rows == 1 and not self.lost and self._clock_ns() < self._awake_until_ns:
+            self._loop.call_soon(self._stay_awake)
 
     def _ring_for(self, numbers: list[int]) -> None:
         data = array("i", numbers).tobytes()
@@ -445,6 +469,7 @@ class Exchange:
                 if self._outcome[number]:
                     ticket.error = self._row_error(number)
                     break
+            self._quick = ticket.finished_ns - ticket.enqueued_ns < AWAKE_NS
             ticket.settle()
         for number in numbers:
             self._tickets[number] = None

@@ -180,7 +180,10 @@ def _wait_for_company(
 
 
 def _remove_expired(queue: RowQueue, now_ns: int) -> list[Lot]:
-    if all(int(lot.deadline_ns.min()) > now_ns for lot in queue.lots):
+    for lot in queue.lots:
+        if lot.deadline_ns.min() <= now_ns:
+            break
+    else:
         return []
     expired: list[Lot] = []
     kept: deque[Lot] = deque()

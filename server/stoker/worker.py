@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from stoker.arena import Arena, Outcome
+from stoker.exchange import AWAKE_NS, LONE_ROWS
 from stoker.metrics import ModelMetrics
 from stoker.planner import BatchPolicy, Lot, RowQueue, ServiceTimes, plan
 from stoker.runtimes.base import RowFailure, Runtime
@@ -138,6 +139,7 @@ class Worker:
         self._poller = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.register(self._wake_fd, select.EPOLLIN)
+        self._lone_rows = 0
         self._gather = _Gather()
         self._gather.prepare(runtime, policy.max_batch_rows)
 
@@ -162,7 +164,7 @@ class Worker:
 
         The result is 0 when rows are left that could leave at once.
         """
-        events = self._poller.poll(timeout_s)
+        events = self._wait(timeout_s)
         if not events:
             self._metrics.flush_queued()
         if self._queue.rows:
@@ -176,6 +178,16 @@ class Worker:
             self._run_batch(todo.batch, todo.reason)
         self._metrics.set_queued_rows(self._queue.rows)
         return 0 if todo.batch and self._queue.rows else todo.look_again_ns
+
+    def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """Wait for events; after lone rows, look for the next one a little while before sleeping."""
+        if self._lone_rows >= LONE_ROWS:
+            until_ns = self._clock_ns() + AWAKE_NS
+            while self._clock_ns() < until_ns:
+                if events := self._poller.poll(0):
+                    return events
+            self._lone_rows = 0
+        return self._poller.poll(timeout_s)
 
     def _refresh_deadlines(self) -> None:
         """See which of the rows that were left waiting have been given up meanwhile."""
@@ -228,6 +240,7 @@ class Worker:
         self._run_rows(lots, rows, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
         # Counted only now: the callers have their answers already.
+        self._lone_rows = self._lone_rows + 1 if rows == 1 and elapsed_ns < AWAKE_NS else 0
         self._times.learn(rows, elapsed_ns)
         self._metrics.observe_batch(rows, reason, elapsed_ns)
         for lot in lots:

@@ -105,8 +105,21 @@ class Service:
             received_ns: When the body was complete, `time.monotonic_ns`.
         """
         call = Call(self, ids, respond, received_ns)
+        exchange, decoder = self.exchange, self._decoder
+        if exchange is None or decoder is None:
+            call.refuse(
+                NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
+            )
+            return call
+        if exchange.full:
+            call.refuse(exchange.overloaded())
+            return call
         try:
-            self._submit(body, call)
+            if self._takes_body:
+                check_text(body)
+                exchange.submit_body(call, body)
+            else:
+                exchange.submit(call, decoder.decode(body))
         except StokerError as error:
             call.refuse(error)
         except Exception:
@@ -114,21 +127,6 @@ class Service:
             logger.exception("request %s: scoring failed", call.ids.request_id.decode("latin-1"))
             call.refuse(StokerError("An unexpected internal error occurred. Check the logs for more info."))
         return call
-
-    def _submit(self, body: bytes, call: Call) -> None:
-        """Put a body's rows into the exchange."""
-        exchange, decoder = self.exchange, self._decoder
-        if exchange is None or decoder is None:
-            raise NotReady(
-                f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1
-            )
-        if exchange.full:
-            raise exchange.overloaded()
-        if self._takes_body:
-            check_text(body)
-            exchange.submit_body(call, body)
-        else:
-            exchange.submit(call, decoder.decode(body))
 
     def encode(self, ticket: Ticket) -> bytes:
         """The answer's body for a ticket without an error."""
@@ -146,7 +144,11 @@ class Call(Ticket):
     __slots__ = ("_ids", "_respond", "_service", "received_ns")
 
     def __init__(self, service: Service, ids: RequestIds | None, respond: Respond, received_ns: int) -> None:
-        super().__init__(received_ns + service.timeout_ns)
+        # What Ticket.__init__ does, without the call: this runs once a request.
+        self.deadline_ns = received_ns + service.timeout_ns
+        self.error = None
+        self._open = True
+        self._feed = None
         self.received_ns = received_ns
         self._service = service
         self._ids = ids

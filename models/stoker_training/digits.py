@@ -1,0 +1,168 @@
+"""Where the handwritten digits come from: a folder, Keras's download, or scikit-learn's bundled set."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stoker.errors import OperatorError
+from stoker_training.idx import Bytes, read_mnist_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["Digits", "load_digits"]
+
+_CONNECT_S = 8.0
+_STALL_S = 5.0
+_BUNDLED_TEST_ROWS = 360
+_LEAST_TRAIN_ROWS = 12
+
+_Part = tuple[Bytes, Bytes]
+"""Images uint8[n, 28, 28] and labels uint8[n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Rows of 784 grey values in 0..1 (white on black, row by row) and their classes.
+
+    Attributes:
+        train_rows: float32[n, 784].
+        train_classes: int64[n].
+        test_rows: float32[m, 784].
+        test_classes: int64[m].
+        source: Where they came from, in words.
+    """
+
+    train_rows: NDArray[np.float32]
+    train_classes: NDArray[np.int64]
+    test_rows: NDArray[np.float32]
+    test_classes: NDArray[np.int64]
+    source: str
+
+
+def load_digits(folder: Path | None, say: Callable[[str], None]) -> Digits:
+    """Load the digits from `folder`, else from Keras's download, else the ones bundled with scikit-learn.
+
+    A folder that was asked for is never replaced by something else. `say` gets the lines for the operator.
+
+    Raises:
+        OperatorError: `folder` lacks a file, or a file is damaged.
+    """
+    if folder is not None:
+        train, test = read_mnist_part(folder, "train"), read_mnist_part(folder, "t10k")
+        if len(train[0]) < _LEAST_TRAIN_ROWS:
+            raise OperatorError(
+                f"{folder} holds {len(train[0])} training images; at least {_LEAST_TRAIN_ROWS} are needed"
+            )
+        return _digits(train, test, "MNIST (IDX files)")
+    try:
+        train, test = _download()
+    except _DownloadFailedError as error:
+        say(f"MNIST could not be downloaded ({error}).")
+        say(
+            "Training on scikit-learn's 1,797 bundled digits (8x8 pixels, enlarged to 28x28) instead. They "
+            "are NOT MNIST, and accuracies do not compare. Give the four IDX files of MNIST with --data."
+        )
+        return _bundled()
+    return _digits(train, test, "MNIST (downloaded by keras.datasets.mnist)")
+
+
+class _DownloadFailedError(Exception):
+    """Keras's download came to nothing; the message says why."""
+
+
+def _digits(train: _Part, test: _Part, source: str) -> Digits:
+    return Digits(
+        _rows(train[0]), train[1].astype(np.int64), _rows(test[0]), test[1].astype(np.int64), source
+    )
+
+
+def _rows(images: Bytes) -> NDArray[np.float32]:
+    return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+
+
+def _download() -> tuple[_Part, _Part]:
+    """Keras's own download, given up when it does not get going.
+
+    It runs in a daemon thread, because a name lookup cannot be interrupted. Once the connection stands, Keras
+    writes the file; from then on each read has `_STALL_S` seconds, and the whole may take its time.
+
+    Raises:
+        _DownloadFailedError: No connection, a stalled or broken one, or not the file that Keras expects.
+    """
+    from stoker_training.frameworks import keras
+
+    outcome: list[tuple[_Part, _Part] | Exception] = []
+
+    def fetch() -> None:
+        try:
+            outcome.append(keras.datasets.mnist.load_data())
+        except Exception as error:  # noqa: BLE001  Keras raises bare Exception, urllib and numpy their own
+            outcome.append(error)
+
+    before = _downloaded_bytes()
+    thread = threading.Thread(target=fetch, name="mnist-download", daemon=True)
+    default_timeout_s = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_STALL_S)
+    try:
+        thread.start()
+        give_up = time.monotonic() + _CONNECT_S
+        while thread.is_alive():
+            thread.join(0.1)
+            if thread.is_alive() and time.monotonic() > give_up and _downloaded_bytes() == before:
+                raise _DownloadFailedError(f"no connection within {_CONNECT_S:.0f} s")
+    finally:
+        socket.setdefaulttimeout(default_timeout_s)
+    if isinstance(outcome[0], Exception):
+        raise _DownloadFailedError(str(outcome[0])) from outcome[0]
+    return outcome[0]
+
+
+def _downloaded_bytes() -> list[int]:
+    """Sizes of Keras's file in its two places (it takes the second where the first cannot be written)."""
+    caches = (
+        Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")),
+        Path(tempfile.gettempdir(), ".keras"),
+    )
+    return [_bytes_of(cache / "datasets" / "mnist.npz") for cache in caches]
+
+
+def _bytes_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _bundled() -> Digits:
+    """scikit-learn's digits, enlarged to 20x20 and centred in 28x28 as MNIST's are.
+
+    Source: the test part of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI, 1998).
+    """
+    from sklearn.datasets import load_digits as load_bundled
+
+    bundled = load_bundled()
+    # Bilinear: row i of `grow` holds the weights of the 8 source pixels in target pixel i.
+    places = (np.arange(20) + 0.5) * 8 / 20 - 0.5
+    grow = np.stack([np.interp(places, np.arange(8), unit) for unit in np.eye(8)], axis=1)
+    images = np.pad(grow @ (bundled.images / 16) @ grow.T, ((0, 0), (4, 4), (4, 4)))
+    rows, classes = images.reshape(len(images), -1).astype(np.float32), bundled.target.astype(np.int64)
+    cut = len(rows) - _BUNDLED_TEST_ROWS
+    return Digits(
+        rows[:cut],
+        classes[:cut],
+        rows[cut:],
+        classes[cut:],
+        "scikit-learn's bundled digits, 8x8 enlarged to 28x28 (not MNIST)",
+    )

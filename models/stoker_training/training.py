@@ -1,0 +1,144 @@
+"""One training from the data to the published run folder."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stoker.errors import OperatorError
+from stoker_training.digits import Digits, load_digits
+from stoker_training.run_folder import METRICS, WRITTEN_BY, check_target, replacing
+from stoker_training.spec import TrainingResult, TrainingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker_training.agreement import Agreement
+    from stoker_training.devices import Gpu
+    from stoker_training.fitting import Fit
+
+__all__ = ["train"]
+
+_print = partial(print, flush=True)
+
+
+def train(spec: TrainingSpec, say: Callable[[str], None] = _print) -> TrainingResult:
+    """Train as `spec` says and publish the run folder, complete or not at all.
+
+    Args:
+        spec: What to train, on what, and where to write it.
+        say: Gets each line that the operator should see.
+
+    Raises:
+        OperatorError: The data is missing or damaged, the output folder is in use for something else, or the
+            exported models disagree by more than `agreement.TOLERANCE`.
+    """
+    check_target(spec.output)
+    digits = None if spec.data is None else load_digits(spec.data, say)
+    # TensorFlow takes seconds to import: what is wrong with the folders has been said by now.
+    from stoker_training import agreement, devices, fitting
+
+    gpus = devices.found_gpus()
+    for line in devices.describe_devices(gpus):
+        say(line)
+    if digits is None:
+        digits = load_digits(None, say)
+    train_rows, test_rows = len(digits.train_rows), len(digits.test_rows)
+    say(f"Data: {digits.source}, {train_rows:,} training and {test_rows:,} test images.")
+    fit = fitting.fit(spec, digits, devices.strategy(gpus), say)
+    say(f"Kept epoch {fit.best_epoch} after {fit.fit_s:.1f} s.")
+    with replacing(spec.output) as folder:
+        exporting = time.perf_counter()
+        agreed = _export(fit, digits, folder)
+        agreement.require(agreed)
+        metrics = _metrics(spec, digits, gpus, fit, agreed)
+        metrics["durations_s"]["export"] = round(time.perf_counter() - exporting, 3)
+        _write_reports(metrics, fit, digits, folder)
+    say(
+        f"SavedModel and ONNX agree on {test_rows:,} test images: largest difference of logits "
+        f"{agreed.onnx_difference:.2g} (TensorFlow 1 checkpoint {agreed.checkpoint_difference:.2g})."
+    )
+    say(f"Test accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}. Run folder: {spec.output}")
+    return TrainingResult(
+        folder=spec.output,
+        source=digits.source,
+        epochs=metrics["epochs"],
+        accuracy=metrics["accuracy"],
+        loss=metrics["loss"],
+        largest_logits_difference=agreed.onnx_difference,
+        fit_s=fit.fit_s,
+    )
+
+
+def _export(fit: Fit, digits: Digits, folder: Path) -> Agreement:
+    """Write the three models and the entry script into `folder`, and compare the models."""
+    from stoker_training import agreement, onnx_model, saved_model, tf1_checkpoint
+
+    saved_model.write_saved_model(fit.model, folder / "saved_model")
+    onnx_model.write_onnx(fit.model, folder / "model.onnx")
+    tf1_checkpoint.write_checkpoint(fit.model, folder / tf1_checkpoint.CHECKPOINT)
+    shutil.copyfile(_entry_script(), folder / "score.py")
+    return agreement.measure(
+        folder / "saved_model", folder / "model.onnx", folder / tf1_checkpoint.CHECKPOINT, digits.test_rows
+    )
+
+
+def _metrics(
+    spec: TrainingSpec, digits: Digits, gpus: list[Gpu], fit: Fit, agreed: Agreement
+) -> dict[str, Any]:
+    """What the run folder says about itself; accuracy and loss are those of the written SavedModel."""
+    from stoker_training import report
+
+    predicted = agreed.logits.argmax(axis=1)
+    return {
+        "written_by": WRITTEN_BY,
+        "dataset": digits.source,
+        "network": spec.network,
+        "parameters": fit.model.count_params(),
+        "seed": spec.seed,
+        "accuracy": float(np.mean(predicted == digits.test_classes)),
+        "loss": report.mean_cross_entropy(agreed.logits, digits.test_classes),
+        "confusion_matrix": report.confusion_matrix(digits.test_classes, predicted),
+        "rows": {
+            "training": fit.train_rows,
+            "validation": fit.validation_rows,
+            "test": len(digits.test_rows),
+        },
+        "epochs": len(fit.history["loss"]),
+        "best_epoch": fit.best_epoch,
+        "batch_rows": fit.batch_rows,
+        "agreement_with_saved_model": {
+            "onnx_largest_logits_difference": agreed.onnx_difference,
+            "onnx_classes_differ": agreed.onnx_classes_differ,
+            "tf1_checkpoint_largest_logits_difference": agreed.checkpoint_difference,
+            "tf1_checkpoint_classes_differ": agreed.checkpoint_classes_differ,
+        },
+        "durations_s": {"fit": round(fit.fit_s, 3)},
+        "devices": [asdict(gpu) for gpu in gpus] or ["CPU"],
+        "versions": report.library_versions(),
+    }
+
+
+def _write_reports(metrics: dict[str, Any], fit: Fit, digits: Digits, folder: Path) -> None:
+    from stoker_training import report
+
+    report.write_history(fit, folder)
+    report.write_sample(digits, folder / "sample_input.json")
+    report.write_json(metrics, folder / METRICS)
+
+
+def _entry_script() -> Path:
+    """`models/mnist/score.py`: beside this package in a checkout, inside it in an installed wheel."""
+    here = Path(__file__).parent
+    for script in (here.parent / "mnist" / "score.py", here / "mnist" / "score.py"):
+        if script.is_file():
+            return script
+    raise OperatorError(
+        "the entry script mnist/score.py is missing from this installation; install Stoker again"
+    )

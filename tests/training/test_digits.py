@@ -1,0 +1,140 @@
+"""Where the digits come from, and what happens when they cannot be had."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from stoker.errors import OperatorError
+from stoker_training import digits
+
+
+def unexpected(*_):
+    raise AssertionError("a folder that was given must never be replaced by another source")
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Keras's download fails at once."""
+
+    def fail():
+        raise digits._DownloadFailedError("no route to host")
+
+    monkeypatch.setattr(digits, "_download", fail)
+
+
+def test_a_given_folder_is_read_as_rows_in_0_to_1(tiny_mnist, monkeypatch):
+    """Images become float32 rows of 784 values in 0..1 beside int64 classes."""
+    monkeypatch.setattr(digits, "_download", unexpected)
+    loaded = digits.load_digits(tiny_mnist, say=unexpected)
+    assert (loaded.train_rows.shape, loaded.train_rows.dtype) == ((240, 784), np.float32)
+    assert (loaded.test_classes.shape, loaded.test_classes.dtype) == ((60,), np.int64)
+    assert loaded.test_rows[3, 28 * 10 + 4] == 1.0
+    assert 0 <= loaded.train_rows.min() < loaded.train_rows.max() == 1
+    assert loaded.source == "MNIST (IDX files)"
+
+
+def test_a_given_folder_without_the_files_is_an_error_not_a_fallback(tmp_path, monkeypatch):
+    """--data never falls back silently to other images."""
+    monkeypatch.setattr(digits, "_download", unexpected)
+    monkeypatch.setattr(digits, "_bundled", unexpected)
+    with pytest.raises(OperatorError, match="train-images-idx3-ubyte"):
+        digits.load_digits(tmp_path, say=unexpected)
+
+
+def test_too_few_images_to_train_on_are_refused(tiny_mnist, tmp_path):
+    """A set from which no validation part can be split is refused with the number that is needed."""
+    shutil.copytree(tiny_mnist, tmp_path, dirs_exist_ok=True)
+    for name, end in (("images-idx3-ubyte", 16 + 11 * 784), ("labels-idx1-ubyte", 8 + 11)):
+        content = (tmp_path / f"t10k-{name}").read_bytes()
+        (tmp_path / f"train-{name}.gz").write_bytes(content[:4] + (11).to_bytes(4, "big") + content[8:end])
+    with pytest.raises(OperatorError, match="holds 11 training images; at least 12 are needed"):
+        digits.load_digits(tmp_path, say=unexpected)
+
+
+def test_a_failed_download_falls_back_to_the_bundled_digits_and_says_so(no_network):
+    """The operator reads why, and that these digits are not MNIST; so does the source in the metrics."""
+    said: list[str] = []
+    loaded = digits.load_digits(None, said.append)
+    assert "no route to host" in said[0]
+    assert "scikit-learn" in said[1]
+    assert "NOT MNIST" in said[1]
+    assert "not MNIST" in loaded.source
+    assert (len(loaded.train_rows), len(loaded.test_rows)) == (1437, 360)
+
+
+def test_bundled_digits_are_enlarged_into_the_middle_of_28x28(no_network):
+    """As in MNIST, a digit of 20x20 pixels lies in the middle and the brightest ink is 1."""
+    loaded = digits.load_digits(None, lambda _: None)
+    images = loaded.train_rows.reshape(-1, 28, 28)
+    assert images.dtype == np.float32
+    assert images.min() == 0
+    assert images.max() == 1
+    inside = images[:, 4:24, 4:24]
+    assert images.sum() == pytest.approx(inside.sum())
+    # Averages over 5x5 target pixels and over 2x2 source pixels cover the same part of the digit.
+    from sklearn.datasets import load_digits
+
+    coarse = inside.reshape(-1, 4, 5, 4, 5).mean(axis=(2, 4))
+    source = (load_digits().images[: len(images)] / 16).reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4))
+    assert np.abs(coarse - source).max() < 0.15
+    assert np.corrcoef(coarse.ravel(), source.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.tensorflow
+def test_keras_download_is_used_when_it_works(tiny_mnist, monkeypatch):
+    """Keras's arrays become the digits, and the source says where they came from."""
+    from stoker_training.frameworks import keras
+
+    given = digits.read_mnist_part(tiny_mnist, "train"), digits.read_mnist_part(tiny_mnist, "t10k")
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: given)
+    loaded = digits.load_digits(None, unexpected)
+    assert loaded.source == "MNIST (downloaded by keras.datasets.mnist)"
+    np.testing.assert_array_equal(loaded.test_rows, digits.load_digits(tiny_mnist, unexpected).test_rows)
+
+
+@pytest.mark.tensorflow
+def test_a_download_that_does_not_get_going_is_given_up(monkeypatch):
+    """A name lookup that hangs holds the training up for a bounded time, and sockets keep their time-out."""
+    from stoker_training.frameworks import keras
+
+    released = threading.Event()
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", released.wait)
+    monkeypatch.setattr(digits, "_CONNECT_S", 0.0)
+    before = socket.getdefaulttimeout()
+    said: list[str] = []
+    try:
+        loaded = digits.load_digits(None, said.append)
+    finally:
+        released.set()
+    assert "no connection within" in said[0]
+    assert "not MNIST" in loaded.source
+    assert socket.getdefaulttimeout() == before
+
+
+@pytest.mark.tensorflow
+def test_a_download_under_way_is_waited_for(tiny_mnist, monkeypatch):
+    """Once bytes arrive, a slow download is not given up."""
+    from stoker_training.frameworks import keras
+
+    given = digits.read_mnist_part(tiny_mnist, "train"), digits.read_mnist_part(tiny_mnist, "t10k")
+    looked, arrived = iter(range(1000)), threading.Event()
+
+    def growing_file():
+        looks = next(looked)
+        if looks == 3:
+            arrived.set()
+        return [looks]
+
+    def slow_download():
+        arrived.wait()
+        return given
+
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", slow_download)
+    monkeypatch.setattr(digits, "_downloaded_bytes", growing_file)
+    monkeypatch.setattr(digits, "_CONNECT_S", 0.0)
+    assert digits.load_digits(None, unexpected).source.startswith("MNIST (downloaded")
