@@ -23,12 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Errors that the operator can mend are printed without a traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(arguments)
-    args = parser.parse_args(arguments)
+    command = ""
     try:
+        args = _parser(arguments).parse_args(arguments)
+        command = args.command
         return int(args.run(args))
     except StokerError as error:
-        sys.stderr.write(f"stoker {args.command}: {error}\n")
+        sys.stderr.write(f"stoker {command}: {error}\n")
         return int(getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
         sys.stderr.write("\n")

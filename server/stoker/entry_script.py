@@ -80,9 +80,15 @@ def encode_rows(rows: Sequence[Any]) -> list[bytes]:
 
 def _encode_row(row: Any) -> bytes:
     try:
-        return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+        text = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
-        return encode_result(row)
+        return _compact(row)
+    # orjson writes what is not finite as null.
+    return _compact(row) if b"null" in text else text
+
+
+def _compact(row: Any) -> bytes:
+    return json.dumps(row, default=_plain, separators=(",", ":")).encode()
 
 
 def _plain(value: Any) -> Any:
@@ -132,7 +138,10 @@ def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
 
 
 def _check_arguments(run: Callable[..., Any]) -> None:
-    parameters = inspect.signature(run).parameters.values()
+    try:
+        parameters = inspect.signature(run).parameters.values()
+    except ValueError as error:
+        raise LoadFailed(f"run() must be a Python function: {error}") from error
     refused = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.VAR_POSITIONAL,
@@ -143,6 +152,8 @@ def _check_arguments(run: Callable[..., Any]) -> None:
     if not parameters:
         raise LoadFailed("run() needs to accept an argument for input data.")
     data, *others = parameters
+    if data.kind is inspect.Parameter.KEYWORD_ONLY:
+        raise LoadFailed("run() needs to accept its input data as a positional argument.")
     for parameter in others:
         if parameter.default is inspect.Parameter.empty:
             raise LoadFailed(

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["MetricMemory", "MetricPage", "ModelMetrics", "ModelTotals", "Totals"]
+__all__ = ["HistogramTotals", "MetricMemory", "MetricPage", "ModelMetrics", "ModelTotals", "Totals"]
 
 MODEL_SLOTS: Final = 64
 PAGES: Final = 129

@@ -31,11 +31,11 @@ def _number(kind: Callable[[str], Any], low: float, high: float) -> Callable[[An
             raise ValueError("must be a number")
         try:
             number = kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError("must be a whole number" if kind is int else "must be a number") from None
         if not low <= number <= high or (kind is int and number != float(value)):
             raise ValueError(
-                f"must be {'a whole number ' if kind is int else ''}between {low:g} and {high:g}"
+                f"must be {'a whole number ' if kind is int else ''}between {low:.10g} and {high:.10g}"
             )
         return number
 
@@ -58,7 +58,10 @@ def _text(value: Any) -> str:
 
 
 def _path(value: Any) -> Path:
-    return Path(_text(str(value) if isinstance(value, Path) else value)).expanduser()
+    try:
+        return Path(_text(str(value) if isinstance(value, Path) else value)).expanduser()
+    except RuntimeError:
+        raise ValueError("names a home folder that does not exist") from None
 
 
 def _setting(default: Any, convert: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
@@ -202,8 +205,8 @@ def load_settings(
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
-    except OSError as error:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"the deployment file cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise InvalidSettings(f"{file} is not YAML: {error}") from error

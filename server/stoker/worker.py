@@ -155,16 +155,26 @@ class Worker:
         look_again_ns: int | None = None
         while True:
             timeout_s = None if look_again_ns is None else max(0, look_again_ns - self._clock_ns()) / 1e9
-            if self._metrics.notes and timeout_s is None:
+            if timeout_s is None and self._metrics.notes:
                 timeout_s = _FLUSH_S
+            if look_again_ns is None and self._lone_rows >= LONE_ROWS:
+                self._linger()
             look_again_ns = self.turn(timeout_s)
+
+    def _linger(self) -> None:
+        """After lone rows, look for the next one a little while before sleeping."""
+        until_ns = self._clock_ns() + AWAKE_NS
+        while self._clock_ns() < until_ns:
+            if self._poller.poll(0):
+                return
+        self._lone_rows = 0
 
     def turn(self, timeout_s: float | None) -> int | None:
         """Wait for rows at most `timeout_s`, run at most one batch, and return when to look again.
 
         The result is 0 when rows are left that could leave at once.
         """
-        events = self._wait(timeout_s)
+        events = self._poller.poll(timeout_s)
         if not events:
             self._metrics.flush_queued()
         if self._queue.rows:
@@ -178,16 +188,6 @@ class Worker:
             self._run_batch(todo.batch, todo.reason)
         self._metrics.set_queued_rows(self._queue.rows)
         return 0 if todo.batch and self._queue.rows else todo.look_again_ns
-
-    def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        """Wait for events; after lone rows, look for the next one a little while before sleeping."""
-        if self._lone_rows >= LONE_ROWS:
-            until_ns = self._clock_ns() + AWAKE_NS
-            while self._clock_ns() < until_ns:
-                if events := self._poller.poll(0):
-                    return events
-            self._lone_rows = 0
-        return self._poller.poll(timeout_s)
 
     def _refresh_deadlines(self) -> None:
         """See which of the rows that were left waiting have been given up meanwhile."""
@@ -240,7 +240,9 @@ class Worker:
         self._run_rows(lots, rows, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
         # Counted only now: the callers have their answers already.
-        self._lone_rows = self._lone_rows + 1 if rows == 1 and elapsed_ns < AWAKE_NS else 0
+        self._lone_rows = (
+            self._lone_rows + 1 if rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS else 0
+        )
         self._times.learn(rows, elapsed_ns)
         self._metrics.observe_batch(rows, reason, elapsed_ns)
         for lot in lots:

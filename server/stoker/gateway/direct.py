@@ -20,6 +20,7 @@ import time
 from asyncio import Event
 from typing import TYPE_CHECKING, Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from stoker.errors import HeaderTooLarge, MalformedBody, RequestTimeout, StokerError
@@ -82,6 +83,7 @@ class DirectProtocol(HttpToolsProtocol):
         self._gateway = gateway
         self._in_headers = False
         self._head_bytes = 0
+        self._declined_bytes = 0
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
         self._between = True
@@ -121,9 +123,39 @@ class DirectProtocol(HttpToolsProtocol):
                 self.fresh = False
                 self._score(known.service, data[end:], None)
                 return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        if self._declined_bytes:
+            data = self._receive_declined(data)
+        if data:
+            self._feed(data)
         if self._in_headers:
             self._bound_head(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read; a request that offers an upgrade is answered as if it had not."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # This parser takes all that follows for another protocol: a new one goes on. The body of the
+            # request (Java's HttpClient offers h2c with its first POST) has not been parsed.
+            self.parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            if self._declined_bytes:
+                rest = self._receive_declined(rest)
+            if rest:
+                self._feed(rest)
+        except httptools.HttpParserError:
+            self.send_400_response("The request is not HTTP.")
+
+    def _receive_declined(self, data: bytes) -> bytes:
+        """Take the body behind a declined upgrade; return what follows it."""
+        body = data[: self._declined_bytes]
+        self._declined_bytes -= len(body)
+        if body:
+            self.on_body(body)
+        if not self._declined_bytes:
+            self.on_message_complete()
+        return data[len(body) :]
 
     def _bound_head(self, received_bytes: int) -> None:
         """End a connection whose head does not end; the chunk in which it began is not counted."""
@@ -147,6 +179,9 @@ class DirectProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        if self.parser.should_upgrade():
+            lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+            self._declined_bytes = lengths[0] if lengths else 0
         if not self._take_directly():
             self._take_normally()
 
@@ -219,6 +254,8 @@ class DirectProtocol(HttpToolsProtocol):
             self._first_chunk = body
 
     def on_message_complete(self) -> None:
+        if self._declined_bytes:
+            return
         self._between = True
         self._new_head = b""
         service = self._receiving

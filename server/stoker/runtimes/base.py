@@ -40,7 +40,3 @@ class Runtime(Protocol):
             Exception: The whole batch failed; the caller may try it again in parts.
         """
         ...
-
-    def close(self) -> None:
-        """Free what the model holds."""
-        ...

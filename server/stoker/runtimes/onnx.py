@@ -62,10 +62,6 @@ class OnnxRuntime:
         outputs: list[np.ndarray] = self._session.run(self._output_names, feeds)
         return outputs
 
-    def close(self) -> None:
-        """Free the session."""
-        del self._session
-
 
 def _providers(device: Device) -> list[str | tuple[str, dict[str, str]]]:
     if device.kind == "cpu":

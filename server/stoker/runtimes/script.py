@@ -53,10 +53,6 @@ class BodyScript:
         except (Exception, SystemExit) as error:  # noqa: BLE001
             return RowFailure(error)
 
-    def close(self) -> None:
-        """Forget the script."""
-        del self._run
-
 
 class BatchedScript:
     """A `run` decorated with `stoker.batched`."""
@@ -88,10 +84,6 @@ class BatchedScript:
             return self._run(batch)
         except SystemExit as error:
             raise RuntimeError(f"run() called sys.exit({error.code!r})") from error
-
-    def close(self) -> None:
-        """Forget the script."""
-        del self._run
 
 
 def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:

@@ -83,10 +83,6 @@ class TensorFlowRuntime:
         results = self._function(**feeds)
         return [results[name].numpy() for name in self._output_names]
 
-    def close(self) -> None:
-        """Drop the model; TensorFlow gives its memory back when the process ends."""
-        del self._function, self._model
-
     def _learn_signature(self, servable: Servable) -> Signature:
         _, keywords = self._function.structured_input_signature
         inputs = tuple(_spec(name, value, servable) for name, value in sorted(keywords.items()))
