@@ -8,6 +8,7 @@ StokerError                     500 internal
 │  ├─ NotFound                  404 not_found           no such path
 │  ├─ UnknownService            404 unknown_service
 │  ├─ MethodNotAllowed          405 method_not_allowed
+│  ├─ RequestTimeout            408 request_timeout     the request did not arrive in time
 │  ├─ BodyTooLarge              413 body_too_large
 │  ├─ UnsupportedEncoding       415 unsupported_encoding
 │  └─ HeaderTooLarge            431 header_too_large
