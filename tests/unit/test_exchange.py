@@ -29,6 +29,7 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
+from stoker.exchange import AWAKE_NS, LONE_ROWS
 from stoker.planner import BatchPolicy
 from stoker.tensors import Signature, TensorSpec
 
@@ -72,6 +73,64 @@ def test_requests_of_one_turn_leave_as_one_batch() -> None:
         assert [answer_of(ticket) for ticket in tickets] == [doubled(1), doubled(2, 3), doubled(4)]
         assert joined.runtime.rows_run == [1, 2, 3, 4]
         assert len(joined.runtime.batches) == 1
+
+
+def test_a_row_that_is_used_to_being_alone_does_not_wait_for_company() -> None:
+    """After a few lone rows the next one rings at once; one with company waits for the end of the turn again."""
+    with Joined() as joined:
+        for number in range(LONE_ROWS):
+            joined.submit(number)
+            joined.settle()
+        lone = joined.submit(50)
+        joined.turn_device()
+        assert joined.runtime.rows_run[-1] == 50
+        joined.turn_frontends()
+        assert answer_of(lone) == doubled(50)
+        joined.submit(51)
+        company = [joined.submit(52), joined.submit(53)]
+        joined.turn_device()
+        assert joined.runtime.rows_run[-1] == 51
+        joined.settle()
+        assert [answer_of(ticket) for ticket in company] == [doubled(52), doubled(53)]
+        first = joined.submit(54)
+        joined.turn_device()
+        assert joined.runtime.rows_run[-1] == 53
+        joined.settle()
+        assert answer_of(first) == doubled(54)
+
+
+def asleep(joined: Joined) -> bool:
+    """Whether the frontends' loop would sleep now: nothing is left that it could call."""
+    joined.turn_frontends()
+    joined.turn_frontends()
+    return not joined._loop._ready  # type: ignore[attr-defined]
+
+
+def test_the_loop_stays_awake_only_while_a_quick_answer_is_expected() -> None:
+    """A loop that polls saves a wake-up; it sleeps once the answer is there, late, or out of reach."""
+    with Joined() as joined:
+
+        def alone() -> PuppetTicket:
+            ticket = joined.submit(1)
+            joined.turn_frontends()
+            return ticket
+
+        for _ in range(LONE_ROWS):
+            alone()
+            joined.settle()
+            assert asleep(joined)
+        alone()
+        assert not asleep(joined)
+        joined.turn_device()
+        assert asleep(joined)
+        alone()
+        joined.clock.now_ns += AWAKE_NS
+        assert asleep(joined)
+        joined.settle()
+        alone()
+        assert asleep(joined), "the last answer was slow, so the next one is expected to be"
+        joined.kill_device()
+        assert asleep(joined)
 
 
 def test_each_frontend_gets_its_own_rows() -> None:

@@ -31,7 +31,11 @@ def push(
     position = np.concatenate([np.arange(size) for size in sizes])
     numbers = np.arange(first, first + len(position), dtype=np.int32)
     queue.push(
-        lane, numbers, position=position, enqueued_ns=np.full(len(position), enqueued_ns), deadline_ns=np.full(len(position), deadline_ns)
+        lane,
+        numbers,
+        position=position,
+        enqueued_ns=np.full(len(position), enqueued_ns),
+        deadline_ns=np.full(len(position), deadline_ns),
     )
     return [(lane, number) for number in numbers.tolist()]
 

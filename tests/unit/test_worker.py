@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.errors import DeadlineExceeded, DeviceLost, ModelFailed
+from stoker.exchange import AWAKE_NS
 from stoker.metrics import BATCH_BOUNDS_ROWS
 from stoker.planner import BatchPolicy
 from stoker.runtimes.base import RowFailure
@@ -211,6 +212,29 @@ def test_a_full_batch_leaves_and_the_rest_follows_at_once() -> None:
         joined.turn_frontends()
         assert [joined.turn_device() for _ in range(4)] == [0, 0, None, None]
         assert [len(batch) for batch in joined.runtime.batches] == [4, 4, 1]
+
+
+def test_a_backlog_of_single_rows_is_served_without_looking_around() -> None:
+    """A model that takes rows one by one gets the next one at once, though each of them came alone."""
+    with Joined(policy=BatchPolicy(1), capacity=32) as joined:
+
+        def tick() -> int:
+            joined.clock.now_ns += 1000
+            return joined.clock.now_ns
+
+        def end_with_the_last() -> None:
+            if len(joined.runtime.batches) == 20:
+                raise SystemExit
+
+        for number in range(20):
+            joined.submit(number)
+        joined.turn_frontends()
+        joined.worker._clock_ns = tick
+        joined.runtime.during = end_with_the_last
+        begun_ns = joined.clock()
+        with pytest.raises(SystemExit):
+            joined.worker.serve()
+        assert joined.clock() - begun_ns < AWAKE_NS
 
 
 def test_rows_wait_for_company_until_their_delay_is_over() -> None:

@@ -24,7 +24,9 @@ def import_tensorflow(device: Device, threads: int) -> Any:
         LoadFailed: TensorFlow is not installed.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    if device.kind == "cpu":
+        # Else it looks for CUDA libraries and complains of each that is missing.
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     try:
         import tensorflow as tf
     except ImportError as error:
