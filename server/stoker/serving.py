@@ -93,7 +93,7 @@ def _service_lines(settings: ServerSettings, workspace: Workspace, model: ModelR
         header = f'-H "Authorization: Bearer ${settings.given_keys[0]}" '
     else:
         stoker = _command("stoker")
-        lines.append(f"  keys     {Keyring(workspace.keys_dir, name).path}")
+        lines.append(f"  keys     {_shown(Keyring(workspace.keys_dir, name).path)}")
         show = f"{stoker} keys show primary --name {name} --workspace {_shown(workspace.root)}"
         header = f'-H "Authorization: Bearer $({show})" '
     sample = _sample_file(workspace, model)
