@@ -23,7 +23,14 @@ import numpy as np
 
 from stoker.tensors import Signature, TensorSpec
 
-__all__ = ["Arena", "Outcome", "capacity_rows"]
+__all__ = ["AWAKE_NS", "LONE_ROWS", "Arena", "Outcome", "capacity_rows"]
+
+AWAKE_NS = 300_000
+"""How long either side of an exchange goes on looking before it sleeps, while only lone rows come and go.
+
+Waking a sleeping process costs tens of microseconds, more than a small model computes."""
+LONE_ROWS = 4
+"""After so many rows in a row that had no company, the next one is expected to have none."""
 
 _ALIGN = mmap.PAGESIZE
 _PUNCH_BYTES = 1 << 20

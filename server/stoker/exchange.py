@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.arena import Arena, Outcome
+from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
 from stoker.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -34,19 +34,13 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["AWAKE_NS", "LONE_ROWS", "Exchange", "Rows", "Ticket"]
+__all__ = ["Exchange", "Rows", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
 Rows = Sequence[np.ndarray]
 """Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
 
-AWAKE_NS: Final = 300_000
-"""How long either side of an exchange goes on looking before it sleeps, while only lone rows come and go.
-
-Waking a sleeping process costs tens of microseconds, more than a small model computes."""
-LONE_ROWS: Final = 4
-"""After so many rows in a row that had no company, the next one is expected to have none."""
 _NEVER_NS: Final = (1 << 63) - 1
 _READ_BYTES: Final = 1 << 18
 _MAX_RETRY_AFTER_S: Final = 60

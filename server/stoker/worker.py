@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.arena import Arena, Outcome
-from stoker.exchange import AWAKE_NS, LONE_ROWS
+from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
 from stoker.metrics import ModelMetrics
 from stoker.planner import BatchPolicy, Lot, RowQueue, ServiceTimes, plan
 from stoker.runtimes.base import RowFailure, Runtime

@@ -7,7 +7,7 @@ Everything else goes uvicorn's way to the Starlette app, which gives the same an
 
 Callers send the same head (request line and headers) with every request. So the heads of plain requests are
 remembered byte for byte with what they said, and a request that arrives in one piece behind a known head is
-not parsed again; only its key is verified again. This halves the cost of a request.
+not parsed again; only its key is verified again.
 
 To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its
 shutdown and its connection bookkeeping stay right. This relies on uvicorn's internals: pyproject.toml pins
