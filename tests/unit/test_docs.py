@@ -1,0 +1,296 @@
+"""The documentation: what it names exists, and what it shows works."""
+
+import argparse
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import stoker
+from stoker import errors
+from stoker.cli import _parser
+from stoker.errors import OperatorError, StokerError
+from stoker.gateway.exposition import render
+from stoker.metrics import MetricMemory
+from stoker.settings import ServerSettings, load_settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "server" / "docs"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "clients" / "README.md", *sorted(DOCS.rglob("*.md"))]
+IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
+# Packages are called so too.
+NO_METRICS = {"stoker_client", "stoker_training", "stoker_bench"}
+# Options of other programs that the pages name outside a command line.
+FOREIGN_OPTIONS = {"--build-arg", "--shm-size", "--only", "--shape", "--mnist-dir"}
+
+
+def text_of(document: Path) -> str:
+    return document.read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    """Contents of the fenced code blocks, of one language if it is given."""
+    return [
+        content
+        for name, content in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        if language in {"", name}
+    ]
+
+
+def prose(text: str) -> str:
+    """The text without fenced code blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def spans(text: str) -> list[str]:
+    """Contents of the inline code of the prose."""
+    return re.findall(r"`([^`\n]+)`", prose(text))
+
+
+def table_rows(text: str, *headings: str) -> list[list[str]]:
+    """Cells of the one table with these headings."""
+    heading = f"| {' | '.join(headings)} |\n"
+    assert text.count(heading) == 1, heading
+    lines = text.partition(heading)[2].splitlines()[1:]
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def anchors(document: Path) -> set[str]:
+    """What links to headings of a page end in."""
+    headings = re.findall(r"^#+ (.+)$", prose(text_of(document)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# --- links ---
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    """Each relative link names a file of the repository, and a heading of it where it names one."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(text_of(document))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / unquote(path)).resolve() if path else document
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_every_page_is_in_an_index() -> None:
+    """The index of the documentation lists every page beside it, and that of the decisions every decision."""
+    for index in (DOCS / "README.md", DOCS / "decisions" / "README.md"):
+        linked = set(re.findall(r"\]\(([^)#\s]+)\)", text_of(index)))
+        assert {page.name for page in index.parent.glob("*.md")} - {"README.md"} <= linked
+
+
+def test_decisions_have_one_form() -> None:
+    """Each decision has its number in its name and title, and says context, decision and consequences."""
+    decisions = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    assert [int(page.name[:4]) for page in decisions] == list(range(1, len(decisions) + 1))
+    for page in decisions:
+        headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+        assert headings[0].startswith(f"{int(page.name[:4])}. "), page.name
+        assert headings[1:] == ["Context", "Decision", "Consequences"], page.name
+
+
+# --- options, variables, settings ---
+
+
+def options_by_command() -> dict[tuple[str, ...], set[str]]:
+    """The option strings of each command and subcommand."""
+    found: dict[tuple[str, ...], set[str]] = {}
+
+    def walk(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> None:
+        found[path] = {option for action in parser._actions for option in action.option_strings}
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, command in action.choices.items():
+                    walk(command, (*path, name))
+
+    walk(_parser([]), ())
+    return found
+
+
+def stoker_calls(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Words after `stoker` in each command line that the text shows, and the line."""
+    lines = [line for block in blocks(text) for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *spans(text)]:
+        # What stands in $(...) is a command of its own; what follows # is said to the reader.
+        for piece in re.split(r"\$\(|\)|\||;|&&", line.partition(" #")[0]):
+            try:
+                words = shlex.split(piece)
+            except ValueError:
+                words = piece.split()
+            while words and re.match(r"[A-Z_]+=|\$$|Registered$", words[0]):
+                del words[0]
+            if words and re.fullmatch(r"(.*/)?stoker", words[0]):
+                yield line, words[1:]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_shown_commands_have_the_shown_options(document: Path) -> None:
+    """Each `stoker ...` line names a command that exists, and only options that this command has."""
+    known = options_by_command()
+    for line, words in stoker_calls(text_of(document)):
+        path: tuple[str, ...] = ()
+        for word in words:
+            if (*path, word) not in known:
+                break
+            path = (*path, word)
+        assert path or not words or words[0].startswith("-"), line
+        for word in words:
+            if word.startswith("--") and word != "--":
+                assert word.partition("=")[0] in known[path], line
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_named_options_exist(document: Path) -> None:
+    """An option that is named alone, as in `--port`, is one of some command."""
+    known = set().union(*options_by_command().values())
+    named = {word for span in spans(text_of(document)) if span.startswith("--") for word in span.split()[:1]}
+    assert named - known - FOREIGN_OPTIONS == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_named_variables_exist(document: Path) -> None:
+    """Each STOKER_ variable is a setting's, or is read or set by the code."""
+    sources = [
+        *ROOT.glob("server/stoker/**/*.py"),
+        *ROOT.glob("clients/**/*.py"),
+        *ROOT.glob("loadtests/**/*.py"),
+    ]
+    code = "".join(map(text_of, sources))
+    settings = {f"STOKER_{name.upper()}" for name in ServerSettings.__dataclass_fields__}
+    for variable in set(re.findall(r"\bSTOKER_[A-Z_]+\b", text_of(document))):
+        assert variable in settings or f'"{variable}"' in code, variable
+
+
+def test_settings_table_is_complete() -> None:
+    """The table of settings has each server setting, with its option, variable, key and default."""
+    rows = table_rows(text_of(DOCS / "deploying.md"), "option", "variable", "file", "default", "meaning")
+    shown = {key.strip("`"): (option, variable, default) for option, variable, key, default, _ in rows}
+    settable = {name: field for name, field in ServerSettings.__dataclass_fields__.items() if field.metadata}
+    assert list(shown) == list(settable)
+    for name, (option, variable, default) in shown.items():
+        assert option.startswith(f"`--{name.replace('_', '-')}`")
+        assert variable == f"`STOKER_{name.upper()}`"
+        assert settable[name].metadata["convert"](default) == settable[name].default
+
+
+def test_deployment_file_is_valid(tmp_path: Path) -> None:
+    """The deployment file that is shown is read, with all its settings and models."""
+    (shown,) = blocks(text_of(DOCS / "deploying.md"), "yaml")
+    file = tmp_path / "deployment.yaml"
+    file.write_text(shown, encoding="utf-8")
+    settings = load_settings({}, {}, file, ())
+    assert (settings.host, settings.frontends, settings.metrics_auth) == ("0.0.0.0", 2, True)
+    assert [model.registered for model in settings.models] == ["mnist:1", None]
+    assert settings.models[1].path == tmp_path / "digits" / "score.py"
+
+
+# --- metrics and errors ---
+
+
+def exposed_metrics() -> tuple[set[str], set[str]]:
+    """Names of the metrics, and of all time series that belong to them."""
+    descriptor = MetricMemory.create()
+    exposition = render(MetricMemory(descriptor), ["model"]).decode()
+    os.close(descriptor)
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", exposition, re.MULTILINE))
+    series = {
+        name + suffix
+        for name, kind in kinds.items()
+        for suffix in (("", "_bucket", "_sum", "_count") if kind == "histogram" else ("",))
+    }
+    return set(kinds), series
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_named_metrics_exist(document: Path) -> None:
+    """Each metric that is named is one that the server exposes."""
+    _, series = exposed_metrics()
+    named = set(re.findall(r"\bstoker_[a-z_]+\b", text_of(document)))
+    assert named - NO_METRICS - series == set()
+
+
+def test_metrics_table_is_complete() -> None:
+    """The table of metrics has each metric that the server exposes."""
+    metrics, _ = exposed_metrics()
+    rows = table_rows(text_of(DOCS / "deploying.md"), "metric", "labels", "meaning")
+    assert {name for cell, *_ in rows for name in re.findall(r"`([^`]+)`", cell)} == metrics
+
+
+def test_error_table_is_the_error_tree() -> None:
+    """The table of errors has each error that a caller can get, with its class, status and code."""
+    rows = table_rows(text_of(DOCS / "scoring.md"), "error", "status", "code", "when")
+    shown = {(name, int(status), code.strip("`")) for name, status, code, _ in rows}
+    classes = [getattr(errors, name) for name in errors.__all__]
+    told = [error for error in classes if not issubclass(error, OperatorError)]
+    # Without classes that only group others: they have their parent's code.
+    own = [error for error in told if error is StokerError or error.code != error.__mro__[1].code]
+    assert shown == {(error.__name__, error.status, error.code) for error in own}
+    assert len(rows) == len(shown)
+
+
+# --- versions, code, container ---
+
+
+def test_versions_agree() -> None:
+    """The newest version of the changelog is the one of the package and of both projects."""
+    (newest, *_) = re.findall(r"^## \[([^]]+)\]", text_of(ROOT / "CHANGELOG.md"), re.MULTILINE)
+    projects = [
+        tomllib.loads(text_of(ROOT / folder / "pyproject.toml"))["project"] for folder in (".", "clients")
+    ]
+    assert {newest, *(project["version"] for project in projects)} == {stoker.__version__}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_python_blocks_compile(document: Path) -> None:
+    """Python that is shown has no syntax error."""
+    for block in blocks(text_of(document), "python"):
+        compile(block, document.name, "exec")
+
+
+def test_shown_entry_scripts_keep_their_contract() -> None:
+    """The scripts of the page on entry scripts have `init` and `run`; the first is the README's, in 10 lines."""
+    scripts = blocks(text_of(DOCS / "entry-scripts.md"), "python")
+    assert all("def init()" in script and "def run(" in script for script in scripts)
+    assert len([line for line in scripts[0].splitlines() if line]) == 10
+    assert scripts[0] in blocks(text_of(ROOT / "README.md"), "python")
+
+
+def test_image_copies_what_exists() -> None:
+    """Dockerfile.gpu copies files of the repository that .dockerignore lets through, and installs what it copied."""
+    dockerfile = text_of(ROOT / "Dockerfile.gpu").replace("\\\n", " ")
+    ignored = [
+        line for line in text_of(ROOT / ".dockerignore").splitlines() if line and not line.startswith("#")
+    ]
+    assert ignored[0] == "*"
+    copied = [
+        source
+        for line in re.findall(r"^COPY (.+)$", dockerfile, re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert len(copied) >= 5
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert f"!{source}" in ignored, source
+        assert not any(fnmatch(source, pattern) for pattern in ignored[1:]), source
+    packages = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "packages"
+    ]
+    assert {package.partition("/")[0] for package in packages} <= set(copied)
+    assert 'ENTRYPOINT ["stoker", "serve"]' in dockerfile
