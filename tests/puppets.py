@@ -194,6 +194,7 @@ class Joined:
         self._memory = _metric_memory()
         self._loop = asyncio.new_event_loop()
         self._capacity, self._doorbell_bytes = capacity, doorbell_bytes
+        self._device_lives = True
         policy = policy or BatchPolicy()
         self.worker = Worker(self.runtime, policy, self._memory.page(64).model(0), self.clock)
         for _ in range(frontends):
@@ -237,8 +238,8 @@ class Joined:
         self._loop.run_forever()
 
     def turn_device(self) -> int | None:
-        """One turn of the device: what has arrived is read, at most one batch runs."""
-        return self.worker.turn(0)
+        """One turn of the device, if it lives: what has arrived is read, at most one batch runs."""
+        return self.worker.turn(0) if self._device_lives else None
 
     def settle(self) -> None:
         """Let everybody take turns until nothing moves."""
@@ -294,6 +295,7 @@ class Joined:
 
     def kill_device(self) -> None:
         """What the kernel does when the device process dies: its ends of the doorbells close."""
+        self._device_lives = False
         for lane in self.worker._lanes.values():
             lane.doorbell.close()
         self.worker._lanes.clear()

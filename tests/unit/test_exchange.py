@@ -20,6 +20,7 @@ from tests.puppets import (
     rows_of,
 )
 
+from stoker.arena import AWAKE_NS, LONE_ROWS
 from stoker.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -29,7 +30,6 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
-from stoker.exchange import AWAKE_NS, LONE_ROWS
 from stoker.planner import BatchPolicy
 from stoker.tensors import Signature, TensorSpec
 
@@ -784,10 +784,12 @@ class RowsInFlight(RuleBasedStateMachine):
         if not hasattr(self, "joined"):
             return
         with self.joined as joined:
-            # A large request with small slices waits for company more than once.
-            for _ in range(60):
+            # A large request with small slices waits for company again and again.
+            for _ in range(200):
                 joined.settle()
                 joined.clock.advance_ms(4)
+                if not any(exchange.leased_rows and not exchange.lost for exchange in joined.exchanges):
+                    break
             for asked in self.asked:
                 self.check_end(asked)
             if not self.device_killed:

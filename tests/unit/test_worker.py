@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
+from stoker.arena import AWAKE_NS
 from stoker.errors import DeadlineExceeded, DeviceLost, ModelFailed
-from stoker.exchange import AWAKE_NS
 from stoker.metrics import BATCH_BOUNDS_ROWS
 from stoker.planner import BatchPolicy
 from stoker.runtimes.base import RowFailure

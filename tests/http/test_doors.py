@@ -1,0 +1,187 @@
+"""Which door takes which request: a frontend's listener with an app that refuses everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
+
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.listener import Listener
+from stoker.gateway.service import Service
+from stoker.keyring import Keys, KeyVerifier
+from stoker.metrics import MetricMemory
+
+KEY = "a-key-of-this-test-0001"
+LIMIT_BYTES = 1000
+BY_THE_APP = 418
+DIRECTLY = 503
+"""No device process is attached, so the direct door's answer to whatever it takes is that nothing is ready."""
+
+
+async def _app(_: Scope, receive: Receive, send: Send) -> None:
+    """Read the request and answer with a status that nobody else uses."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": BY_THE_APP, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def _listening() -> AsyncIterator[AsyncConnection]:
+    """A connection to a listener with the services `a` and `b c`."""
+    metrics_fd = MetricMemory.create()
+    memory = MetricMemory(metrics_fd)
+    os.close(metrics_fd)
+    verifier = KeyVerifier(Path("no-keys-here"), "a", Keys(KEY, KEY + "-other"))
+    services = {
+        name: Service(
+            name,
+            verifier=verifier,
+            metrics=memory.page(0).model(slot),
+            timeout_ms=1000,
+            max_body_bytes=LIMIT_BYTES,
+        )
+        for slot, name in enumerate(("a", "b"))
+    }
+    sock = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(_app, Gateway(services, memory), [sock])
+    await listener.start()
+    try:
+        async with await AsyncConnection.open(sock.getsockname()[1]) as connection:
+            yield connection
+    finally:
+        await listener.stop_listening()
+        assert await listener.finish(5) == 0
+
+
+PATH = "/api/v1/service/a/score"
+BODY = b'{"data": [[1]]}'
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("headers", [[], [("Content-Type", "application/json")], [("X-Request-Id", "a")]])
+async def test_plain_scoring_requests_are_answered_directly(headers: Headers) -> None:
+    """A POST with a valid key and a body within the limit costs no ASGI cycle."""
+    async with _listening() as connection:
+        statuses = [(await connection.ask(scoring(PATH, KEY, BODY, headers))).status for _ in range(3)]
+
+    assert statuses == [DIRECTLY] * 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(scoring(PATH, KEY, BODY, [("Origin", "https://x.example")]), id="origin"),
+        pytest.param(scoring(PATH, KEY, BODY, [("Content-Encoding", "identity")]), id="content encoding"),
+        pytest.param(scoring(PATH, KEY, BODY, [("Upgrade", "h2c")]), id="upgrade"),
+        pytest.param(scoring(PATH, KEY, BODY, [("X-Request-Id", "a" * 101)]), id="long id"),
+        pytest.param(scoring(PATH, KEY + "x", BODY), id="wrong key"),
+        pytest.param(scoring(PATH + "?a=1", KEY, BODY), id="query"),
+        pytest.param(scoring("/score", KEY, BODY), id="no service"),
+        pytest.param(scoring("/api/v1/service/c/score", KEY, BODY), id="unknown service"),
+        pytest.param(scoring(PATH, KEY, b"x" * (LIMIT_BYTES + 1)), id="too large"),
+        pytest.param(scoring(PATH, KEY, b""), id="empty"),
+        pytest.param(request("POST", PATH, [bearer(KEY)]), id="no length"),
+        pytest.param(request("PUT", PATH, [bearer(KEY)], BODY), id="PUT"),
+        pytest.param(request("GET", PATH, [bearer(KEY)]), id="GET"),
+        pytest.param(
+            request("POST", PATH, [bearer(KEY), ("Transfer-Encoding", "chunked")]) + b"1\r\n7\r\n0\r\n\r\n",
+            id="chunked",
+        ),
+    ],
+)
+async def test_everything_else_goes_through_the_app(odd: bytes) -> None:
+    """What is not plain reaches the app, and the next plain request of its connection is direct again."""
+    async with _listening() as connection:
+        first = await connection.ask(odd)
+        second = await connection.ask(scoring(PATH, KEY, BODY))
+
+    assert (first.status, second.status) == (BY_THE_APP, DIRECTLY)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param(scoring(PATH, KEY, BODY, version="1.0"), id="HTTP/1.0"),
+        pytest.param(scoring(PATH, KEY, BODY, [("Connection", "close")]), id="connection close"),
+    ],
+)
+async def test_last_requests_go_through_the_app(last: bytes) -> None:
+    """A request that ends its connection is not plain; the connection ends with the answer."""
+    async with _listening() as connection:
+        answer = await connection.ask(last)
+        ended = await connection.ended()
+
+    assert (answer.status, ended) == (BY_THE_APP, True)
+
+
+@pytest.mark.anyio
+async def test_a_request_that_expects_a_go_ahead_gets_it_from_the_app() -> None:
+    """`Expect: 100-continue` is the app's to honour."""
+    head = scoring(PATH, KEY, BODY, [("Expect", "100-continue")]).removesuffix(BODY)
+    async with _listening() as connection:
+        go_ahead = await connection.ask(head)
+        answer = await connection.ask(BODY)
+
+    assert (go_ahead.status, answer.status) == (100, BY_THE_APP)
+
+
+@pytest.mark.anyio
+async def test_requests_behind_an_unanswered_one_go_through_the_app() -> None:
+    """Pipelined requests are answered in order: only the first one can be direct."""
+    slow = request("GET", "/anything")
+    async with _listening() as connection:
+        first = await connection.ask(slow + scoring(PATH, KEY, BODY) + slow)
+        others = [await connection.answer() for _ in range(2)]
+        later = await connection.ask(scoring(PATH, KEY, BODY))
+
+    assert [first.status, *(answer.status for answer in others)] == [BY_THE_APP] * 3
+    assert later.status == DIRECTLY
+
+
+@pytest.mark.anyio
+async def test_a_listener_that_ends_lets_a_request_finish() -> None:
+    """`finish` closes idle connections and waits for a request that has begun to arrive."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    metrics_fd = MetricMemory.create()
+    gateway = Gateway(
+        {
+            "a": Service(
+                "a",
+                verifier=None,
+                metrics=MetricMemory(metrics_fd).page(0).model(0),
+                timeout_ms=1000,
+                max_body_bytes=LIMIT_BYTES,
+            )
+        },
+        MetricMemory(metrics_fd),
+    )
+    os.close(metrics_fd)
+    listener = Listener(_app, gateway, [sock])
+    await listener.start()
+    async with await AsyncConnection.open(port) as idle, await AsyncConnection.open(port) as begun:
+        message = scoring("/score", KEY, BODY)
+        assert (await idle.ask(message)).status == DIRECTLY
+        assert (await begun.ask(message + message[:-3])).status == DIRECTLY
+        await listener.stop_listening()
+        gateway.start_draining()
+        finished = asyncio.ensure_future(listener.finish(5))
+        assert await idle.ended()
+        last = await begun.ask(message[-3:])
+        assert last.closes
+        assert await begun.ended()
+
+        assert await finished == 0
+    with pytest.raises(ConnectionRefusedError):
+        await AsyncConnection.open(port)

@@ -1,0 +1,103 @@
+"""SavedModels: TensorFlow Serving's layout served as it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.http.raw_http import rows_body, scoring
+from tests.live_server import PRIMARY, LiveServer
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    # Two processes import TensorFlow.
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+
+# TensorFlow warns a lot, and never gives its memory back: it is imported in a process of its own.
+_WRITE_MODELS = """
+import sys
+import tensorflow as tf
+
+class Squares(tf.Module):
+    def __init__(self, plus):
+        self.plus = tf.Variable(float(plus))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2, 3], tf.float32, name="x")])
+    def __call__(self, x):
+        return {"squares": x * x + self.plus, "sums": tf.reduce_sum(x, [1, 2])}
+
+for version in sys.argv[2:]:
+    model = Squares(version)
+    tf.saved_model.save(model, f"{sys.argv[1]}/{version}", signatures=model.__call__)
+"""
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A base path in TensorFlow Serving's layout with the versions 2 and 10 of a model of two outputs."""
+    scratch = tmp_path_factory.mktemp("saved-model")
+    base = scratch / "models" / "squares"
+    _write_models(base, "2", "10")
+    with LiveServer(scratch, base, "--frontends", "1", "--device", "cpu", ready_within_s=150) as server:
+        yield server
+
+
+def _write_models(base: Path, *versions: str) -> None:
+    command = [sys.executable, "-c", _WRITE_MODELS, str(base), *versions]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_newest_version_answers_with_all_outputs(squares: LiveServer) -> None:
+    """Of a base path the highest number is served, compared as a number; outputs come by name."""
+    rows = np.arange(18, dtype=np.float32).reshape(3, 2, 3)
+    with squares.connect() as connection:
+        answer = connection.ask(scoring("/score", PRIMARY, rows_body(*rows.tolist())))
+
+    assert answer.status == 200
+    content = answer.json()
+    assert set(content) == {"squares", "sums"}
+    np.testing.assert_allclose(content["squares"], rows * rows + 10)
+    np.testing.assert_allclose(content["sums"], rows.sum(axis=(1, 2)))
+    assert "squares version 10 (tensorflow)" in squares.output()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1, 2, 3], "expected rows of 2 × 3 numbers, row 0 has 3"),
+        ([[1, 2, 3], [4, 5]], "expected rows of 2 × 3 numbers, row 0 has 2"),
+        ([[1, 2, 3], [4, 5, "6"]], "row 0 has a string, expected a number"),
+    ],
+)
+def test_rows_of_two_axes_are_checked(squares: LiveServer, row: list[object], message: str) -> None:
+    """Rows of several axes are checked at every level."""
+    with squares.connect() as connection:
+        answer = connection.ask(scoring("/score", PRIMARY, rows_body(row)))
+
+    assert (answer.status, answer.error_code()) == (422, "invalid_input")
+    assert message in answer.json()["message"]
+
+
+def test_the_description_shows_the_shape(squares: LiveServer) -> None:
+    """The signature of the SavedModel is in the description."""
+    schemas = squares.get("/swagger.json").json()["definitions"]
+    row = schemas["ServiceInput"]["properties"]["data"]["items"]
+
+    assert (row["minItems"], row["maxItems"]) == (2, 2)
+    assert (row["items"]["minItems"], row["items"]["maxItems"]) == (3, 3)
+    assert set(schemas["ServiceOutput"]["properties"]) == {"squares", "sums"}
+
+
+def test_only_the_device_process_holds_tensorflow(squares: LiveServer) -> None:
+    """No framework is mapped into frontends or the supervisor."""
+    holders = {pid for pid in squares.pids() if "libtensorflow" in Path(f"/proc/{pid}/maps").read_text()}
+
+    assert holders == set(squares.device_pids())

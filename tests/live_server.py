@@ -1,0 +1,221 @@
+"""Real servers for tests: `stoker serve` as a subprocess on a free port, and everything that it starts.
+
+All processes of a server are found by a mark in their environment, so none is overlooked when its parent has
+died, and nothing of anybody else's is ever touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from tests.http.raw_http import Answer, Connection, request, rows_body, scoring
+
+__all__ = ["PRIMARY", "SECONDARY", "LiveServer", "free_port", "run_stoker", "wait_until"]
+
+PRIMARY: Final = "primary-key-of-the-tests-0001"
+SECONDARY: Final = "secondary-key-of-the-tests-002"
+
+_MARK: Final = "STOKER_TESTS_PROCESS_TREE"
+_FRONTEND: Final = "stoker.gateway.frontend"
+_DEVICE: Final = "stoker.device"
+
+_T = TypeVar("_T")
+
+
+def wait_until(look: Callable[[], _T], what: str, *, timeout_s: float = 20.0, every_s: float = 0.01) -> _T:
+    """Look until there is something true to see, and return it; fails with `what` after `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(every_s)
+    return seen
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what would configure a server, plus `extra`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("STOKER_", "AZUREML_"))}
+    return {**kept, **extra}
+
+
+def run_stoker(
+    *arguments: str | Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a `stoker` command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *map(str, arguments)],
+        env=_environment(env or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class LiveServer:
+    """One running server; leaving its context kills whatever is left of it.
+
+    Attributes:
+        process: The supervisor.
+        port: Where it listens.
+        workspace: Its workspace directory.
+        scratch: A directory of its own, for its log and workspace.
+        key: A valid key.
+    """
+
+    def __init__(
+        self,
+        scratch: Path,
+        *arguments: str | Path,
+        given_keys: bool = True,
+        env: Mapping[str, str] | None = None,
+        workspace: Path | None = None,
+        port: int = 0,
+        ready_within_s: float | None = 60.0,
+    ) -> None:
+        """Start `stoker serve` with these arguments and wait until it is ready.
+
+        Args:
+            scratch: An empty directory.
+            *arguments: Arguments of `stoker serve` without port and workspace.
+            given_keys: Whether the keys are given by the environment, else they are in the workspace.
+            env: Further environment.
+            workspace: Its workspace; a new one by default.
+            port: Where it listens; 0 lets it choose.
+            ready_within_s: How long to wait for it; None does not wait, and needs a port.
+        """
+        self.scratch, self.workspace = scratch, workspace or scratch / "workspace"
+        self.key = PRIMARY
+        self._log = scratch / "server.log"
+        self._mark = f"{_MARK}={uuid.uuid4()}"
+        keys = {"STOKER_PRIMARY_KEY": PRIMARY, "STOKER_SECONDARY_KEY": SECONDARY} if given_keys else {}
+        name, _, value = self._mark.partition("=")
+        command = [sys.executable, "-m", "stoker.cli", "serve", *map(str, arguments)]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(port), "--workspace", str(self.workspace)],
+                env=_environment({**keys, **(env or {}), name: value}),
+                cwd=scratch,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Like a job of an interactive shell: a process group of its own.
+                process_group=0,
+            )
+        self.port = port
+        if ready_within_s is None:
+            return
+        try:
+            self.port = wait_until(self._announced_port, "the server is ready", timeout_s=ready_within_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _announced_port(self) -> int:
+        output = self.output()
+        assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{output}"
+        ready = re.search(r"^  ready .* http://127\.0\.0\.1:([0-9]+)/metrics", output, re.MULTILINE)
+        return int(ready[1]) if ready else 0
+
+    def output(self) -> str:
+        """All that its processes have written so far."""
+        return self._log.read_text(errors="replace")
+
+    # --- its processes ---
+
+    def pids(self) -> list[int]:
+        """Every living process of this server, the supervisor included, wherever it hangs in the process tree."""
+        return [pid for pid, _ in self._processes()]
+
+    def frontend_pids(self) -> list[int]:
+        """Its frontends."""
+        return [pid for pid, command in self._processes() if _FRONTEND in command]
+
+    def device_pids(self) -> list[int]:
+        """Its device processes."""
+        return [pid for pid, command in self._processes() if _DEVICE in command]
+
+    def _processes(self) -> Iterator[tuple[int, list[str]]]:
+        mark = self._mark.encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            # Processes come and go meanwhile, and most belong to others.
+            with contextlib.suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name), (folder / "cmdline").read_text().split("\0")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the supervisor."""
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """Wait until the supervisor has ended; returns its exit code."""
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """Kill every process of this server."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        deadline_s = time.monotonic() + 10
+        while (left := self.pids()) and time.monotonic() < deadline_s:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    # --- its answers ---
+
+    def connect(self) -> Connection:
+        """A new connection."""
+        return Connection(self.port)
+
+    def get(self, path: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
+        """GET on a connection of its own."""
+        with self.connect() as connection:
+            return connection.ask(request("GET", path, headers))
+
+    def score(self, *rows: Sequence[float], path: str = "/score", key: str | None = None) -> Answer:
+        """Score rows on a connection of its own."""
+        with self.connect() as connection:
+            return connection.ask(scoring(path, key or self.key, rows_body(*rows)))
+
+    @property
+    def ready(self) -> bool:
+        """What `/v2/health/ready` says; False too when nobody answers."""
+        try:
+            return self.get("/v2/health/ready").status == 200
+        except (OSError, AssertionError):
+            return False
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one time series; 0 for a status that has not been counted yet."""
+        text = self.get("/metrics").body.decode()
+        assert f"\n{name}{{" in text, f"there is no metric {name}"
+        for line in text.splitlines():
+            match = re.fullmatch(r"([a-z_]+)\{(.*)\} (\S+)", line)
+            if match and match[1] == name and dict(re.findall(r'(\w+)="([^"]*)"', match[2])) == labels:
+                return float(match[3])
+        return 0.0

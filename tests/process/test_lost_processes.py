@@ -1,0 +1,211 @@
+"""Processes that are killed: who notices, what is lost, and how it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.http.raw_http import request, rows_body, scoring
+from tests.live_server import PRIMARY, LiveServer, wait_until
+from tests.process.callers import Callers, scored
+from tests.process.conftest import Serve
+from tests.tiny_models import BATCHED_SCRIPT, DIE, HOLD, Gate, write_script
+
+
+def _ready_everywhere(server: LiveServer, frontends: int) -> bool:
+    """Whether every frontend is ready: of many connections, the kernel gives some to each."""
+    return len(server.frontend_pids()) == frontends and all(server.ready for _ in range(8 * frontends))
+
+
+def test_a_device_process_that_is_killed_under_load_comes_back(serve: Serve, doubler: Path) -> None:
+    """Only what it held is lost, as 503; readiness says so; the same frontends are ready again and answer rightly."""
+    server = serve(doubler, "--frontends", "2")
+    frontends = set(server.frontend_pids())
+    (device,) = server.device_pids()
+    with Callers(server.port, scored(server.key), kept_alive=32) as callers:
+        wait_until(lambda: callers.answered(500), "the load runs")
+        killed_s = time.monotonic()
+        os.kill(device, signal.SIGKILL)
+        wait_until(lambda: not server.ready, "readiness is off")
+        wait_until(lambda: _ready_everywhere(server, 2), "all frontends are ready again")
+        recovered_s = time.monotonic()
+        wait_until(lambda: callers.answered(500, after_s=recovered_s), "the load runs again")
+        outcomes = callers.stop()
+
+    assert set(callers.tally()) <= {200, 503}, callers.tally()
+    failed = [outcome for outcome in outcomes if outcome.status == 503]
+    for outcome in failed:
+        assert outcome.answer is not None
+        assert outcome.answer.error_code() in ("device_lost", "not_ready")
+        assert int(outcome.answer.header("retry-after") or 0) >= 1
+        assert outcome.ended_s >= killed_s, "nothing fails before"
+        assert outcome.asked_s <= recovered_s, "nothing fails afterwards"
+    held = [outcome for outcome in failed if outcome.answer and outcome.answer.error_code() == "device_lost"]
+    assert len(held) <= 32, "each caller had one request in flight"
+    assert all(outcome.right for outcome in outcomes if outcome.status == 200)
+    assert set(server.frontend_pids()) == frontends, "frontends are not restarted"
+    assert server.device_pids() not in ([], [device])
+    assert server.metric("stoker_process_restarts_total", process="device") == 1
+    assert "was ended by SIGKILL; starting it again in" in server.output()
+
+
+def test_a_script_that_ends_its_process_fails_only_what_it_held(serve: Serve, tmp_path: Path) -> None:
+    """The requests in flight get 503 with a Retry-After, one of another model none; later ones are right."""
+    script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
+    other = write_script(tmp_path / "other", BATCHED_SCRIPT)
+    deployment = tmp_path / "deployment.yaml"
+    deployment.write_text(f"models:\n  - path: {script}\n  - path: {other}\nfrontends: 1\n")
+    server = serve("--config", deployment)
+    fatal, path = Gate(script.parent), "/api/v1/service/batched/score"
+    untouched, other_path = Gate(other.parent), "/api/v1/service/other/score"
+    hold = rows_body([HOLD, 0, 0, 0])
+    with ExitStack() as connections:
+        elsewhere, running, waiting, deadly = (connections.enter_context(server.connect()) for _ in range(4))
+        elsewhere.send(scoring(other_path, PRIMARY, hold))
+        running.send(scoring(path, PRIMARY, hold))
+        wait_until(lambda: untouched.entered and fatal.entered, "both scripts hold a request")
+        waiting.send(scoring(path, PRIMARY, rows_body([1, 2, 3, 4])))
+        deadly.send(scoring(path, PRIMARY, rows_body([DIE, 0, 0, 0])))
+        wait_until(
+            lambda: server.metric("stoker_rows_in_flight", model="batched") == 3, "three are in flight"
+        )
+        fatal.open()
+        first = running.answer()
+        lost = [connection.answer() for connection in (waiting, deadly)]
+        wait_until(
+            lambda: server.metric("stoker_rows_in_flight", model="batched") == 0, "no row is in flight"
+        )
+        assert not server.ready, "that is known before the device process is back"
+        untouched.open()
+        unharmed = elsewhere.answer()
+        for connection in (running, waiting, deadly):
+            connection.assert_open()
+
+        wait_until(lambda: server.ready, "the server is ready again")
+        later = waiting.ask(scoring(path, PRIMARY, rows_body([1, 2, 3, 4])))
+
+    assert (first.status, first.json()) == (200, [[3 * HOLD, 0, 0, 0]])
+    assert [(answer.status, answer.error_code()) for answer in lost] == [(503, "device_lost")] * 2
+    assert all(int(answer.header("retry-after") or 0) >= 1 for answer in lost)
+    assert (unharmed.status, unharmed.json()) == (200, [[3 * HOLD, 0, 0, 0]])
+    assert (later.status, later.json()) == (200, [[3, 6, 9, 12]])
+    assert "exited with code 7; starting it again in" in server.output()
+
+
+def test_a_frontend_that_is_killed_under_load_is_replaced(serve: Serve, doubler: Path) -> None:
+    """Only its own connections end; the other frontend answers all the time, and two answer again."""
+    server = serve(doubler, "--frontends", "2")
+    devices = server.device_pids()
+    before = server.frontend_pids()
+    with ExitStack() as connections:
+        probes = [connections.enter_context(server.connect()) for _ in range(24)]
+        message = scoring("/score", PRIMARY, rows_body([1, 2, 3, 4]))
+        for probe in probes:
+            assert probe.ask(message).status == 200
+        with Callers(server.port, scored(server.key), kept_alive=8, fresh=4) as callers:
+            wait_until(lambda: callers.answered(300), "the load runs")
+            os.kill(before[0], signal.SIGKILL)
+            killed_s = time.monotonic()
+            wait_until(
+                lambda: before[0] not in server.frontend_pids() and _ready_everywhere(server, 2),
+                "the frontend is replaced",
+            )
+            replaced_s = time.monotonic()
+            wait_until(lambda: callers.answered(300, after_s=replaced_s), "the load runs again")
+            outcomes = callers.stop()
+
+        survivors = 0
+        for probe in probes:
+            try:
+                survivors += probe.ask(message).json() == [[2, 4, 6, 8]]
+            except (OSError, AssertionError):
+                continue
+
+    assert 0 < survivors < 24, "the connections of one frontend are still good, those of the other have ended"
+    unanswered = [outcome for outcome in outcomes if outcome.answer is None]
+    assert len(unanswered) <= 12, "each caller had one request in flight"
+    assert all(killed_s - 1 < outcome.ended_s < replaced_s for outcome in unanswered)
+    assert [outcome for outcome in outcomes if outcome.answer is not None and not outcome.right] == []
+    assert server.device_pids() == devices, "the device process goes on"
+    assert server.metric("stoker_process_restarts_total", process="frontend") == 1
+    wait_until(lambda: server.metric("stoker_rows_in_flight", model="doubler") == 0, "all rows are free")
+
+
+def test_rows_of_a_killed_frontend_do_not_run(serve: Serve, tmp_path: Path) -> None:
+    """The device forgets the rows of a frontend that has died; its successor's requests are right."""
+    script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
+    gate = Gate(script.parent)
+    server = serve(script, "--frontends", "1")
+    (frontend,) = server.frontend_pids()
+    with server.connect() as running, server.connect() as waiting:
+        running.send(scoring("/score", PRIMARY, rows_body([HOLD, 0, 0, 0])))
+        wait_until(lambda: gate.entered, "the script holds the first request")
+        waiting.send(scoring("/score", PRIMARY, rows_body(*([5, 5, 5, 5] for _ in range(50)))))
+        wait_until(lambda: server.metric("stoker_rows_in_flight", model="batched") == 51, "50 rows wait")
+        os.kill(frontend, signal.SIGKILL)
+        running.assert_ended()
+    wait_until(lambda: server.frontend_pids() not in ([], [frontend]), "the frontend is replaced")
+    wait_until(lambda: server.ready, "it is ready")
+    with server.connect() as connection:
+        connection.send(scoring("/score", PRIMARY, rows_body([1, 2, 3, 4])))
+        gate.open()
+        answer = connection.answer()
+
+    assert (answer.status, answer.json()) == (200, [[3, 6, 9, 12]])
+    wait_until(lambda: server.metric("stoker_batch_rows_sum", model="batched") >= 2, "two rows have run")
+    assert server.metric("stoker_batch_rows_sum", model="batched") == 2
+    assert server.metric("stoker_queue_rows", model="batched") == 0
+
+
+def test_a_killed_supervisor_leaves_no_orphans(serve: Serve, tmp_path: Path) -> None:
+    """Frontends and device processes end by themselves, even while a script runs, and the port is free."""
+    script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
+    server = serve(script, "--frontends", "2")
+    assert len(server.pids()) >= 4
+    with server.connect() as connection:
+        connection.send(scoring("/score", PRIMARY, rows_body([HOLD, 0, 0, 0])))
+        wait_until(lambda: Gate(script.parent).entered, "the script holds a request")
+        server.process.kill()
+        server.process.wait()
+
+        wait_until(lambda: not server.pids(), "every process has ended", timeout_s=5)
+
+
+def test_a_device_that_keeps_dying_is_tried_again_ever_more_slowly(serve: Serve, tmp_path: Path) -> None:
+    """The delay before a restart doubles; meanwhile requests are told that nothing is ready, and health answers."""
+    script = write_script(
+        tmp_path / "mortal",
+        "import os, pathlib\n"
+        "def init():\n"
+        "    if pathlib.Path(__file__).with_name('die').exists():\n"
+        "        os._exit(9)\n"
+        "def run(raw_data):\n"
+        "    return raw_data\n",
+    )
+    server = serve(script, "--frontends", "1")
+    script.with_name("die").touch()
+    (device,) = server.device_pids()
+    os.kill(device, signal.SIGKILL)
+    wait_until(
+        lambda: server.metric("stoker_process_restarts_total", process="device") >= 3, "three restarts"
+    )
+
+    refused = server.score([1])
+    assert (refused.status, refused.error_code()) == (503, "not_ready")
+    ready = server.get("/v2/health/ready")
+    assert (ready.status, ready.json()["ready"]) == (503, False)
+    assert int(ready.header("retry-after") or 0) >= 1
+    assert server.get("/v2/health/live").status == 200
+    log = server.output()
+    for delay in ("0.25", "0.5", "1"):
+        assert f"starting it again in {delay} s" in log
+
+    script.with_name("die").unlink()
+    wait_until(lambda: server.ready, "the server is ready again")
+    with server.connect() as connection:
+        answer = connection.ask(scoring("/score", PRIMARY, b'"x"'))
+        connection.ask(request("GET", "/"))
+    assert answer.json() == '"x"'

@@ -1,0 +1,184 @@
+"""Small models for tests of running servers: ONNX files and entry scripts whose answers are known beforehand.
+
+The scripts do what the data tells them: a first number of `HOLD` waits at a gate that the test opens, `RAISE`
+raises, `DIE` ends the device process. So tests need no sleeps to catch a server in a certain state.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+__all__ = [
+    "BATCHED_SCRIPT",
+    "BODY_SCRIPT",
+    "DIE",
+    "HOLD",
+    "PICKY_LIMIT",
+    "RAISE",
+    "Gate",
+    "read_idx",
+    "write_doubler",
+    "write_mlp",
+    "write_picky",
+    "write_script",
+]
+
+HOLD, RAISE, DIE = 1001, 1002, 1003
+"""First numbers of a row that make an entry script wait at its gate, raise, or end its process."""
+
+PICKY_LIMIT = 8
+"""The picky model fails at run time for a row whose first number is this or more."""
+
+BODY_SCRIPT = """
+import json
+import os
+import time
+from pathlib import Path
+
+def init():
+    global folder
+    folder = Path(os.environ["AZUREML_MODEL_DIR"])
+    print("the body script is initialised")
+
+def run(raw_data):
+    request = json.loads(raw_data)
+    told = request.get("tell", "")
+    if told == "raise":
+        raise ValueError("the script was told to raise: a secret of the log")
+    if told == "exit":
+        raise SystemExit(0)
+    if told == "hold":
+        folder.joinpath("entered").touch()
+        while not folder.joinpath("open").exists():
+            time.sleep(0.002)
+    if "return" in request:
+        return request["return"]
+    if told == "nan":
+        return [float("nan"), float("inf"), -float("inf")]
+    return [sum(row) for row in request["data"]]
+"""
+
+BATCHED_SCRIPT = f"""
+import os
+import time
+from pathlib import Path
+
+import stoker
+
+def init():
+    global folder
+    folder = Path(os.environ["AZUREML_MODEL_DIR"])
+
+@stoker.batched(shape=(4,))
+def run(data):
+    told = data[:, 0]
+    if (told == {RAISE}).any():
+        raise ValueError("the script was told to raise: a secret of the log")
+    if (told == {DIE}).any():
+        os._exit(7)
+    if (told == {HOLD}).any():
+        folder.joinpath("entered").touch()
+        while not folder.joinpath("open").exists():
+            time.sleep(0.002)
+    return data * 3
+"""
+
+
+class Gate:
+    """The gate at which a script waits in its model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._entered, self._open = folder / "entered", folder / "open"
+
+    @property
+    def entered(self) -> bool:
+        """Whether the script waits, or has waited, since the last `reset`."""
+        return self._entered.exists()
+
+    def open(self) -> None:
+        """Let the script go on."""
+        self._open.touch()
+
+    def reset(self) -> None:
+        """Close the gate again and forget who came."""
+        self._open.unlink(missing_ok=True)
+        self._entered.unlink(missing_ok=True)
+
+
+def write_script(folder: Path, text: str, name: str = "score.py") -> Path:
+    """Write an entry script into a folder of its own, which is its model folder too; returns the script."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / name
+    script.write_text(text)
+    return script
+
+
+def write_doubler(path: Path) -> Path:
+    """Write y = 2 x for rows of 4 float32 numbers."""
+    node = helper.make_node("Mul", ["x", "two"], ["y"])
+    return _save(path, [node], {"two": np.array(2, np.float32)}, 4, 4)
+
+
+def write_picky(path: Path) -> Path:
+    """Write y = 3 x for rows of 4; ONNX Runtime fails on a row whose first number is `PICKY_LIMIT` or more."""
+    nodes = [
+        helper.make_node("Gather", ["x", "zero"], ["first"], axis=1),
+        helper.make_node("Cast", ["first"], ["index"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["threes", "index"], ["factor"]),
+        helper.make_node("Mul", ["x", "factor"], ["y"]),
+    ]
+    constants: dict[str, np.ndarray] = {
+        "zero": np.zeros(1, np.int64),
+        "threes": np.full(PICKY_LIMIT, 3, np.float32),
+    }
+    return _save(path, nodes, constants, 4, 4)
+
+
+def write_mlp(path: Path, seed: int = 7) -> Path:
+    """Write a 784-300-100-10 perceptron with ReLU and random weights; its output are the logits."""
+    random = np.random.default_rng(seed)
+    sizes = (784, 300, 100, 10)
+    nodes, constants, flowing = [], {}, "x"
+    for layer, (wide, narrow) in enumerate(itertools.pairwise(sizes)):
+        last = layer == len(sizes) - 2
+        constants[f"w{layer}"] = (random.standard_normal((wide, narrow)) / np.sqrt(wide)).astype(np.float32)
+        constants[f"b{layer}"] = (random.standard_normal(narrow) / 10).astype(np.float32)
+        sums = "y" if last else f"sums{layer}"
+        nodes.append(helper.make_node("Gemm", [flowing, f"w{layer}", f"b{layer}"], [sums]))
+        if not last:
+            flowing = f"hidden{layer}"
+            nodes.append(helper.make_node("Relu", [sums], [flowing]))
+    return _save(path, nodes, constants, sizes[0], sizes[-1])
+
+
+def _save(
+    path: Path, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], width: int, outputs: int
+) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", outputs])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    # The oldest versions that hold these operators, so that every supported ONNX Runtime loads the file.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+    onnx.checker.check_model(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    return path
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read a gzipped IDX file of bytes: MNIST's images `uint8[n, 28, 28]` or labels `uint8[n]`."""
+    with gzip.open(path) as file:
+        content = file.read()
+    axes = content[3]
+    shape = np.frombuffer(content, ">u4", axes, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)

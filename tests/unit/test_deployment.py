@@ -1,0 +1,243 @@
+"""From settings to the list of servables."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from stoker.deployment import Deployed, resolve
+from stoker.errors import (
+    CorruptModel,
+    InvalidSettings,
+    ModelInUse,
+    OperatorError,
+    RepositoryError,
+    UnknownModel,
+)
+from stoker.metrics import MODEL_SLOTS
+from stoker.repository import Repository
+from stoker.settings import ModelSettings, ServerSettings
+from stoker.workspace import Workspace
+
+NOW = datetime(2026, 10, 18, 12, 30, tzinfo=UTC)
+SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace").create()
+
+
+@pytest.fixture
+def repository(workspace: Workspace) -> Repository:
+    return Repository(workspace.models_dir)
+
+
+@pytest.fixture
+def leases() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def script(folder: Path, name: str = "score.py") -> Path:
+    """An entry script in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(SCRIPT)
+    return path
+
+
+def onnx(path: Path) -> Path:
+    """A file that is called an ONNX model; nobody loads it here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"weights of " + path.name.encode())
+    return path
+
+
+def deploy(
+    workspace: Workspace, leases: ExitStack, *models: ModelSettings, **settings: object
+) -> list[Deployed]:
+    """Resolve settings with these models."""
+    return resolve(ServerSettings(models=models, **settings), workspace, leases)  # type: ignore[arg-type]
+
+
+def test_a_bare_path_is_served_under_its_own_name(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A file needs no registration: its name is the service, its folder the model folder."""
+    path = onnx(tmp_path / "digits.onnx")
+    (deployed,) = deploy(workspace, leases, ModelSettings(path=path))
+    servable = deployed.servable
+    assert (servable.name, servable.version, servable.framework) == ("digits", 1, "onnx")
+    assert (servable.path, servable.model_dir) == (path, tmp_path)
+    assert (deployed.slot, deployed.max_delay_ms, servable.max_batch_rows) == (0, 0.0, 256)
+    assert servable.max_body_bytes == 100 * 2**20
+
+
+def test_relative_paths_become_absolute(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device process may run in another folder."""
+    script(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    (deployed,) = deploy(
+        workspace, leases, ModelSettings(path=Path("model/score.py"), model_dir=Path("model"))
+    )
+    assert deployed.servable.path == tmp_path / "model" / "score.py"
+    assert deployed.servable.model_dir == tmp_path / "model"
+
+
+def test_a_models_settings_win_over_the_servers(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Name, model folder and batching can be said per model; zero delay is said too."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    own = ModelSettings(
+        path=script(tmp_path / "a"), name="mine", model_dir=weights, max_batch_rows=8, max_delay_ms=0
+    )
+    other = ModelSettings(path=script(tmp_path / "b"))
+    first, second = deploy(workspace, leases, own, other, max_batch_rows=32, max_delay_ms=5.0)
+    assert (first.servable.name, first.servable.model_dir) == ("mine", weights)
+    assert (first.servable.max_batch_rows, first.max_delay_ms, first.slot) == (8, 0, 0)
+    assert (second.servable.name, second.servable.max_batch_rows) == ("b", 32)
+    assert (second.max_delay_ms, second.slot) == (5.0, 1)
+
+
+def test_the_batch_size_of_a_foreign_layout_counts(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Triton's max_batch_size stands between the model's own setting and the server's default."""
+    onnx(tmp_path / "models" / "digits" / "2" / "model.onnx")
+    onnx(tmp_path / "models" / "digits" / "10" / "model.onnx")
+    (tmp_path / "models" / "digits" / "config.pbtxt").write_text("max_batch_size: 16\n")
+    onnx(tmp_path / "models" / "letters" / "1" / "model.onnx")
+    digits, letters = deploy(workspace, leases, ModelSettings(path=tmp_path / "models"))
+    assert (digits.servable.name, digits.servable.version, digits.servable.max_batch_rows) == (
+        "digits",
+        10,
+        16,
+    )
+    assert (letters.servable.name, letters.servable.max_batch_rows) == ("letters", 256)
+    assert [digits.slot, letters.slot] == [0, 1]
+    (named,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "models" / "digits", max_batch_rows=4))
+    assert named.servable.max_batch_rows == 4
+
+
+def test_with_nothing_named_everything_registered_is_served(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """Each registered model in its newest version."""
+    for name in ("digits", "letters", "digits"):
+        repository.register(name, onnx(tmp_path / "x.onnx"), now=NOW)
+    deployed = deploy(workspace, leases)
+    assert [(d.servable.name, d.servable.version, d.slot) for d in deployed] == [
+        ("digits", 2, 0),
+        ("letters", 1, 1),
+    ]
+
+
+def test_a_registered_model_can_be_named_with_its_version(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """NAME is the newest version, NAME:VERSION that one; two versions go side by side under two names."""
+    for _ in range(3):
+        repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    deployed = deploy(
+        workspace,
+        leases,
+        ModelSettings(registered="digits"),
+        ModelSettings(registered="digits:2", name="old"),
+    )
+    assert [(d.servable.name, d.servable.version) for d in deployed] == [("digits", 3), ("old", 2)]
+
+
+def test_a_served_version_is_held(tmp_path: Path, workspace: Workspace, repository: Repository) -> None:
+    """It cannot be deleted while it is served, and can be afterwards."""
+    repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    with ExitStack() as leases:
+        deploy(workspace, leases, ModelSettings(registered="digits"))
+        with pytest.raises(ModelInUse):
+            repository.delete("digits", 1)
+    repository.delete("digits", 1)
+
+
+def test_a_changed_file_is_refused_by_its_name(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """What was registered is what is served."""
+    registered = repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    registered.path.chmod(0o600)
+    registered.path.write_bytes(b"other weights")
+    with pytest.raises(CorruptModel, match=r"x\.onnx"):
+        deploy(workspace, leases, ModelSettings(registered="digits"))
+
+
+def refusal(workspace: Workspace, leases: ExitStack, *models: ModelSettings) -> OperatorError:
+    """The error with which these models are refused."""
+    with pytest.raises(OperatorError) as refused:
+        deploy(workspace, leases, *models)
+    return refused.value
+
+
+def test_an_empty_workspace_says_what_to_do(workspace: Workspace, leases: ExitStack) -> None:
+    """Who starts with nothing gets two ways on."""
+    error = refusal(workspace, leases)
+    assert isinstance(error, RepositoryError)
+    assert "stoker serve model.onnx" in str(error)
+    assert "stoker models register NAME PATH" in str(error)
+
+
+def test_unknown_models_and_paths_are_refused(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A name that nobody registered and a path that does not exist."""
+    assert isinstance(refusal(workspace, leases, ModelSettings(registered="digits")), UnknownModel)
+    missing = refusal(workspace, leases, ModelSettings(path=tmp_path / "missing.onnx"))
+    assert "missing.onnx does not exist" in str(missing)
+
+
+def test_two_models_cannot_share_a_name(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """The name is the address; the message says which."""
+    first, second = onnx(tmp_path / "a" / "digits.onnx"), onnx(tmp_path / "b" / "digits.onnx")
+    error = refusal(workspace, leases, ModelSettings(path=first), ModelSettings(path=second))
+    assert isinstance(error, InvalidSettings)
+    assert "two models would be served as 'digits'" in str(error)
+    renamed = ModelSettings(path=second, name="other")
+    assert len(deploy(workspace, leases, ModelSettings(path=first), renamed)) == 2
+
+
+def test_one_name_does_not_fit_several_models(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A folder of models keeps their names."""
+    for name in ("digits", "letters"):
+        onnx(tmp_path / "models" / name / "1" / "model.onnx")
+    error = refusal(workspace, leases, ModelSettings(path=tmp_path / "models", name="mine"))
+    assert "holds 2 models, one name does not fit them all" in str(error)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 300, "a b"])
+def test_a_name_that_is_no_address_is_refused(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack, name: str
+) -> None:
+    """Service names are path segments."""
+    path = onnx(tmp_path / "digits.onnx")
+    assert isinstance(refusal(workspace, leases, ModelSettings(path=path, name=name)), InvalidSettings)
+
+
+def test_there_is_a_limit_to_the_models(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """The metrics have a slot for each of so many models, and no more."""
+    path = onnx(tmp_path / "digits.onnx")
+    models = [ModelSettings(path=path, name=f"m{number}") for number in range(MODEL_SLOTS + 1)]
+    assert [d.slot for d in deploy(workspace, leases, *models[:-1])] == list(range(MODEL_SLOTS))
+    assert f"at most {MODEL_SLOTS} models" in str(refusal(workspace, leases, *models))
+
+
+def test_a_model_folder_must_exist(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """A typing error in --model-dir is found before anything starts."""
+    path = script(tmp_path / "a")
+    error = refusal(workspace, leases, ModelSettings(path=path, model_dir=tmp_path / "wieghts"))
+    assert str(error) == f"the model folder {tmp_path / 'wieghts'} is not a directory"

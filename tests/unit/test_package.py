@@ -1,0 +1,79 @@
+"""The package as a whole: what its modules import and export."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import stoker
+
+MODULES = [module.name for module in pkgutil.walk_packages(stoker.__path__, "stoker.") if not module.ispkg]
+FRAMEWORKS = {"tensorflow", "onnxruntime", "onnx", "keras"}
+HTTP = {"starlette", "uvicorn", "httptools", "uvloop"}
+
+
+def imported_by(*modules: str) -> set[str]:
+    """Top-level names of everything that importing these modules imports, in an interpreter of its own."""
+    program = f"import sys, json, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
+    output = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, timeout=60
+    ).stdout
+    return {name.partition(".")[0] for name in json.loads(output)}
+
+
+def test_the_gateway_and_the_supervisor_import_no_framework() -> None:
+    """A frontend starts in a moment and stays small, whatever the models need."""
+    imported = imported_by("stoker.gateway.frontend", "stoker.supervisor", "stoker.cli")
+    assert "starlette" in imported
+    assert not imported & FRAMEWORKS
+
+
+def test_the_device_process_imports_no_http_server() -> None:
+    """Nor a framework before it knows which one its models need."""
+    imported = imported_by("stoker.device", "stoker.worker", "stoker.lifecycle", "stoker.runtimes.script")
+    assert "numpy" in imported
+    assert not imported & (HTTP | FRAMEWORKS)
+
+
+def test_the_decorator_costs_a_script_nothing() -> None:
+    """`import stoker` in an entry script imports none of the server's dependencies."""
+    third_party = {"numpy", "orjson", "yaml", "prometheus_client", "simdjson", "tqdm"} | HTTP | FRAMEWORKS
+    assert not imported_by("stoker") & third_party
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_names_are_exported(name: str) -> None:
+    """`__all__` names what is there, once, and leaves out no public class or function of the module."""
+    module = importlib.import_module(name)
+    exported = module.__all__
+    assert len(set(exported)) == len(exported)
+    assert all(hasattr(module, public) for public in exported)
+    defined = {
+        public
+        for public, value in vars(module).items()
+        if not public.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == name
+    }
+    assert defined <= set(exported)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_things_are_described(name: str) -> None:
+    """Every module, and every class and function that it exports, has a docstring of its own."""
+    module = importlib.import_module(name)
+    assert module.__doc__
+    for public in module.__all__:
+        value = getattr(module, public)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__doc__, public
+
+
+def test_the_version_is_the_distributions() -> None:
+    """What `stoker --version` says is what pip installed."""
+    assert stoker.__version__ == version("stoker")

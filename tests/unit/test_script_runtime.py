@@ -1,0 +1,287 @@
+"""Entry scripts as runtimes: whole bodies one by one, or batches; and the life of a servable until it is ready."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.errors import LoadFailed
+from stoker.lifecycle import load, load_runtime
+from stoker.runtimes.base import RowFailure, Runtime
+from stoker.runtimes.script import BatchedScript, BodyScript, load_script
+from stoker.servable import Device, Servable
+from stoker.tensors import TensorSpec
+
+CPU = Device("cpu", 0, "a processor")
+Write = Callable[..., Servable]
+
+
+@pytest.fixture
+def servable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a script and return it as a servable; what loading does to the process is undone afterwards."""
+    for name in ("AZUREML_MODEL_DIR", "AZUREML_ENTRY_SCRIPT", "STOKER_DEVICE", "STOKER_INTRA_OP_THREADS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(text: str, max_batch_rows: int = 8) -> Servable:
+        script = tmp_path / "score.py"
+        script.write_text(text)
+        return Servable("digits", 1, "script", script, tmp_path, max_batch_rows, 1000)
+
+    yield write
+    sys.modules.pop("entry_module", None)
+
+
+def body_script(servable: Write, run: str) -> Runtime:
+    """An undecorated script with this `run`."""
+    return load_script(
+        servable(f"import sys, json\ndef init(): ...\ndef run(raw_data):\n    {run}\n"), CPU, 1
+    )
+
+
+def batched_script(servable: Write, run: str, shape: str = "(2,)", dtype: str = "float32") -> Runtime:
+    """A batched script with this `run`."""
+    text = f"""
+import sys
+import numpy as np
+import stoker
+def init(): ...
+@stoker.batched(shape={shape}, dtype={dtype!r})
+def run(data):
+    {run}
+"""
+    return load_script(servable(text), CPU, 1)
+
+
+def test_a_script_knows_its_device(servable: Write) -> None:
+    """`init` finds where it is to run and with how many threads."""
+    text = """
+import os
+def init():
+    global seen
+    seen = [os.environ["STOKER_DEVICE"], os.environ["STOKER_INTRA_OP_THREADS"]]
+def run(raw_data):
+    return seen
+"""
+    runtime = load_script(servable(text), Device("cuda", 1, "a GPU"), 3)
+    assert runtime.run([[b""]]) == [[b'["cuda:1", "3"]']]
+    assert os.environ["STOKER_DEVICE"] == "cuda:1"
+
+
+def test_an_undecorated_script_takes_whole_bodies(servable: Write) -> None:
+    """Its signature is one body in, one JSON text out, both up to the largest body."""
+    runtime = body_script(servable, "return json.loads(raw_data)")
+    assert isinstance(runtime, BodyScript)
+    assert runtime.signature.takes == "body"
+    assert runtime.signature.inputs == (TensorSpec("raw_data", "uint8", (1000,), variable=True),)
+    assert runtime.signature.outputs == (TensorSpec("result", "uint8", (1000,), variable=True),)
+    bodies = ['{"data": [1]}', '"é"', "[1.50]"]
+    assert runtime.run([[body.encode() for body in bodies]]) == [[b'{"data": [1]}', b'"\\u00e9"', b"[1.5]"]]
+
+
+def test_a_body_is_text_without_its_byte_order_mark(servable: Write) -> None:
+    """`run(raw_data)` gets a str, as on Azure."""
+    runtime = body_script(servable, "return [type(raw_data).__name__, raw_data]")
+    assert runtime.run([[b"\xef\xbb\xbfab"]]) == [[b'["str", "ab"]']]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "raise ValueError(raw_data)",
+        "sys.exit(0)",
+        "return object()",
+        "return {raw_data}",
+        "return raw_data.encode()",
+    ],
+)
+def test_a_body_that_fails_fails_alone(servable: Write, run: str) -> None:
+    """An exception, an exit and an answer that JSON cannot hold belong to their own request."""
+    runtime = body_script(servable, f"if raw_data != 'bad': return 1\n    {run}")
+    ((first, bad, last),) = runtime.run([[b"a", b"bad", b"b"]])
+    assert (first, last) == (b"1", b"1")
+    assert isinstance(bad, RowFailure)
+
+
+@pytest.mark.parametrize(
+    ("result", "spec"),
+    [
+        ("data * 2", TensorSpec("result", "float32", (2,))),
+        ("data.sum(axis=1, dtype=np.float64)", TensorSpec("result", "float64", ())),
+        ("data.argmax(axis=1)", TensorSpec("result", "int64", ())),
+        ("data > 0", TensorSpec("result", "bool", (2,))),
+        ("np.zeros((len(data), 3, 1), np.float16)", TensorSpec("result", "float16", (3, 1))),
+    ],
+)
+def test_a_batched_script_that_returns_an_array_has_rows(
+    servable: Write, result: str, spec: TensorSpec
+) -> None:
+    """Dtype and row shape of the answer are learned at load."""
+    runtime = batched_script(servable, f"return {result}")
+    assert isinstance(runtime, BatchedScript)
+    assert runtime.signature.takes == "rows"
+    assert runtime.signature.inputs == (TensorSpec("data", "float32", (2,)),)
+    assert runtime.signature.outputs == (spec,)
+    data = np.array([[1, -2], [3, 4], [0, 0]], np.float32)
+    (output,) = runtime.run([data])
+    expected = eval(result, {"np": np, "data": data})
+    assert output.dtype == spec.dtype
+    assert output.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("result", "rows"),
+    [
+        ("data.sum(axis=1).tolist()", [3.0, 7.0]),
+        ("[int(n) for n in data[:, 0]]", [1, 3]),
+        ("[{'k': n, 'row': row} for n, row in enumerate(data)]", [{"k": 0, "row": [1, 2]}, {"k": 1, "row": [3, 4]}]),
+        ("[str(n) for n in range(len(data))]", ["0", "1"]),
+        ("np.array(['a', 'b'])[:len(data)]", ["a", "b"]),
+        ("np.array([{}, None], object)[:len(data)]", [{}, None]),
+        ("[list(range(n)) for n in range(len(data))]", [[], [0]]),
+        ("tuple(row for row in data)", [[1, 2], [3, 4]]),
+    ],
+)  # fmt: skip
+def test_a_batched_script_that_returns_anything_else_has_json_rows(
+    servable: Write, result: str, rows: list[Any]
+) -> None:
+    """Lists of numbers, of dictionaries, of texts: each row is written as JSON."""
+    runtime = batched_script(servable, f"return {result}")
+    assert runtime.signature.outputs[0].variable
+    (texts,) = runtime.run([np.array([[1, 2], [3, 4]], np.float32)])
+    assert [json.loads(text) for text in texts] == rows
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "batch"),
+    [("()", "int64", (2,)), ("(3, 2)", "uint8", (2, 3, 2)), ("(1,)", "bool", (2, 1))],
+)
+def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
+    servable: Write, shape: str, dtype: str, batch: tuple[int, ...]
+) -> None:
+    """Scalars, pictures and flags."""
+    runtime = batched_script(
+        servable, "return [[list(data.shape), data.dtype.name]] * len(data)", shape, dtype
+    )
+    (spec,) = runtime.signature.inputs
+    (texts,) = runtime.run([np.zeros((2, *spec.shape), spec.dtype)])
+    assert json.loads(texts[0]) == [list(batch), dtype]
+
+
+@pytest.mark.parametrize(
+    ("run", "complaint"),
+    [
+        (
+            "raise ValueError('no weights')",
+            "run() fails on a batch of two rows of zeros: ValueError('no weights')",
+        ),
+        ("sys.exit(1)", "run() fails on a batch of two rows of zeros: SystemExit(1)"),
+        ("return None", "run() fails on a batch of two rows of zeros: TypeError"),
+        ("return 5", "run() fails on a batch of two rows of zeros: TypeError"),
+        ("return data[:1]", "run() returned 1 rows for a batch of 2"),
+        ("return []", "run() returned 0 rows for a batch of 2"),
+        ("return {'a': 1}", "run() returned 1 rows for a batch of 2"),
+    ],
+)
+def test_a_batched_script_that_cannot_score_zeros_is_refused(
+    servable: Write, run: str, complaint: str
+) -> None:
+    """What every request would meet is found at load."""
+    with pytest.raises(LoadFailed) as refused:
+        batched_script(servable, run)
+    assert complaint in str(refused.value)
+
+
+def test_a_batched_dtype_that_is_no_number_is_refused(servable: Write) -> None:
+    """The message names the decorator and the dtype."""
+    with pytest.raises(LoadFailed, match=r"stoker\.batched: .*dtype 'object'"):
+        batched_script(servable, "return data", dtype="object")
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "complaint"),
+    [
+        ("return data[:2]", ValueError, "run() returned 2 rows for a batch of 3"),
+        ("if len(data) == 3: sys.exit(4)\n    return data", RuntimeError, "run() called sys.exit(4)"),
+        ("if len(data) == 3: raise KeyError('k')\n    return data", KeyError, "k"),
+    ],
+)
+def test_a_batch_that_fails_later_raises(
+    servable: Write, run: str, error: type[Exception], complaint: str
+) -> None:
+    """The worker splits such a batch; an exit of the script must not be one of the server."""
+    runtime = batched_script(servable, run)
+    with pytest.raises(error) as raised:
+        runtime.run([np.zeros((3, 2), np.float32)])
+    assert complaint in str(raised.value)
+
+
+def test_loading_runs_the_smallest_and_the_largest_batch(servable: Write) -> None:
+    """Nobody's first request pays for what a runtime does once per batch size."""
+    text = """
+import stoker
+sizes = []
+def init(): ...
+@stoker.batched(shape=(1,))
+def run(data):
+    sizes.append(len(data))
+    return data
+"""
+    loaded = load(servable(text, max_batch_rows=5), CPU, 1)
+    assert sys.modules["entry_module"].sizes == [2, 1, 5]
+    assert loaded.signature is loaded.runtime.signature
+    assert loaded.load_s >= 0
+    assert loaded.warm_up_s >= 0
+
+
+def test_a_script_that_fails_on_its_largest_batch_is_not_ready(servable: Write) -> None:
+    """The message says for how many rows."""
+    text = """
+import stoker
+def init(): ...
+@stoker.batched(shape=(1,))
+def run(data):
+    return data if len(data) < 5 else data[:, :0]
+"""
+    with pytest.raises(
+        LoadFailed, match="digits fails on a batch of 5 rows of zeros: output 'result' has shape"
+    ):
+        load(servable(text, max_batch_rows=5), CPU, 1)
+
+
+def test_two_outputs_are_not_taken_for_two_rows(servable: Write) -> None:
+    """A tuple of two arrays looks like two rows to a batch of two; the warm-up finds out."""
+    text = """
+import stoker
+def init(): ...
+@stoker.batched(shape=(1,))
+def run(data):
+    return data, data
+"""
+    with pytest.raises(LoadFailed, match=r"batch of 1 rows of zeros: run\(\) returned 2 rows"):
+        load(servable(text), CPU, 1)
+
+
+def test_an_undecorated_script_is_ready_without_a_request(servable: Write) -> None:
+    """Nobody can invent a body for it."""
+    loaded = load(servable("def init(): ...\ndef run(raw_data): raise ValueError(raw_data)\n"), CPU, 1)
+    assert loaded.signature.takes == "body"
+
+
+def test_a_framework_without_a_runtime_is_refused(servable: Write) -> None:
+    """A checkpoint needs a script that knows how to load it."""
+    model = Servable("old", 1, "tf1-checkpoint", Path("model.ckpt"), Path(), 8, 1000)
+    with pytest.raises(LoadFailed, match=r"'tf1-checkpoint' cannot be served by itself.*score\.py"):
+        load_runtime(model, CPU, 1)
+
+
+def test_a_closed_script_is_forgotten(servable: Write) -> None:
+    """Closing lets go of the script's objects."""
+    for runtime in (body_script(servable, "return 1"), batched_script(servable, "return data")):
+        runtime.close()
+        assert not hasattr(runtime, "_run")

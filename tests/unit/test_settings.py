@@ -1,0 +1,261 @@
+"""Settings: where they come from, what wins, and what is refused."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import InvalidSettings
+from stoker.settings import ModelSettings, ServerSettings, add_server_options, load_settings
+
+
+def load(
+    tmp_path: Path,
+    text: str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    models: tuple[ModelSettings, ...] = (),
+) -> ServerSettings:
+    """Settings from a deployment file with this text, an environment and arguments."""
+    file = None
+    if text is not None:
+        file = tmp_path / "deployment.yaml"
+        file.write_text(text)
+    return load_settings(arguments or {}, environ or {}, file, models)
+
+
+def test_defaults_need_nothing(tmp_path: Path) -> None:
+    """Without a file, an environment and arguments the documented defaults hold."""
+    settings = load(tmp_path)
+    assert settings == ServerSettings()
+    assert (settings.host, settings.port, settings.device) == ("127.0.0.1", 8080, "auto")
+    assert (settings.auth, settings.metrics_auth) == (True, False)
+    assert (settings.max_batch_rows, settings.max_delay_ms, settings.timeout_ms) == (256, 0.0, 60_000)
+    assert (settings.max_body_bytes, settings.models) == (100 * 2**20, ())
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "argument", "port"),
+    [
+        (None, None, None, 8080),
+        ("port: 1", None, None, 1),
+        (None, "2", None, 2),
+        (None, None, "3", 3),
+        ("port: 1", "2", None, 2),
+        ("port: 1", None, "3", 3),
+        (None, "2", "3", 3),
+        ("port: 1", "2", "3", 3),
+        ("port: 1", "", None, 1),
+    ],
+)
+def test_arguments_win_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, file: str | None, variable: str | None, argument: str | None, port: int
+) -> None:
+    """The nearest to the operator counts; an empty variable is none."""
+    environ = {} if variable is None else {"STOKER_PORT": variable}
+    arguments = {} if argument is None else {"port": argument}
+    assert load(tmp_path, file, environ=environ, arguments=arguments).port == port
+
+
+def test_sources_are_merged_setting_by_setting(tmp_path: Path) -> None:
+    """A source that gives one setting leaves the others as they are; foreign names are none of ours."""
+    settings = load(
+        tmp_path,
+        "port: 1\nhost: 0.0.0.0\nmax_batch_rows: 8\n",
+        environ={"STOKER_PORT": "2", "STOKER_TIMEOUT_MS": "5", "PATH": "/bin", "STOKER_WORKSPACE": "/x"},
+        arguments={"max_batch_rows": "16", "command": "serve", "verbose": True},
+    )
+    assert (settings.port, settings.host, settings.max_batch_rows, settings.timeout_ms) == (
+        2,
+        "0.0.0.0",
+        16,
+        5,
+    )
+
+
+def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
+    """A setting is written once: its option, its variable and its key follow from the field."""
+    given = {
+        "host": "::1", "port": 1, "frontends": 2, "device": "cuda:1", "auth": False, "metrics_auth": True,
+        "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
+    }  # fmt: skip
+    assert {f.name for f in fields(ServerSettings)} == {*given, "models", "primary_key", "secondary_key"}
+    parser = argparse.ArgumentParser()
+    add_server_options(parser)
+    options = [
+        f"--{name.replace('_', '-')}={value}" for name, value in given.items() if not isinstance(value, bool)
+    ]
+    arguments = vars(parser.parse_args([*options, "--no-auth", "--metrics-auth"]))
+    expected = ServerSettings(**given)
+    assert load(tmp_path, arguments=arguments) == expected
+    assert load(tmp_path, environ={f"STOKER_{n.upper()}": str(v) for n, v in given.items()}) == expected
+    assert load(tmp_path, "\n".join(f"{name}: '{value}'" for name, value in given.items())) == expected
+    assert (
+        load(tmp_path, "\n".join(f"{n}: {str(v).lower()}" for n, v in given.items() if n != "host")).port == 1
+    )
+
+
+def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
+    """The defaults of the command line never hide what the file says."""
+    parser = argparse.ArgumentParser()
+    add_server_options(parser)
+    assert vars(parser.parse_args([])) == {}
+    assert load(tmp_path, "auth: false", arguments=vars(parser.parse_args([]))).auth is False
+    assert load(tmp_path, "auth: false", arguments=vars(parser.parse_args(["--auth"]))).auth is True
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("prot: 1", "deployment.yaml: there is no setting 'prot'; did you mean port?"),
+        ("max_batch_row: 1", "there is no setting 'max_batch_row'; did you mean max_batch_rows?"),
+        ("xyzzy: 1", "there is no setting 'xyzzy'; known are: host, port, frontends, device"),
+        ("primary_key: secret", "there is no setting 'primary_key'"),
+        ("1: 2", "there is no setting 1;"),
+        ("port: 65536", "deployment.yaml: port must be a whole number between 0 and 65535, got 65536"),
+        ("port: -1", "port must be a whole number between 0 and 65535, got -1"),
+        ("port: 80.5", "port must be a whole number between 0 and 65535, got 80.5"),
+        ("port: eighty", "port must be a whole number, got 'eighty'"),
+        ("port: true", "port must be a number, got True"),
+        ("port:", "port must be a whole number, got None"),
+        ("port: [1]", "port must be a whole number, got [1]"),
+        ("port: .nan", "port must be a whole number, got nan"),
+        ("max_delay_ms: -0.5", "max_delay_ms must be between 0 and 60000, got -0.5"),
+        ("max_delay_ms: .nan", "max_delay_ms must be between 0 and 60000, got nan"),
+        ("max_delay_ms: .inf", "max_delay_ms must be between 0 and 60000, got inf"),
+        ("max_batch_rows: 0", "max_batch_rows must be a whole number between 1 and 65536, got 0"),
+        ("max_body_mb: 0", "max_body_mb must be between 0.001 and 1024, got 0"),
+        ("frontends: 65", "frontends must be a whole number between 0 and 64, got 65"),
+        ("timeout_ms: 0", "timeout_ms must be a whole number between 1 and 3600000, got 0"),
+        ("auth: maybe", "auth must be true or false, got 'maybe'"),
+        ("host: 5", "host must be a text, got 5"),
+        ("host: ''", "host must be a text, got ''"),
+        ("- port", "must hold settings by name, for instance: port: 8080"),
+        ("port", "must hold settings by name"),
+        ("port: [", "deployment.yaml is not YAML"),
+        ("models:", "models must be a list, each item with keys of: path, registered, name"),
+        ("models: {path: a}", "models must be a list"),
+        ("models: [a]", "models must be a list"),
+        ("models: [{}]", "each model needs either path or registered, not both"),
+        ("models: [{path: a, registered: b}]", "each model needs either path or registered, not both"),
+        (
+            "models: [{path: a, nam: b}]",
+            "deployment.yaml, models: there is no setting 'nam'; did you mean name?",
+        ),
+        ("models: [{path: a, max_batch_rows: 0}]", "models: max_batch_rows must be a whole number between 1"),
+        ("models: [{path: 5}]", "models: path must be a text, got 5"),
+    ],
+)
+def test_a_bad_deployment_file_is_refused_with_the_reason(tmp_path: Path, text: str, complaint: str) -> None:
+    """The message names the file, the setting, what it must be and what it is, or the nearest known name."""
+    with pytest.raises(InvalidSettings) as refused:
+        load(tmp_path, text)
+    assert complaint in str(refused.value)
+    assert str(tmp_path / "deployment.yaml") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"port: .inf", b"max_body_mb: " + b"9" * 400, b"host: \xff", b"models: [{path: ~no.such.user/x}]"],
+    ids=["infinite", "enormous", "not UTF-8", "nobody's home"],
+)
+def test_what_no_setting_can_be_is_refused(tmp_path: Path, text: bytes) -> None:
+    """Numbers that no machine holds, files that are no text and homes that nobody has are the operator's mistakes."""
+    file = tmp_path / "deployment.yaml"
+    file.write_bytes(text)
+    with pytest.raises(InvalidSettings, match="deployment"):
+        load_settings({}, {}, file, ())
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "complaint"),
+    [
+        ({"STOKER_PORT": "http"}, {}, "STOKER_PORT: port must be a whole number, got 'http'"),
+        ({"STOKER_AUTH": "2"}, {}, "STOKER_AUTH: auth must be true or false, got '2'"),
+        ({}, {"port": "x"}, "command line: port must be a whole number, got 'x'"),
+    ],
+)
+def test_the_message_names_the_source(
+    tmp_path: Path, environ: dict[str, str], arguments: dict[str, Any], complaint: str
+) -> None:
+    """An operator with three sources is told which one to mend."""
+    with pytest.raises(InvalidSettings) as refused:
+        load(tmp_path, environ=environ, arguments=arguments)
+    assert str(refused.value) == complaint
+
+
+def test_kubernetes_service_links_are_no_settings(tmp_path: Path) -> None:
+    """A pod beside a service named stoker has STOKER_PORT=tcp://…, which is not meant for us."""
+    assert load(tmp_path, environ={"STOKER_PORT": "tcp://10.0.0.1:8080"}).port == 8080
+
+
+def test_a_file_that_cannot_be_read_is_the_operators(tmp_path: Path) -> None:
+    """A missing file, and a folder in its place, are named."""
+    for file in (tmp_path / "missing.yaml", tmp_path):
+        with pytest.raises(InvalidSettings, match="the deployment file cannot be read"):
+            load_settings({}, {}, file, ())
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    """A file with comments alone is fine."""
+    assert load(tmp_path, "# nothing yet\n") == ServerSettings()
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment folder can be served from anywhere; absolute paths and home folders stay what they are."""
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = load(
+        tmp_path,
+        """
+        models:
+          - {path: score.py, model_dir: weights, name: one}
+          - {path: /opt/model.onnx, max_batch_rows: 8, max_delay_ms: 2}
+          - {path: ~/model.onnx}
+          - {registered: "digits:3"}
+        """,
+    )
+    assert settings.models == (
+        ModelSettings(path=tmp_path / "score.py", model_dir=tmp_path / "weights", name="one"),
+        ModelSettings(path=Path("/opt/model.onnx"), max_batch_rows=8, max_delay_ms=2.0),
+        ModelSettings(path=Path("/home/somebody/model.onnx")),
+        ModelSettings(registered="digits:3"),
+    )
+
+
+def test_models_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    """Who names a model wants that one; the file's other settings hold on."""
+    named = (ModelSettings(path=Path("mine.onnx")),)
+    settings = load(tmp_path, "port: 1\nmodels: [{path: other.onnx}]", models=named)
+    assert (settings.models, settings.port) == (named, 1)
+
+
+def test_keys_come_from_the_environment_alone(tmp_path: Path) -> None:
+    """They are read, said by variable, and never shown."""
+    settings = load(tmp_path, environ={"STOKER_PRIMARY_KEY": "very-secret", "STOKER_SECONDARY_KEY": ""})
+    assert (settings.primary_key, settings.secondary_key) == ("very-secret", None)
+    assert settings.given_keys == ["STOKER_PRIMARY_KEY"]
+    assert "very-secret" not in repr(settings)
+
+
+def test_settings_are_frozen() -> None:
+    """Nobody changes a setting after it was validated."""
+    with pytest.raises(FrozenInstanceError):
+        ServerSettings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("cores", "frontends", "expected"),
+    [(1, 0, (1, 1)), (2, 0, (1, 1)), (8, 0, (4, 4)), (64, 0, (8, 56)), (4, 3, (3, 1)), (2, 16, (16, 1))],
+)
+def test_processes_and_threads_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, frontends: int, expected: tuple[int, int]
+) -> None:
+    """Half of the cores for HTTP, at most 8, and the rest for the model; there is always one of each."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    settings = ServerSettings(frontends=frontends)
+    assert (settings.frontend_count, settings.device_threads) == expected
