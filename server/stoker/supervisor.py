@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _GPU_POLL_S: Final = 2.0
 _END_TIMEOUT_S: Final = 5.0
+_LOADING_END_TIMEOUT_S: Final = 0.5
 _DRAIN_TIMEOUT_S: Final = 30.0
 _INTERRUPT_GRACE_S: Final = 0.2
 # Wrappers such as timeout(1) send one request to stop to the process and again to its group.
@@ -404,7 +405,9 @@ class Supervisor:
         self._stopping.set()
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*(child.end(_END_TIMEOUT_S) for child in self._children()))
+        # A model that is being loaded does not hear that it should end.
+        timeout_s = _END_TIMEOUT_S if self._announced else _LOADING_END_TIMEOUT_S
+        await asyncio.gather(*(child.end(timeout_s) for child in self._children()))
         for slot in self._frontends:
             for sock in slot.sockets:
                 sock.close()

@@ -268,10 +268,3 @@ def test_a_gpu_that_is_not_used_is_an_error(tmp_path: Path) -> None:
     path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2]))
     with pytest.raises((DeviceUnavailable, LoadFailed)):
         OnnxRuntime(servable(path), Device("cuda", 99, "no GPU"), 1)
-
-
-def test_a_closed_session_is_gone(tmp_path: Path) -> None:
-    """Closing frees the model."""
-    loaded = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2])))
-    loaded.close()
-    assert not hasattr(loaded, "_session")

@@ -278,10 +278,3 @@ def test_a_framework_without_a_runtime_is_refused(servable: Write) -> None:
     model = Servable("old", 1, "tf1-checkpoint", Path("model.ckpt"), Path(), 8, 1000)
     with pytest.raises(LoadFailed, match=r"'tf1-checkpoint' cannot be served by itself.*score\.py"):
         load_runtime(model, CPU, 1)
-
-
-def test_a_closed_script_is_forgotten(servable: Write) -> None:
-    """Closing lets go of the script's objects."""
-    for runtime in (body_script(servable, "return 1"), batched_script(servable, "return data")):
-        runtime.close()
-        assert not hasattr(runtime, "_run")
