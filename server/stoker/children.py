@@ -18,6 +18,13 @@ __all__ = ["Backoff", "Child"]
 logger = logging.getLogger(__name__)
 
 
+_ENVIRONMENT: Final = {
+    # glibc would map and unmap the memory of each body above 128 KiB, and fault in every page of it again.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+
+
 class Backoff:
     """Growing delays between restarts; a process that lived long enough starts over."""
 
@@ -70,8 +77,8 @@ class Child:
                 pass_fds=(far.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
-                # What an entry script prints belongs in the log when it prints it.
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                # What an entry script prints belongs in the log when it prints it: unbuffered.
+                env={**_ENVIRONMENT, **os.environ, "PYTHONUNBUFFERED": "1"},
             )
         finally:
             far.close()
