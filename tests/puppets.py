@@ -105,7 +105,6 @@ class PuppetRuntime:
         self.hold: threading.Event | None = None
         self.entered = threading.Event()
         self.batches: list[list[Any]] = []
-        self.closed = False
 
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Run one batch."""
@@ -118,10 +117,6 @@ class PuppetRuntime:
         if not isinstance(first, list) and self.fails_for.intersection(first.reshape(len(first), -1)[:, 0]):
             raise PuppetFailure("the puppet was told to fail: a secret of the log")
         return self.answer(inputs)
-
-    def close(self) -> None:
-        """Note that it was closed."""
-        self.closed = True
 
     @property
     def rows_run(self) -> list[float]:

@@ -413,6 +413,18 @@ def test_a_request_between_slices_has_its_deadline() -> None:
         assert joined.exchange.leased_rows == 0
 
 
+def test_a_request_that_is_cancelled_between_slices_takes_no_more_rows() -> None:
+    """What waits for rows and has nobody who waits for it is forgotten."""
+    with Joined(capacity=64) as joined:
+        large = hungry_request(joined)
+        run = {number for number in joined.runtime.rows_run if 100 <= number < 150}
+        large.cancel()
+        joined.settle()
+        assert large.completions == 0
+        assert {number for number in joined.runtime.rows_run if 100 <= number < 150} == run
+        assert joined.exchange.leased_rows == 0
+
+
 def test_everybody_hears_that_the_device_is_gone() -> None:
     """Requests that wait, run, flow, or wait between slices each get one DeviceLost; cancelled ones nothing."""
     with Joined(capacity=64) as joined:
@@ -546,6 +558,8 @@ def test_a_full_doorbell_to_the_device_loses_nothing() -> None:
         joined.settle()
         assert [answer_of(ticket) for ticket in tickets] == [doubled(number) for number in range(600)]
         assert joined.exchange.leased_rows == 0
+        watched = joined._loop.remove_writer(joined.exchange._doorbell.fileno())
+        assert not watched, "a loop that watches a writable doorbell never sleeps"
 
 
 def test_a_full_doorbell_to_the_frontend_loses_nothing() -> None:
