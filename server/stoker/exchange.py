@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from array import array
 from collections import deque
@@ -42,7 +43,7 @@ Rows = Sequence[np.ndarray]
 """Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
 
 _NEVER_NS: Final = (1 << 63) - 1
-_READ_BYTES: Final = 1 << 18
+_READ_BYTES: Final = 1 << 14
 _MAX_RETRY_AFTER_S: Final = 60
 
 
@@ -253,7 +254,7 @@ class Exchange:
     def overloaded(self) -> Overloaded:
         """The error for a request that finds no free row, with a Retry-After from the measured service rate."""
         wait_s = self.leased_rows / self._rate_rows_s if self._rate_rows_s else 1.0
-        retry_after_s = min(_MAX_RETRY_AFTER_S, max(1, round(wait_s + 0.5)))
+        retry_after_s = min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
         return Overloaded(
             f"All {self.arena.capacity} rows of this model's queue are taken; try again later.",
             retry_after_s=retry_after_s,

@@ -23,7 +23,7 @@ from stoker.children import Backoff, Child
 from stoker.control import Message
 from stoker.deployment import Deployed
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
-from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory
+from stoker.metrics import DEVICE_SLOTS, FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory
 from stoker.nvml import read_gpus
 from stoker.settings import ServerSettings
 from stoker.tensors import Signature
@@ -419,7 +419,7 @@ class Supervisor:
                 readings = await loop.run_in_executor(None, read_gpus)
             except OSError:
                 return
-            for gpu in readings:
+            for gpu in readings[:DEVICE_SLOTS]:
                 self._page.set_gpu(
                     gpu.index, gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.utilization_percent
                 )
