@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Digits", "classes_in_answer", "read_digits"]
 
-SIDE, BUNDLED_SIDE, ENLARGED_SIDE = 28, 8, 20
-
 
 @dataclass(frozen=True)
 class Digits:
@@ -50,28 +48,16 @@ def read_digits(mnist_folder: Path | None) -> Digits:
 
 
 def _bundled() -> Digits:
-    """Enlarge 8x8 images bilinearly to 20x20 and centre them in 28x28, as MNIST's digits are.
+    from stoker_training.digits import bundled_digits
 
-    Source: the test part of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI, 1998).
-    """
     try:
-        from sklearn.datasets import load_digits
+        rows, labels = bundled_digits()
     except ImportError as error:
         raise OperatorError(
             "scikit-learn's digits are not installed (pip install 'stoker[training]'); "
             "or give MNIST's IDX files with --mnist-dir FOLDER"
         ) from error
-    bundled = load_digits()
-    places = (np.arange(ENLARGED_SIDE) + 0.5) * BUNDLED_SIDE / ENLARGED_SIDE - 0.5
-    weights = np.stack(
-        [np.interp(places, np.arange(BUNDLED_SIDE), unit) for unit in np.eye(BUNDLED_SIDE)], axis=1
-    )
-    margin = (SIDE - ENLARGED_SIDE) // 2
-    images = np.pad(weights @ (bundled.images / 16) @ weights.T, ((0, 0), (margin, margin), (margin, margin)))
-    rows = images.reshape(len(images), -1).astype(np.float32)
-    return Digits(
-        rows, bundled.target.astype(np.int64), "scikit-learn's digits, 8x8 enlarged to 28x28 (not MNIST)"
-    )
+    return Digits(rows, labels, "scikit-learn's digits, 8x8 enlarged to 28x28 (not MNIST)")
 
 
 def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Digits", "load_digits"]
+__all__ = ["Digits", "bundled_digits", "load_digits"]
 
 _CONNECT_S = 8.0
 _STALL_S = 5.0
@@ -145,10 +145,16 @@ def _bytes_of(file: Path) -> int:
         return 0
 
 
-def _bundled() -> Digits:
+def bundled_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """scikit-learn's digits, enlarged to 20x20 and centred in 28x28 as MNIST's are.
 
     Source: the test part of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI, 1998).
+
+    Returns:
+        Images, float32 [n, 784] in 0..1, and their classes, int64 [n].
+
+    Raises:
+        ImportError: scikit-learn is not installed.
     """
     from sklearn.datasets import load_digits as load_bundled
 
@@ -157,7 +163,11 @@ def _bundled() -> Digits:
     places = (np.arange(20) + 0.5) * 8 / 20 - 0.5
     grow = np.stack([np.interp(places, np.arange(8), unit) for unit in np.eye(8)], axis=1)
     images = np.pad(grow @ (bundled.images / 16) @ grow.T, ((0, 0), (4, 4), (4, 4)))
-    rows, classes = images.reshape(len(images), -1).astype(np.float32), bundled.target.astype(np.int64)
+    return images.reshape(len(images), -1).astype(np.float32), bundled.target.astype(np.int64)
+
+
+def _bundled() -> Digits:
+    rows, classes = bundled_digits()
     cut = len(rows) - _BUNDLED_TEST_ROWS
     return Digits(
         rows[:cut],

@@ -268,10 +268,10 @@ class Exchange:
             if ticket is None or not ticket._open:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
-            ticket.fail(DeadlineExceeded("The request was not answered within its timeout."))
+            ticket.fail(_late())
         for ticket in [ticket for ticket in self._hungry if ticket.deadline_ns <= now_ns]:
             self._hungry.remove(ticket)
-            ticket.fail(DeadlineExceeded("The request was not answered within its timeout."))
+            ticket.fail(_late())
         self._learn_rate(now_ns)
 
     def _learn_rate(self, now_ns: int) -> None:
@@ -475,7 +475,7 @@ class Exchange:
     def _row_error(self, number: int) -> StokerError:
         outcome = self._outcome[number]
         if outcome == Outcome.EXPIRED:
-            return DeadlineExceeded("The request was not answered within its timeout.")
+            return _late()
         if outcome == Outcome.TOO_LARGE:
             return OutputTooLarge("The model's answer is larger than the space that its rows have.")
         error_id = int(self.arena.error_id[number])
@@ -553,6 +553,10 @@ class Exchange:
 
 def _lost() -> DeviceLost:
     return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("The request was not answered within its timeout.")
 
 
 def _too_large_number() -> InvalidInput:

@@ -30,8 +30,8 @@ class GpuReading:
 
 
 @contextmanager
-def _nvml() -> Iterator[Any]:
-    """NVML, initialised; raises OSError where there is no NVIDIA driver."""
+def _nvml() -> Iterator[tuple[Any, list[Any]]]:
+    """NVML, initialised, and a handle of each GPU; raises OSError where there is no NVIDIA driver."""
     import pynvml
 
     try:
@@ -39,7 +39,7 @@ def _nvml() -> Iterator[Any]:
     except pynvml.NVMLError as error:
         raise OSError(f"no NVIDIA driver is usable here (NVML: {error})") from error
     try:
-        yield pynvml
+        yield pynvml, [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
 
@@ -50,13 +50,11 @@ def gpus() -> list[Gpu]:
     Raises:
         OSError: There is no usable NVIDIA driver.
     """
-    with _nvml() as nvml:
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            name = nvml.nvmlDeviceGetName(handle)
-            found.append(Gpu(index, name, int(nvml.nvmlDeviceGetMemoryInfo(handle).total)))
-        return found
+    with _nvml() as (nvml, handles):
+        return [
+            Gpu(index, nvml.nvmlDeviceGetName(handle), int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for index, handle in enumerate(handles)
+        ]
 
 
 def read_gpus() -> list[GpuReading]:
@@ -65,10 +63,9 @@ def read_gpus() -> list[GpuReading]:
     Raises:
         OSError: There is no usable NVIDIA driver.
     """
-    with _nvml() as nvml:
+    with _nvml() as (nvml, handles):
         readings = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        for index, handle in enumerate(handles):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             try:
                 busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
