@@ -13,8 +13,6 @@ import os
 import signal
 import socket
 import threading
-from pathlib import Path
-from typing import Any
 
 from stoker.arena import Arena
 from stoker.control import MAX_TEXT, ControlChannel, Message
@@ -117,22 +115,26 @@ class _DeviceProcess:
         page = MetricMemory(metrics_fd).page(message["page"])
         os.close(metrics_fd)
         models = message["models"]
-        device, reason = choose_device(message["device"], {model["framework"] for model in models})
+        device, reason = choose_device(
+            message["device"], {model["servable"]["framework"] for model in models}
+        )
         self._channel.send("device", device=str(device), description=device.description, reason=reason)
         threads = message["threads"]
         for model in models:
-            instance = _Instance(_servable(model), _policy(model), page.model(model["slot"]))
+            servable = Servable.from_json(model["servable"])
+            policy = BatchPolicy(servable.max_batch_rows, model["max_delay_ms"])
+            instance = _Instance(servable, policy, page.model(model["slot"]))
             try:
                 loaded = instance.start(device, threads)
             except OperatorError:
                 raise
             except Exception as error:
-                logger.exception("loading %s failed", model["name"])
-                raise LoadFailed(f"{model['name']} cannot be loaded: {error!r}") from error
-            self._instances[model["name"]] = instance
+                logger.exception("loading %s failed", servable.name)
+                raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
+            self._instances[servable.name] = instance
             self._channel.send(
                 "loaded",
-                model=model["name"],
+                model=servable.name,
                 signature=loaded.signature.to_json(),
                 load_s=loaded.load_s,
                 warm_up_s=loaded.warm_up_s,
@@ -144,22 +146,6 @@ class _DeviceProcess:
         arena = Arena(arena_fd, signature, message["capacity"])
         os.close(arena_fd)
         instance.add_lane(Lane(arena, socket.socket(fileno=doorbell_fd)))
-
-
-def _servable(model: dict[str, Any]) -> Servable:
-    return Servable(
-        name=model["name"],
-        version=model["version"],
-        framework=model["framework"],
-        path=Path(model["path"]),
-        model_dir=Path(model["model_dir"]),
-        max_batch_rows=model["max_batch_rows"],
-        max_body_bytes=model["max_body_bytes"],
-    )
-
-
-def _policy(model: dict[str, Any]) -> BatchPolicy:
-    return BatchPolicy(model["max_batch_rows"], model["max_delay_ms"])
 
 
 def main() -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["Device", "Servable"]
 
@@ -42,3 +43,14 @@ class Servable:
     model_dir: Path
     max_batch_rows: int
     max_body_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Servable:
+        """Inverse of `to_json`."""
+        paths = {name: Path(values[name]) for name in ("path", "model_dir")}
+        return cls(**{**values, **paths})

@@ -438,15 +438,8 @@ def _group(models: Sequence[Deployed]) -> list[list[Deployed]]:
 
 
 def _model_message(model: Deployed) -> dict[str, Any]:
-    servable = model.servable
     return {
-        "name": servable.name,
-        "version": servable.version,
-        "framework": servable.framework,
-        "path": str(servable.path),
-        "model_dir": str(servable.model_dir),
-        "max_batch_rows": servable.max_batch_rows,
-        "max_body_bytes": servable.max_body_bytes,
+        "servable": model.servable.to_json(),
         "max_delay_ms": model.max_delay_ms,
         "slot": model.slot,
     }

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stoker.script_form import ScriptForm
+
 __all__ = ["Signature", "TensorSpec", "check_batch"]
 
 NUMERIC_DTYPES = frozenset(
@@ -97,12 +99,15 @@ class Signature:
         inputs: Specifications of the inputs, in the model's order.
         outputs: Specifications of the outputs, in the model's order.
         takes: `rows` when requests are decoded into tensors, `body` when the servable gets the request body
-            as it came (an undecorated `run(raw_data)`); then there is one variable input and one output.
+            as it came (an undecorated `run(raw_data)`); then there is one variable input and one output, and
+            their rows hold `wire.envelope.ScriptRequest` and `ScriptAnswer`.
+        script: How the entry script is called, where `takes` is `body`.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     takes: Literal["rows", "body"] = "rows"
+    script: ScriptForm | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -115,6 +120,7 @@ class Signature:
             "inputs": [spec.to_json() for spec in self.inputs],
             "outputs": [spec.to_json() for spec in self.outputs],
             "takes": self.takes,
+            "script": None if self.script is None else self.script.to_json(),
         }
 
     @classmethod
@@ -124,6 +130,7 @@ class Signature:
             tuple(TensorSpec.from_json(spec) for spec in value["inputs"]),
             tuple(TensorSpec.from_json(spec) for spec in value["outputs"]),
             value.get("takes", "rows"),
+            ScriptForm.from_json(value["script"]) if value.get("script") else None,
         )
 
     def __str__(self) -> str:

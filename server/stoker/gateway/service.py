@@ -25,7 +25,9 @@ from stoker.exchange import Exchange, Ticket
 from stoker.gateway.answers import CLOSE_LINE, Respond, error_body, error_lines, json_lines
 from stoker.gateway.request_ids import RequestIds, fresh_id_lines
 from stoker.metrics import ModelMetrics
+from stoker.script_form import ScriptForm
 from stoker.tensors import Signature
+from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
 from stoker.wire.scoring import ScoringDecoder, check_text, encode_outputs, encode_texts
 
 if TYPE_CHECKING:
@@ -36,10 +38,9 @@ __all__ = ["Call", "Service"]
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE: Final = 499
-_SCORED_LINES: Final = (
-    b"content-type: application/json\r\ncontent-length: %d\r\n%b"
-    b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
-)
+_JSON_TYPE_LINE: Final = b"content-type: application/json\r\n"
+_TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
+_SCORED_LINES: Final = _JSON_TYPE_LINE + b"content-length: %d\r\n%b" + _TIMING_LINE
 
 
 class Service:
@@ -64,7 +65,8 @@ class Service:
         self.authorized: Callable[[bytes], bool] = _open if verifier is None else verifier.verify
         """Whether the value of the `Authorization` header carries a valid key, or none is needed."""
         self._decoder: ScoringDecoder | None = None
-        self._takes_body = False
+        self.script: ScriptForm | None = None
+        """How the entry script is called, if the model is one that takes whole bodies."""
 
     @property
     def ready(self) -> bool:
@@ -75,7 +77,7 @@ class Service:
         """Score through this exchange from now on."""
         self.signature = exchange.arena.signature
         self._decoder = ScoringDecoder(self.signature)
-        self._takes_body = self.signature.takes == "body"
+        self.script = self.signature.script
         self.exchange = exchange
 
     def detach(self, exchange: Exchange) -> None:
@@ -95,7 +97,14 @@ class Service:
         self.metrics.count_request(413)
         return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:.4g} MiB.")
 
-    def score(self, body: bytes, ids: RequestIds | None, respond: Respond, received_ns: int) -> Call:
+    def score(
+        self,
+        body: bytes,
+        ids: RequestIds | None,
+        respond: Respond,
+        received_ns: int,
+        head: RequestHead | None = None,
+    ) -> Call:
         """Score one request; `respond` is called once, at once or later.
 
         Args:
@@ -103,6 +112,7 @@ class Service:
             ids: Ids that go into the answer and the log; None makes fresh ones.
             respond: Takes the answer.
             received_ns: When the body was complete, `time.monotonic_ns`.
+            head: Method, query and headers, for a script that wants them.
         """
         call = Call(self, ids, respond, received_ns)
         exchange, decoder = self.exchange, self._decoder
@@ -115,9 +125,8 @@ class Service:
             call.refuse(exchange.overloaded())
             return call
         try:
-            if self._takes_body:
-                check_text(body)
-                exchange.submit_body(call, body)
+            if self.script is not None:
+                exchange.submit_body(call, self._pack(self.script, call.ids.request_id, body, head))
             else:
                 exchange.submit(call, decoder.decode(body))
         except StokerError as error:
@@ -128,11 +137,14 @@ class Service:
             call.refuse(StokerError("An unexpected internal error occurred. Check the logs for more info."))
         return call
 
+    def _pack(self, script: ScriptForm, request_id: bytes, body: bytes, head: RequestHead | None) -> bytes:
+        if script.kind == "string":
+            check_text(body)
+        return ScriptRequest(request_id, body, head=head).pack()
+
     def encode(self, ticket: Ticket) -> bytes:
-        """The answer's body for a ticket without an error."""
+        """The answer's body for a ticket of rows without an error."""
         signature = ticket.exchange.arena.signature
-        if signature.takes == "body":
-            return ticket.output_texts(0)[0]
         if signature.outputs[0].variable:
             return encode_texts(ticket.output_texts(0))
         return encode_outputs(signature.outputs, ticket.outputs())
@@ -167,6 +179,9 @@ class Call(Ticket):
             self.refuse(self.error)
             return
         service = self._service
+        if service.script is not None:
+            self._complete_script(ScriptAnswer.unpack(self.output_texts(0)[0]))
+            return
         body = service.encode(self)
         received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
         started_ns, finished_ns = self.started_ns, self.finished_ns
@@ -182,6 +197,35 @@ class Call(Ticket):
         )
         service.metrics.note_scored(self.rows, parse_ns, total_ns)
         self._answer(200, lines, body)
+
+    def _complete_script(self, answer: ScriptAnswer) -> None:
+        now_ns = time.monotonic_ns()
+        parse_ns = self.enqueued_ns - self.received_ns
+        executed = (
+            b"" if answer.exec_ns is None else b"x-ms-run-fn-exec-ms: %.3f\r\n" % (answer.exec_ns / 1e6)
+        )
+        lines = b"".join(
+            (
+                answer.lines or _JSON_TYPE_LINE,
+                b"content-length: %d\r\n" % len(answer.body),
+                self.ids.lines,
+                b"x-ms-run-function-failed: %b\r\n" % (b"True" if answer.failed else b"False"),
+                executed,
+                _TIMING_LINE
+                % (
+                    parse_ns / 1e6,
+                    (self.started_ns - self.enqueued_ns) / 1e6,
+                    (self.finished_ns - self.started_ns) / 1e6,
+                    (now_ns - self.received_ns) / 1e6,
+                ),
+            )
+        )
+        metrics = self._service.metrics
+        if answer.status == 200:
+            metrics.note_scored(1, parse_ns, now_ns - self.received_ns)
+        else:
+            metrics.count_request(answer.status)
+        self._answer(answer.status, lines, answer.body)
 
     def refuse(self, error: StokerError) -> None:
         """Answer with an error."""

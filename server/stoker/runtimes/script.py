@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 from stoker.entry_script import EntryScript, encode_result, encode_rows
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Outputs, RowFailure, Runtime
+from stoker.script_form import ScriptForm
 from stoker.servable import Device, Servable
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
+from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
 
 __all__ = ["BatchedScript", "BodyScript", "load_script"]
 
@@ -38,17 +41,22 @@ class BodyScript:
 
     def __init__(self, run: Callable[[str], Any], max_body_bytes: int) -> None:
         self._run = run
-        body = TensorSpec("raw_data", "uint8", (max_body_bytes,), variable=True)
-        answer = TensorSpec("result", "uint8", (max_body_bytes,), variable=True)
-        self.signature = Signature((body,), (answer,), takes="body")
+        size_bytes = max_body_bytes + HEAD_ROOM_BYTES
+        request = TensorSpec("request", "uint8", (size_bytes,), variable=True)
+        answer = TensorSpec("answer", "uint8", (size_bytes,), variable=True)
+        self.signature = Signature((request,), (answer,), takes="body", script=ScriptForm())
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Call the script for each request; one that raises fails alone."""
         return [[self._answer(body) for body in inputs[0]]]
 
-    def _answer(self, body: Any) -> bytes | RowFailure:
+    def _answer(self, packed: Any) -> bytes | RowFailure:
+        request = ScriptRequest.unpack(packed)
         try:
-            return encode_result(self._run(bytes(body).decode("utf-8-sig")))
+            begun_ns = time.perf_counter_ns()
+            result = self._run(request.body.decode("utf-8-sig"))
+            exec_ns = time.perf_counter_ns() - begun_ns
+            return ScriptAnswer(encode_result(result), exec_ns=exec_ns).pack()
         # SystemExit too: a script that calls sys.exit() must not end the server.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             return RowFailure(error)

@@ -1,0 +1,125 @@
+"""How a request and its answer travel between a frontend and an entry script: one variable row each way.
+
+A script that takes whole bodies gets more than the body: the request's id for its log lines, and, if it asks for
+them, method, query and headers. Its answer is more than a text: a status, header lines, how long `run` took.
+Both are packed behind a small fixed head, in native byte order: the two processes share a machine.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+__all__ = ["HEAD_ROOM_BYTES", "RequestHead", "ScriptAnswer", "ScriptRequest"]
+
+HEAD_ROOM_BYTES: Final = 1 << 18
+"""How much longer than its body an envelope may be; the server takes at most 64 KiB of headers."""
+
+_REQUEST: Final = struct.Struct("=IIQ")
+_ANSWER: Final = struct.Struct("=HHIQ")
+_FAILED: Final = 1
+_EXECUTED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What a script may see of a request beside its body.
+
+    Attributes:
+        method: `POST`, `GET`, ...
+        path: The path as it was sent, percent-encoded.
+        query: What follows the `?`, percent-encoded.
+        headers: Names and values in the order in which they came, decoded as latin-1.
+        remote: The caller's address.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+    remote: str
+
+    def to_json(self) -> bytes:
+        """Return it as JSON text."""
+        return orjson.dumps([self.method, self.path, self.query, self.headers, self.remote])
+
+    @classmethod
+    def from_json(cls, text: bytes) -> RequestHead:
+        """Inverse of `to_json`."""
+        method, path, query, headers, remote = orjson.loads(text)
+        return cls(method, path, query, [(name, value) for name, value in headers], remote)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    """A request on its way to a script.
+
+    Attributes:
+        request_id: Names it in the log.
+        body: As it was received, uncompressed.
+        rows: How many rows it has, if it is `{"data": [row, ...]}` and may be merged with others; else 0.
+        head: What else the script asked to see, or None.
+    """
+
+    request_id: bytes
+    body: bytes
+    rows: int = 0
+    head: RequestHead | None = None
+
+    def pack(self) -> bytes:
+        """Return it as it is stored in a row."""
+        head = b"" if self.head is None else self.head.to_json()
+        return b"".join(
+            (_REQUEST.pack(len(self.request_id), len(head), self.rows), self.request_id, head, self.body)
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ScriptRequest:
+        """Inverse of `pack`."""
+        id_bytes, head_bytes, rows = _REQUEST.unpack_from(data)
+        head_start = _REQUEST.size + id_bytes
+        body_start = head_start + head_bytes
+        head = RequestHead.from_json(data[head_start:body_start]) if head_bytes else None
+        return cls(data[_REQUEST.size : head_start], data[body_start:], rows, head)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptAnswer:
+    """A script's answer on its way to the caller.
+
+    Attributes:
+        body: As it is sent.
+        status: HTTP status.
+        lines: Header lines, each ended by CRLF, without Content-Length; empty stands for JSON's content type.
+        failed: Whether `run` is to blame: it raised, or gave a status of 500 and above.
+        exec_ns: How long `run` took if it returned, else None.
+    """
+
+    body: bytes
+    status: int = 200
+    lines: bytes = b""
+    failed: bool = False
+    exec_ns: int | None = None
+
+    def pack(self) -> bytes:
+        """Return it as it is stored in a row."""
+        flags = (_FAILED if self.failed else 0) | (_EXECUTED if self.exec_ns is not None else 0)
+        return b"".join(
+            (_ANSWER.pack(self.status, flags, len(self.lines), self.exec_ns or 0), self.lines, self.body)
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ScriptAnswer:
+        """Inverse of `pack`."""
+        status, flags, lines_bytes, exec_ns = _ANSWER.unpack_from(data)
+        body_start = _ANSWER.size + lines_bytes
+        return cls(
+            data[body_start:],
+            status,
+            data[_ANSWER.size : body_start],
+            bool(flags & _FAILED),
+            exec_ns if flags & _EXECUTED else None,
+        )
