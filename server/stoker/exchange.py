@@ -20,7 +20,7 @@ import socket
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -72,6 +72,9 @@ class Ticket:
         "started_ns",
     )
 
+    joins: ClassVar[bool] = False
+    """Whether tickets of one row each that are done at once are completed by one call of `complete_together`."""
+
     exchange: Exchange
     rows: int
     enqueued_ns: int
@@ -89,6 +92,23 @@ class Ticket:
 
     def complete(self) -> None:
         """Take the answer or the error; called once, unless the ticket was cancelled."""
+        raise NotImplementedError
+
+    def lateness(self, *, begun: bool) -> StokerError:  # noqa: ARG002  # for subclasses
+        """Return the error for a ticket whose deadline has passed.
+
+        Args:
+            begun: Whether the device has begun with its body; not known of rows of numbers.
+        """
+        return DeadlineExceeded("The request was not answered within its timeout.")
+
+    def complete_together(self, tickets: list[Any], outputs: np.ndarray) -> None:
+        """`complete` for tickets of one row each without an error, self among them; only called if `joins`.
+
+        Args:
+            tickets: Tickets of this class.
+            outputs: Their rows of the first output, `[tickets, *row_shape]`.
+        """
         raise NotImplementedError
 
     def outputs(self) -> list[np.ndarray]:
@@ -199,6 +219,7 @@ class Exchange:
         self._quick = False
         self._lone_rows = 0
         self._awake_until_ns = 0
+        self._bodies = arena.signature.takes == "body"
         self._variable = any(spec.variable for spec in (*arena.signature.inputs, *arena.signature.outputs))
         self._narrow = [
             index for index, spec in enumerate(arena.signature.inputs) if _needs_range_check(spec.dtype)
@@ -268,11 +289,15 @@ class Exchange:
             if ticket is None or not ticket._open:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
-            ticket.fail(_late())
+            ticket.fail(ticket.lateness(begun=self._has_begun(ticket, number)))
         for ticket in [ticket for ticket in self._hungry if ticket.deadline_ns <= now_ns]:
             self._hungry.remove(ticket)
-            ticket.fail(_late())
+            ticket.fail(ticket.lateness(begun=False))
         self._learn_rate(now_ns)
+
+    def _has_begun(self, ticket: Ticket, number: int) -> bool:
+        """Whether the device runs a body; a time before it was queued is that of the row's last request."""
+        return self._bodies and self._started_ns[number] >= ticket.enqueued_ns
 
     def _learn_rate(self, now_ns: int) -> None:
         """Measure how many rows a second the device does, over spells in which it had something to do."""
@@ -341,7 +366,7 @@ class Exchange:
             self._ring_for_lone_row(ticket)
             return
         if not self._queued:
-            self._loop.call_soon(self._ring)
+            self._loop.call_soon(self.ring)
         self._queued.append(number)
 
     def _admit(self, ticket: Ticket, rows: Rows, count: int) -> None:
@@ -380,12 +405,13 @@ class Exchange:
         self.arena.enqueued_ns[numbers] = now_ns
         self.arena.position[numbers] = np.arange(count)
         if not self._queued:
-            self._loop.call_soon(self._ring)
+            self._loop.call_soon(self.ring)
         self._queued += numbers
 
-    def _ring(self) -> None:
-        numbers, self._queued = self._queued, []
-        if not self.lost:
+    def ring(self) -> None:
+        """Tell the device at once what has been queued; else it is told at the end of the loop's turn."""
+        if self._queued and not self.lost:
+            numbers, self._queued = self._queued, []
             self._ring_for(numbers)
 
     def _ring_for_lone_row(self, ticket: Ticket) -> None:
@@ -441,15 +467,19 @@ class Exchange:
         tickets, capacity = self._tickets, self.arena.capacity
         numbers = memoryview(data).cast("i").tolist()
         self.rows_done += len(numbers)
+        together: list[Ticket] = []
         for number in numbers:
             ticket = tickets[number] if 0 <= number < capacity else None
             if ticket is None:
                 logger.error("the device handed back row %d, which nobody had queued", number)
-                continue
-            if ticket._remaining == 1:
-                self._finish(ticket)
-            else:
+            elif ticket._remaining > 1:
                 ticket._remaining -= 1
+            elif ticket.rows == 1 and ticket._open and ticket.joins and not self._outcome[number]:
+                together.append(ticket)
+            else:
+                self._finish(ticket)
+        if together:
+            self._finish_together(together)
         while self._hungry and len(self._free) >= self._slice_rows:
             self._feed_slice(self._hungry.popleft())
 
@@ -462,7 +492,7 @@ class Exchange:
             ticket.finished_ns = self._finished_ns[last]
             for number in numbers:
                 if self._outcome[number]:
-                    ticket.error = self._row_error(number)
+                    ticket.error = self._row_error(ticket, number)
                     break
             self._quick = ticket.finished_ns - ticket.enqueued_ns < AWAKE_NS
             ticket.settle()
@@ -472,17 +502,30 @@ class Exchange:
                 self.arena.give_back_pages(number)
         self._free += numbers
 
-    def _row_error(self, number: int) -> StokerError:
+    def _finish_together(self, tickets: list[Ticket]) -> None:
+        """`_finish` for tickets of one row each that did not fail."""
+        numbers = [ticket._numbers[0] for ticket in tickets]
+        for ticket, number in zip(tickets, numbers, strict=True):
+            ticket._open = False
+            ticket.started_ns = self._started_ns[number]
+            ticket.finished_ns = self._finished_ns[number]
+            self._tickets[number] = None
+        self._quick = tickets[0].finished_ns - tickets[0].enqueued_ns < AWAKE_NS
+        try:
+            tickets[0].complete_together(tickets, self.arena.outputs[0][numbers])
+        except Exception:
+            logger.exception("the completion of %d requests raised", len(tickets))
+        self._free += numbers
+
+    def _row_error(self, ticket: Ticket, number: int) -> StokerError:
         outcome = self._outcome[number]
         if outcome == Outcome.EXPIRED:
-            return _late()
+            return ticket.lateness(begun=False)
+        if outcome == Outcome.REFUSED:
+            return InvalidInput(self.arena.read_bytes("out", 0, number).decode(errors="ignore"))
         if outcome == Outcome.TOO_LARGE:
             return OutputTooLarge("The model's answer is larger than the space that its rows have.")
-        error_id = int(self.arena.error_id[number])
-        return ModelFailed(
-            "An unexpected error occurred in scoring script. Check the logs for more info. "
-            f"Error id: {error_id:016x}."
-        )
+        return ModelFailed(error_id=f"{int(self.arena.error_id[number]):016x}")
 
     def lose(self) -> None:
         """Take note that the device process has ended: close, and tell the owner."""
@@ -553,10 +596,6 @@ class Exchange:
 
 def _lost() -> DeviceLost:
     return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
-
-
-def _late() -> DeadlineExceeded:
-    return DeadlineExceeded("The request was not answered within its timeout.")
 
 
 def _too_large_number() -> InvalidInput:

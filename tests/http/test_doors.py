@@ -18,6 +18,7 @@ from stoker.gateway.listener import Listener
 from stoker.gateway.service import Service
 from stoker.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
+from stoker.script_form import ScriptForm
 
 KEY = "a-key-of-this-test-0001"
 LIMIT_BYTES = 1000
@@ -35,8 +36,8 @@ async def _app(_: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def _listening() -> AsyncIterator[AsyncConnection]:
-    """A connection to a listener with the services `a` and `b c`."""
+async def _listening(script: ScriptForm | None = None) -> AsyncIterator[AsyncConnection]:
+    """A connection to a listener with the services `a`, perhaps of a script, and `b`."""
     metrics_fd = MetricMemory.create()
     memory = MetricMemory(metrics_fd)
     os.close(metrics_fd)
@@ -51,6 +52,7 @@ async def _listening() -> AsyncIterator[AsyncConnection]:
         )
         for slot, name in enumerate(("a", "b"))
     }
+    services["a"].script = script
     sock = socket.create_server(("127.0.0.1", 0))
     listener = Listener(_app, Gateway(services, memory), [sock])
     await listener.start()
@@ -83,6 +85,13 @@ async def test_plain_scoring_requests_are_answered_directly(headers: Headers) ->
         pytest.param(scoring(PATH, KEY, BODY, [("Origin", "https://x.example")]), id="origin"),
         pytest.param(scoring(PATH, KEY, BODY, [("Content-Encoding", "identity")]), id="content encoding"),
         pytest.param(scoring(PATH, KEY, BODY, [("Upgrade", "h2c")]), id="upgrade"),
+        pytest.param(scoring(PATH, KEY, BODY, [("TraceId", "t")]), id="trace id"),
+        pytest.param(scoring(PATH, KEY, BODY, [("Content-Type", "image/png")]), id="image"),
+        pytest.param(scoring(PATH, KEY, BODY, [("Content-Type", "multipart/form-data")]), id="form"),
+        pytest.param(scoring(PATH, KEY, BODY, [("Host", "another")]), id="two hosts"),
+        pytest.param(scoring(PATH, KEY, BODY).replace(b"Host: test\r\n", b""), id="no host"),
+        pytest.param(scoring(PATH, KEY, BODY).replace(b"Host: test", b"Host:"), id="empty host"),
+        pytest.param(scoring(PATH, KEY, BODY, [("x-a", "1")] * 98), id="many headers"),
         pytest.param(scoring(PATH, KEY, BODY, [("X-Request-Id", "a" * 101)]), id="long id"),
         pytest.param(scoring(PATH, KEY + "x", BODY), id="wrong key"),
         pytest.param(scoring(PATH + "?a=1", KEY, BODY), id="query"),
@@ -106,6 +115,26 @@ async def test_everything_else_goes_through_the_app(odd: bytes) -> None:
         second = await connection.ask(scoring(PATH, KEY, BODY))
 
     assert (first.status, second.status) == (BY_THE_APP, DIRECTLY)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        (ScriptForm(), DIRECTLY),
+        (ScriptForm(wants_head=True), BY_THE_APP),
+        (ScriptForm(kind="schema"), BY_THE_APP),
+        (ScriptForm(kind="raw"), BY_THE_APP),
+    ],
+)
+async def test_scripts_that_see_heads_get_their_requests_from_the_app(
+    script: ScriptForm, status: int
+) -> None:
+    """The direct door has no heads to give."""
+    async with _listening(script) as connection:
+        statuses = {(await connection.ask(scoring(PATH, KEY, BODY))).status for _ in range(3)}
+
+    assert statuses == {status}
 
 
 @pytest.mark.anyio
@@ -173,7 +202,10 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
     async with await AsyncConnection.open(port) as idle, await AsyncConnection.open(port) as begun:
         message = scoring("/score", KEY, BODY)
         assert (await idle.ask(message)).status == DIRECTLY
-        assert (await begun.ask(message + message[:-3])).status == DIRECTLY
+        assert (await begun.ask(message)).status == DIRECTLY
+        begun.tell(message[:-3])
+        while not any(connection.receiving for connection in listener.connections):  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0)
         await listener.stop_listening()
         gateway.start_draining()
         finished = asyncio.ensure_future(listener.finish(5))

@@ -99,6 +99,73 @@ def test_a_row_that_is_used_to_being_alone_does_not_wait_for_company() -> None:
         assert answer_of(first) == doubled(54)
 
 
+class JoiningTicket(PuppetTicket):
+    """A request that is completed together with others."""
+
+    __slots__ = ("company",)
+
+    joins = True
+
+    def complete_together(self, tickets: list["JoiningTicket"], outputs: np.ndarray) -> None:
+        """Keep the outputs and how many there were."""
+        for ticket, row in zip(tickets, outputs, strict=True):
+            ticket.completions += 1
+            ticket.answer = [row[np.newaxis].copy()]
+            ticket.company = len(tickets)
+            ticket.then()
+
+
+def submit_joining(joined: Joined, *first: float) -> JoiningTicket:
+    """A joining request with these rows."""
+    ticket = JoiningTicket()
+    joined.exchange.submit(ticket, rows_of(*first))
+    return ticket
+
+
+def test_rows_that_are_done_at_once_are_completed_together() -> None:
+    """Requests of one row join; one of several rows, one that failed and one that was given up do not."""
+    with Joined() as joined:
+        joined.runtime.fails_for = {13}
+        single = [submit_joining(joined, number) for number in (1, 2)]
+        wide = submit_joining(joined, 3, 4)
+        failed = submit_joining(joined, 13)
+        cancelled = submit_joining(joined, 5)
+        plain = joined.submit(6)
+        joined.turn_frontends()
+        joined.turn_device()
+        cancelled.cancel()
+        joined.settle()
+        assert [answer_of(ticket) for ticket in single] == [doubled(1), doubled(2)]
+        assert [ticket.company for ticket in single] == [2, 2]
+        assert answer_of(wide) == doubled(3, 4)
+        assert failed.failure() is ModelFailed
+        assert cancelled.completions == 0
+        assert answer_of(plain) == doubled(6)
+        assert joined.exchange.leased_rows == 0
+
+
+def test_a_slice_of_one_row_does_not_join() -> None:
+    """The last slice of a large request may have one row; it belongs to its request."""
+    with Joined(capacity=16) as joined:
+        large = submit_joining(joined, *range(17))
+        joined.settle()
+        assert answer_of(large) == doubled(*range(17))
+
+
+def test_rows_are_free_again_when_completing_them_together_raises() -> None:
+    """A fault in one answer leaks no rows."""
+
+    def fail() -> None:
+        raise RuntimeError("a fault of the test")
+
+    with Joined() as joined:
+        ticket = submit_joining(joined, 1)
+        ticket.then = fail
+        joined.settle()
+        assert ticket.completions == 1
+        assert joined.exchange.leased_rows == 0
+
+
 def asleep(joined: Joined) -> bool:
     """Whether the frontends' loop would sleep now: nothing is left that it could call."""
     joined.turn_frontends()
@@ -371,6 +438,56 @@ def test_the_device_hands_expired_rows_back_unrun() -> None:
         joined.settle()
         assert (late.completions, late.failure()) == (1, DeadlineExceeded)
         assert joined.runtime.batches == []
+
+
+class _LateTicket(PuppetTicket):
+    """A request that keeps whether the device had begun when its deadline passed."""
+
+    __slots__ = ("begun",)
+
+    def lateness(self, *, begun: bool) -> StokerError:
+        self.begun = begun
+        return super().lateness(begun=begun)
+
+
+def test_a_body_that_is_being_run_is_told_from_those_that_wait() -> None:
+    """While one body runs, its caller's deadline and that of the next one pass; so does that of a row used again."""
+    runtime = PuppetRuntime(BODIES, lambda inputs: [[b"done"] for _ in inputs])
+    with Joined(runtime, capacity=4, policy=BatchPolicy(max_batch_rows=1)) as joined:
+
+        def submit(body: bytes) -> _LateTicket:
+            ticket = _LateTicket(joined.clock() + 20_000_000)
+            joined.exchange.submit_body(ticket, body)
+            return ticket
+
+        def pass_the_deadline() -> None:
+            joined.clock.advance_ms(20)
+            joined.sweep()
+
+        running, waiting = submit(b"1"), submit(b"2")
+        runtime.during = pass_the_deadline
+        joined.settle()
+        joined.clock.advance_ms(1)
+        again = submit(b"3")
+        pass_the_deadline()
+        assert [running.begun, waiting.begun, again.begun] == [True, False, False]
+        assert {ticket.failure() for ticket in (running, waiting, again)} == {DeadlineExceeded}
+        assert runtime.batches == [[b"1"]]
+
+
+def test_nothing_is_said_of_rows_of_numbers() -> None:
+    """Only scripts that take whole requests have a `run` for each."""
+    with Joined() as joined:
+        ticket = _LateTicket(joined.clock() + 20_000_000)
+        joined.submit(1, ticket=ticket)
+
+        def pass_the_deadline() -> None:
+            joined.clock.advance_ms(20)
+            joined.sweep()
+
+        joined.runtime.during = pass_the_deadline
+        joined.settle()
+        assert (ticket.begun, ticket.failure()) == (False, DeadlineExceeded)
 
 
 def take_every_row(joined: Joined) -> None:
@@ -650,8 +767,9 @@ def test_a_failed_request_names_the_error_id_of_the_log(caplog: pytest.LogCaptur
         joined.settle()
         assert answer_of(good) == doubled(3)
         assert (bad.completions, bad.failure()) == (1, ModelFailed)
-        (error_id,) = re.findall("Error id: ([0-9a-f]{16})", str(bad.error))
-        assert caplog.text.count(error_id) == 1
+        assert isinstance(bad.error, ModelFailed)
+        assert re.fullmatch("[0-9a-f]{16}", bad.error.error_id)
+        assert caplog.text.count(bad.error.error_id) == 1
         assert "a secret of the log" in caplog.text
         assert "secret" not in str(bad.error)
 

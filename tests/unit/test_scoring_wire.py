@@ -16,7 +16,7 @@ from tests.puppets import STEADY
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
-from stoker.wire.scoring import ScoringDecoder, check_text, encode_outputs, encode_texts
+from stoker.wire.scoring import ScoringDecoder, check_text, encode_each, encode_outputs, encode_texts
 
 BOM = b"\xef\xbb\xbf"
 
@@ -249,7 +249,7 @@ FAST = [
 def test_plain_bodies_take_the_fast_path(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual body, one input and nothing else, never becomes Python lists."""
     (spec,) = SIGNATURES[name].inputs
-    monkeypatch.delattr(scoring, "_decode_carefully")
+    monkeypatch.delattr(scoring, "decode_document")
     data = np.arange(rows * spec.elements).reshape(rows, *spec.shape)
     (array,) = DECODERS[name].decode(json.dumps({"data": data.tolist()}).encode())
     assert array.tolist() == data.tolist()
@@ -261,7 +261,7 @@ def test_both_paths_agree(case: tuple[str, bytes]) -> None:
     """The careful path gives the same arrays of the same dtypes."""
     name, body = case
     fast = DECODERS[name].decode(body)
-    careful = scoring._decode_carefully(body, SIGNATURES[name])
+    careful = scoring.decode_document(scoring.parse_document(body), SIGNATURES[name])
     for one, other in zip(fast, careful, strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
@@ -297,8 +297,8 @@ SEVERAL = SIGNATURES["a float32[n,2], k int64[n], on bool[n,1] -> "]
         (b'{"data": [[NaN]]}', "NaN and Infinity are not numbers"),
         (b'{"data": [[-Infinity]]}', "NaN and Infinity are not numbers"),
         (b'{"data": [[1e999]]}', "infinity"),
-        (b'{"data": ["\xff"]}', "not UTF-8: invalid start byte at byte 11"),
-        ('{"data": [[1]]}'.encode("utf-16"), "not UTF-8"),
+        (b'{"data": ["\xff"]}', "decode byte 0xff in position 11: invalid start byte"),
+        ('{"data": [[1]]}'.encode("utf-16"), "Input cannot be decoded as UTF-8"),
     ],
 )
 def test_what_is_no_json_is_malformed(body: bytes, message: str) -> None:
@@ -418,7 +418,7 @@ def test_text_is_checked_as_utf_8() -> None:
     """ASCII and UTF-8 pass, anything else is refused with the place."""
     check_text(b"plain")
     check_text("naïve ✓".encode())
-    with pytest.raises(MalformedBody, match="at byte 3"):
+    with pytest.raises(MalformedBody, match="in position 3"):
         check_text(b"abc\xe9")
 
 
@@ -445,6 +445,24 @@ def test_what_is_not_finite_is_written_as_azure_does(dtype: str) -> None:
     """NaN and infinities are the tokens that Python's json writes and reads."""
     output = np.array([[np.nan, np.inf, -np.inf, 0.5]], dtype)
     assert encode_outputs([TensorSpec("y", dtype, (4,))], [output]) == b"[[NaN, Infinity, -Infinity, 0.5]]"
+
+
+@settings(STEADY, max_examples=150)
+@given(
+    st.sampled_from([*OUTPUT_DTYPES, *FLOAT_DTYPES]).flatmap(
+        lambda dtype: arrays(
+            dtype,
+            st.builds(
+                lambda rows, row: (rows, *row), st.integers(1, 3), st.lists(st.integers(0, 3), max_size=3)
+            ),
+        )
+    )
+)
+def test_rows_written_together_are_what_each_is_alone(output: np.ndarray) -> None:
+    """One pass over the rows of many callers gives each the bytes that it would have got by itself."""
+    spec = TensorSpec("y", output.dtype.name, output.shape[1:])
+    alone = [encode_outputs([spec], [output[index : index + 1]]) for index in range(len(output))]
+    assert encode_each(output) == alone
 
 
 def test_float32_answers_are_short() -> None:

@@ -20,7 +20,17 @@ import simdjson
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import Signature, TensorSpec
 
-__all__ = ["ScoringDecoder", "check_text", "encode_outputs", "encode_texts", "nesting_depth"]
+__all__ = [
+    "ScoringDecoder",
+    "check_text",
+    "decode_document",
+    "encode_each",
+    "encode_outputs",
+    "encode_texts",
+    "kind_of",
+    "nesting_depth",
+    "parse_document",
+]
 
 _MAX_DEPTH: Final = 100
 _BOM: Final = b"\xef\xbb\xbf"
@@ -53,7 +63,7 @@ class ScoringDecoder:
             rows = self._decode_fast(body, self._spec)
             if rows is not None:
                 return [rows]
-        return _decode_carefully(body, self._signature)
+        return decode_document(parse_document(body), self._signature)
 
     def _decode_fast(self, body: bytes, spec: TensorSpec) -> np.ndarray | None:
         try:
@@ -108,10 +118,10 @@ def nesting_depth(body: bytes) -> int:
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
 
-def _decode_carefully(body: bytes, signature: Signature) -> list[np.ndarray]:
-    document = _parse(body)
+def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
+    """`ScoringDecoder.decode` for a body that has been parsed; raises InvalidInput."""
     if not isinstance(document, dict):
-        raise InvalidInput(f'Expected a JSON object with the key "data", got {_kind(document)}.')
+        raise InvalidInput(f'Expected a JSON object with the key "data", got {kind_of(document)}.')
     if "data" not in document:
         raise InvalidInput('The key "data" is missing; expected {"data": [row, ...]}.')
     data = document["data"]
@@ -119,7 +129,9 @@ def _decode_carefully(body: bytes, signature: Signature) -> list[np.ndarray]:
         return [_rows(data, signature.inputs[0], '"data"')]
     names = [spec.name for spec in signature.inputs]
     if not isinstance(data, dict):
-        raise InvalidInput(f'"data" must be an object with the inputs {", ".join(names)}, got {_kind(data)}.')
+        raise InvalidInput(
+            f'"data" must be an object with the inputs {", ".join(names)}, got {kind_of(data)}.'
+        )
     missing = [name for name in names if name not in data]
     unknown = [name for name in data if name not in names]
     if missing or unknown:
@@ -134,7 +146,12 @@ def _decode_carefully(body: bytes, signature: Signature) -> list[np.ndarray]:
     return arrays
 
 
-def _parse(body: bytes) -> Any:
+def parse_document(body: bytes) -> Any:
+    """Parse a JSON body that is nested at most 100 levels deep.
+
+    Raises:
+        MalformedBody: It is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
+    """
     if not body:
         raise MalformedBody("The request body is empty.")
     if nesting_depth(body) > _MAX_DEPTH:
@@ -157,14 +174,14 @@ def check_text(body: bytes) -> None:
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        message = f"The request body is not UTF-8: {error.reason} at byte {error.start}."
-        raise MalformedBody(message) from None
+        # The text of the Azure inference server.
+        raise MalformedBody(f"Input cannot be decoded as UTF-8: {error}") from None
 
 
 def _rows(data: Any, spec: TensorSpec, where: str) -> np.ndarray:
     expected = f"expected rows of {spec.describe_row()}"
     if not isinstance(data, list):
-        raise InvalidInput(f"{where} must be a list of rows, got {_kind(data)}; {expected}.")
+        raise InvalidInput(f"{where} must be a list of rows, got {kind_of(data)}; {expected}.")
     if not data:
         raise InvalidInput(f"{where} holds no rows; {expected}.")
     for index, row in enumerate(data):
@@ -184,7 +201,7 @@ def _row_problem(value: Any, shape: tuple[int, ...], kind: str) -> str | None:
     if not shape:
         return _number_problem(value, kind)
     if not isinstance(value, list):
-        return f"has {_kind(value)} where a list of {shape[0]} was expected"
+        return f"has {kind_of(value)} where a list of {shape[0]} was expected"
     if len(value) != shape[0]:
         return f"has {len(value)}"
     for item in value:
@@ -196,9 +213,9 @@ def _row_problem(value: Any, shape: tuple[int, ...], kind: str) -> str | None:
 
 def _number_problem(value: Any, kind: str) -> str | None:
     if kind == "b":
-        return None if isinstance(value, bool) else f"has {_kind(value)}, expected true or false"
+        return None if isinstance(value, bool) else f"has {kind_of(value)}, expected true or false"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"has {_kind(value)}, expected a number"
+        return f"has {kind_of(value)}, expected a number"
     if kind == "f":
         return None if math.isfinite(value) else "has a number that is too large"
     if isinstance(value, float):
@@ -206,7 +223,8 @@ def _number_problem(value: Any, kind: str) -> str | None:
     return "has a negative number" if kind == "u" and value < 0 else None
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Say in words what a JSON value is."""
     match value:
         case None:
             return "null"
@@ -227,17 +245,30 @@ def encode_outputs(specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray]) -
 
     NaN and infinities are written as the tokens `NaN`, `Infinity` and `-Infinity`, as the Azure server does.
     """
-    value: Any = outputs[0] if len(outputs) == 1 else {s.name: a for s, a in zip(specs, outputs, strict=True)}
-    text = orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    if len(outputs) == 1:
+        return _dump(outputs[0])
+    named = {spec.name: array for spec, array in zip(specs, outputs, strict=True)}
+    text = orjson.dumps(named, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text:
-        # orjson writes what is not finite as null.
-        listed = (
-            outputs[0].tolist()
-            if len(outputs) == 1
-            else {name: array.tolist() for name, array in value.items()}
-        )
-        return json.dumps(listed).encode()
+        return json.dumps({name: array.tolist() for name, array in named.items()}).encode()
     return text
+
+
+def encode_each(rows: np.ndarray) -> list[bytes]:
+    """Return for each row of `[rows, *row_shape]` what `encode_outputs` gives for that row alone."""
+    text = orjson.dumps(rows, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" in text or not rows.size:
+        return [_dump(rows[index : index + 1]) for index in range(len(rows))]
+    depth = rows.ndim - 1
+    opening, closing = b"[" * depth, b"]" * depth
+    texts = text[1 + depth : -1 - depth].split(closing + b"," + opening)
+    return [b"[" + opening + row + closing + b"]" for row in texts]
+
+
+def _dump(array: np.ndarray) -> bytes:
+    text = orjson.dumps(array, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    # orjson writes what is not finite as null.
+    return json.dumps(array.tolist()).encode() if b"null" in text else text
 
 
 def _plain(value: Any) -> Any:
