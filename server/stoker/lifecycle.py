@@ -84,13 +84,13 @@ def load_runtime(servable: Servable, device: Device, threads: int) -> Runtime:
 def _loader(framework: str) -> Callable[[Servable, Device, int], Runtime]:
     match framework:
         case "onnx":
-            from stoker.runtimes.onnx import OnnxRuntime
+            from stoker.runtimes.onnx import load_onnx
 
-            return OnnxRuntime
+            return load_onnx
         case "tensorflow":
-            from stoker.runtimes.tensorflow import TensorFlowRuntime
+            from stoker.runtimes.tensorflow import load_saved_model
 
-            return TensorFlowRuntime
+            return load_saved_model
         case "script":
             from stoker.runtimes.script import load_script
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.script_form import ScriptForm
 
-__all__ = ["Signature", "TensorSpec", "check_batch"]
+__all__ = ["ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
 
 NUMERIC_DTYPES = frozenset(
     [
@@ -92,6 +92,63 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class TensorInfo:
+    """One tensor as a model declares it, with its batch axis.
+
+    Attributes:
+        name: The model's own name of it.
+        dtype: Name of the numpy dtype, or `string`.
+        shape: Its sizes; -1 for those that may change from request to request.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape is one."""
+        return len(shape) == len(self.shape) and all(
+            size in (-1, given) for size, given in zip(self.shape, shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        sizes = ",".join("?" if size < 0 else str(size) for size in self.shape)
+        return f"{self.name} {self.dtype}[{sizes}]"
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """The tensors that a model takes and gives, as it declares them.
+
+    Attributes:
+        inputs: The inputs.
+        outputs: The outputs; sizes that the model does not declare are -1.
+        batched: Whether the first axis of all of them is the batch, so that requests may be concatenated.
+    """
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    batched: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {
+            "inputs": [[info.name, info.dtype, list(info.shape)] for info in self.inputs],
+            "outputs": [[info.name, info.dtype, list(info.shape)] for info in self.outputs],
+            "batched": self.batched,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ModelTensors:
+        """Inverse of `to_json`."""
+        inputs, outputs = (
+            tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in value[side])
+            for side in ("inputs", "outputs")
+        )
+        return cls(inputs, outputs, value["batched"])
+
+
+@dataclass(frozen=True)
 class Signature:
     """What a servable takes and gives per row.
 
@@ -100,14 +157,33 @@ class Signature:
         outputs: Specifications of the outputs, in the model's order.
         takes: `rows` when requests are decoded into tensors, `body` when the servable gets the request body
             as it came (an undecorated `run(raw_data)`); then there is one variable input and one output, and
-            their rows hold `wire.envelope.ScriptRequest` and `ScriptAnswer`.
+            their rows hold `wire.envelope.ScriptRequest` and `ScriptAnswer`; `tensors` when a row is one
+            request with all its tensors, whatever their shapes (`wire.packed`).
         script: How the entry script is called, where `takes` is `body`.
+        tensors: What the model takes and gives, where `takes` is `tensors`.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    takes: Literal["rows", "body"] = "rows"
+    takes: Literal["rows", "body", "tensors"] = "rows"
     script: ScriptForm | None = None
+    tensors: ModelTensors | None = None
+
+    @cached_property
+    def model_tensors(self) -> ModelTensors | None:
+        """The tensors as the model declares them; None for scripts that take whole bodies."""
+        if self.takes != "rows":
+            return self.tensors
+        inputs, outputs = (
+            tuple(
+                TensorInfo(spec.name, "string", (-1,))
+                if spec.variable
+                else TensorInfo(spec.name, spec.dtype, (-1, *spec.shape))
+                for spec in specs
+            )
+            for specs in (self.inputs, self.outputs)
+        )
+        return ModelTensors(inputs, outputs, batched=True)
 
     @property
     def row_bytes(self) -> int:
@@ -121,6 +197,7 @@ class Signature:
             "outputs": [spec.to_json() for spec in self.outputs],
             "takes": self.takes,
             "script": None if self.script is None else self.script.to_json(),
+            "tensors": None if self.tensors is None else self.tensors.to_json(),
         }
 
     @classmethod
@@ -131,11 +208,15 @@ class Signature:
             tuple(TensorSpec.from_json(spec) for spec in value["outputs"]),
             value.get("takes", "rows"),
             ScriptForm.from_json(value["script"]) if value.get("script") else None,
+            ModelTensors.from_json(value["tensors"]) if value.get("tensors") else None,
         )
 
     def __str__(self) -> str:
         if self.takes == "body":
             return "run(raw_data): the request body as text"
+        if self.tensors is not None:
+            sides = (self.tensors.inputs, self.tensors.outputs)
+            return " -> ".join(", ".join(map(str, side)) for side in sides)
         return f"{_side(self.inputs)} -> {_side(self.outputs)}"
 
 

@@ -1,19 +1,23 @@
 """ONNX models by ONNX Runtime, on tiny models that are built here."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from stoker.errors import DeviceUnavailable, LoadFailed
+from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
 from stoker.lifecycle import load
-from stoker.runtimes.onnx import OnnxRuntime
+from stoker.runtimes.base import RowFailure, Runtime
+from stoker.runtimes.onnx import load_onnx
 from stoker.servable import Device, Servable
-from stoker.tensors import TensorSpec
+from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
+from stoker.wire.packed import pack, unpack
 
 CPU = Device("cpu", 0, "a processor")
 FLOAT, INT64, BOOL, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
@@ -48,9 +52,16 @@ def servable(path: Path, max_batch_rows: int = 8) -> Servable:
     return Servable("tiny", 1, "onnx", path, path.parent, max_batch_rows, 1000)
 
 
-def runtime(path: Path) -> OnnxRuntime:
+def runtime(path: Path) -> Runtime:
     """The file, loaded on the CPU."""
-    return OnnxRuntime(servable(path), CPU, 1)
+    return load_onnx(servable(path), CPU, 1)
+
+
+def score(loaded: Runtime, *requests: dict[str, np.ndarray]) -> list[dict[str, np.ndarray] | BaseException]:
+    """What a model that is served request by request gives for requests of one batch."""
+    assert loaded.signature.takes == "tensors"
+    (answers,) = loaded.run([[pack(feeds) for feeds in requests]])
+    return [answer.error if isinstance(answer, RowFailure) else unpack(answer) for answer in answers]
 
 
 def refusal(path: Path) -> str:
@@ -158,39 +169,148 @@ def test_weights_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
     assert loaded.run([np.ones((1, 2), np.float32)])[0].tolist() == [[2, 3]]
 
 
+def texts(*words: str) -> np.ndarray:
+    """A vector of strings as the server holds them."""
+    array = np.empty(len(words), object)
+    array[:] = [word.encode() for word in words]
+    return array
+
+
+def test_requests_of_any_length_are_batched_by_shape(tmp_path: Path) -> None:
+    """Two dynamic axes: requests of the same length run as one batch, and each gets its own part."""
+    path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", "length"]), ("y", FLOAT, ["n", "length"]))
+    loaded = runtime(path)
+    assert loaded.signature.tensors == ModelTensors(
+        (TensorInfo("x", "float32", (-1, -1)),), (TensorInfo("y", "float32", (-1, -1)),), batched=True
+    )
+    requests = [
+        np.full((rows, length), rows, np.float32) for rows, length in ((1, 3), (2, 5), (7, 3), (1, 3))
+    ]
+    calls: list[int] = []
+    model = loaded._model  # type: ignore[attr-defined]
+    loaded._model = lambda feeds: (calls.append(len(feeds["x"])), model(feeds))[1]  # type: ignore[attr-defined]
+    answers = score(loaded, *({"x": request} for request in requests))
+    assert [answer["y"].tolist() for answer in answers] == [(-request).tolist() for request in requests]
+    # Batches of at most 8 rows: 1 + 7 of length 3, 1 more of length 3, 2 of length 5.
+    assert sorted(calls) == [1, 2, 8]
+
+
+@pytest.mark.parametrize("shape", [[1, 2], [2], [], [3, "n"]])
+def test_a_model_without_a_batch_axis_runs_request_by_request(tmp_path: Path, shape: list[int | str]) -> None:
+    """A fixed first axis belongs to the model: requests are not put together."""
+    loaded = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, shape), ("y", FLOAT, shape)))
+    assert loaded.signature.tensors is not None
+    assert not loaded.signature.tensors.batched
+    given = np.ones([4 if isinstance(size, str) else size for size in shape], np.float32)
+    answers = score(loaded, {"x": given}, {"x": given * 2})
+    assert [answer["y"].tolist() for answer in answers] == [(-given).tolist(), (-given * 2).tolist()]
+
+
+def count_tokens(folder: Path, outputs: list[Value]) -> Path:
+    """A model that counts the tokens of each row that are not -1, and gives the tokens again."""
+    nodes = [
+        node("Equal", "tokens padding", "is_padding"),
+        node("Not", "is_padding", "is_token"),
+        node("Cast", "is_token", "ones", to=INT64),
+        node("ReduceSum", "ones last", "count", keepdims=0),
+        node("Identity", "tokens", "again"),
+    ]
+    taken: list[Value] = [("tokens", INT64, ["rows", "length"])]
+    return write(folder, nodes, taken, outputs, {"padding": np.array(-1), "last": np.array([1])})
+
+
+def test_requests_of_similar_length_are_padded_to_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the deployment declares fills free sizes up; lengths that differ by a factor of two stay apart."""
+    path = count_tokens(tmp_path, [("count", INT64, ["rows"])])
+    loaded = load_onnx(dataclasses.replace(servable(path), pad={"tokens": -1}), CPU, 1)
+    shapes: list[tuple[int, ...]] = []
+    model = loaded._model  # type: ignore[attr-defined]
+
+    def watched(feeds: dict[str, np.ndarray]) -> Any:
+        shapes.append(feeds["tokens"].shape)
+        return model(feeds)
+
+    monkeypatch.setattr(loaded, "_model", watched)
+    lengths = [5, 7, 40, 4, 33]
+    answers = score(loaded, *({"tokens": np.zeros((2, length), np.int64)} for length in lengths))
+    assert [answer["count"].tolist() for answer in answers] == [[length] * 2 for length in lengths]
+    assert sorted(shapes) == [(4, 40), (6, 7)]
+
+
 @pytest.mark.parametrize(
-    ("shape", "complaint"),
+    ("pad", "outputs", "complaint"),
     [
-        ([1, 2], "has shape [1, 2]; its first axis must be a dynamic batch axis"),
-        ([8], "has shape [8]; its first axis must be a dynamic batch axis"),
-        ([], "has shape []; its first axis must be a dynamic batch axis"),
-        (None, "its first axis must be a dynamic batch axis"),
-        (
-            ["n", "length"],
-            "has shape ['n', 'length']; only the batch axis may be dynamic. Fix the other sizes",
-        ),
-        (["n", 3, None], "only the batch axis may be dynamic"),
+        ({"words": 0}, [("count", INT64, ["rows"])], "no input of numbers with a free size"),
+        ({"tokens": 0.5}, [("count", INT64, ["rows"])], "it holds int64"),
+        ({"tokens": float("nan")}, [("count", INT64, ["rows"])], "it holds int64"),
+        ({"tokens": 0}, [("count", INT64, ["rows"]), ("again", INT64, ["rows", "length"])], "is not known"),
     ],
 )
-def test_an_input_that_is_no_batch_of_fixed_rows_is_refused(
-    tmp_path: Path, shape: list[int | str | None] | None, complaint: str
+def test_padding_that_cannot_be_undone_is_refused(
+    tmp_path: Path, pad: dict[str, float], outputs: list[Value], complaint: str
 ) -> None:
-    """The message names the input, its shape, and the way out."""
-    message = refusal(one_operator(tmp_path, "Neg", ("x", FLOAT, shape), ("y", FLOAT, shape)))
-    assert "input 'x'" in message
-    assert complaint in message
+    """A model that gives something for each place of its input would give it for the padding too."""
+    path = count_tokens(tmp_path, outputs)
+    with pytest.raises(LoadFailed, match=complaint):
+        load_onnx(dataclasses.replace(servable(path), pad=pad), CPU, 1)
 
 
-def test_inputs_and_outputs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    """Texts need an entry script."""
-    taken: Value = ("x", STRING, ["n", 2])
-    message = refusal(one_operator(tmp_path, "Identity", taken, ("y", STRING, ["n", 2])))
-    assert "input 'x'" in message
-    assert "holds tensor(string), only numbers are served" in message
-    given: Value = ("y", STRING, ["n", 2])
-    message = refusal(one_operator(tmp_path, "Cast", ("x", FLOAT, ["n", 2]), given, to=STRING))
-    assert "output 'y'" in message
-    assert "only numbers are served" in message
+def test_a_model_that_is_not_batched_is_not_padded(tmp_path: Path) -> None:
+    """There is nothing to pad for."""
+    path = one_operator(tmp_path, "Softmax", ("x", FLOAT, ["n", "m"]), ("y", FLOAT, ["n", 3]), axis=0)
+    with pytest.raises(LoadFailed, match="its requests are not batched"):
+        load_onnx(dataclasses.replace(servable(path), pad={"x": 0}), CPU, 1)
+
+
+def test_strings_go_in_and_out(tmp_path: Path) -> None:
+    """Texts are bytes outside of the model, and batched like numbers."""
+    taken: Value = ("x", STRING, ["n"])
+    loaded = runtime(one_operator(tmp_path, "Identity", taken, ("y", STRING, ["n"])))
+    assert loaded.signature.tensors is not None
+    assert loaded.signature.tensors.batched
+    first, second = score(loaded, {"x": texts("é", "")}, {"x": texts("b")})
+    assert first["y"].tolist() == ["é".encode(), b""]
+    assert second["y"].tolist() == [b"b"]
+
+
+def test_a_text_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
+    """ONNX Runtime's strings are texts; bytes that are none cost the other requests nothing."""
+    loaded = runtime(one_operator(tmp_path, "Identity", ("x", STRING, ["n"]), ("y", STRING, ["n"])))
+    bad = np.empty(1, object)
+    bad[0] = b"\xff"
+    failed, good = score(loaded, {"x": bad}, {"x": texts("b")})
+    assert isinstance(failed, InvalidInput)
+    assert good["y"].tolist() == [b"b"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "other", "reason"),
+    [
+        (
+            "Add",
+            np.zeros((2, 4), np.float32),
+            "Attempting to broadcast an axis by a dimension other than 1. 3 by 4",
+        ),
+        ("MatMul", np.zeros((2, 3), np.float32), "MatMul dimension mismatch"),
+        ("Gather", np.array([9]), "indices element out of data bounds, idx=9 must be within"),
+    ],
+)
+def test_tensors_that_do_not_go_together_are_refused(
+    tmp_path: Path, operator: str, other: np.ndarray, reason: str
+) -> None:
+    """Sizes that the model leaves open but cannot compute with are the caller's fault, and the caller is told."""
+    axes = ["k", "l"][: other.ndim]
+    taken: list[Value] = [
+        ("x", FLOAT, ["n", "m"]),
+        ("other", helper.np_dtype_to_tensor_dtype(other.dtype), axes),
+    ]
+    loaded = runtime(write(tmp_path, [node(operator, "x other", "y")], taken, [("y", FLOAT, None)]))
+    (refused,) = score(loaded, {"x": np.zeros((2, 3), np.float32), "other": other})
+    assert isinstance(refused, InvalidInput)
+    assert reason in str(refused)
+    assert "onnxruntime_src" not in str(refused)
 
 
 @pytest.mark.parametrize(
@@ -199,16 +319,38 @@ def test_inputs_and_outputs_that_are_no_numbers_are_refused(tmp_path: Path) -> N
         ("ReduceMean", {"keepdims": 0}, []),
         ("ReduceMean", {"axes": [0]}, [1, 3]),
         ("Transpose", {}, [3, "n"]),
+        ("Softmax", {"axis": 0}, ["n", 3]),
+        ("CumSum", {}, ["n", 3]),
     ],
 )
-def test_an_output_without_a_batch_axis_is_refused(
+def test_a_model_whose_rows_see_each_other_is_not_batched(
     tmp_path: Path, operator: str, attributes: dict[str, Any], shape: list[int | str]
 ) -> None:
-    """An answer that mixes the rows of a batch cannot be taken apart."""
-    path = one_operator(tmp_path, operator, ("x", FLOAT, ["n", 3]), ("y", FLOAT, shape), **attributes)
-    message = refusal(path)
-    assert "output 'y'" in message
-    assert "for a batch of 2 rows; its first axis must be the batch" in message
+    """A dynamic first axis may be time: what two rows give together is compared with what each gives alone."""
+    constants = {"axis": np.array(0, np.int64)} if operator == "CumSum" else None
+    names = "x axis" if constants else "x"
+    path = write(
+        tmp_path,
+        [node(operator, names, "y", **attributes)],
+        [("x", FLOAT, ["n", 3])],
+        [("y", FLOAT, shape)],
+        constants,
+    )
+    loaded = runtime(path)
+    assert loaded.signature.tensors is not None
+    assert not loaded.signature.tensors.batched
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (answer,) = score(loaded, {"x": given})
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert answer["y"].tolist() == session.run(None, {"x": given})[0].tolist()
+
+
+def test_types_that_numpy_does_not_have_are_refused(tmp_path: Path) -> None:
+    """The message names the tensor and its type."""
+    kind = TensorProto.BFLOAT16
+    path = one_operator(tmp_path, "Identity", ("x", kind, ["n", 2]), ("y", kind, ["n", 2]))
+    assert "'x'" in refusal(path)
+    assert "holds tensor(bfloat16), only numbers and strings are served" in refusal(path)
 
 
 def test_a_model_that_fails_on_zeros_is_refused(tmp_path: Path) -> None:
@@ -220,7 +362,7 @@ def test_a_model_that_fails_on_zeros_is_refused(tmp_path: Path) -> None:
         [("y", FLOAT, ["n"])],
         {"one": np.array(9, np.int64), "table": np.ones(3, np.float32)},
     )
-    assert "fails on a batch of two rows of zeros: " in refusal(path)
+    assert "fails on a batch of 2 rows of zeros: " in refusal(path)
 
 
 def test_a_model_without_inputs_is_refused(tmp_path: Path) -> None:
@@ -267,4 +409,4 @@ def test_a_gpu_that_is_not_used_is_an_error(tmp_path: Path) -> None:
     """ONNX Runtime itself would go on with the CPU where it finds no such GPU."""
     path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2]))
     with pytest.raises((DeviceUnavailable, LoadFailed)):
-        OnnxRuntime(servable(path), Device("cuda", 99, "no GPU"), 1)
+        load_onnx(servable(path), Device("cuda", 99, "no GPU"), 1)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from stoker.errors import DeviceUnavailable, LoadFailed
+from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
+from stoker.runtimes.base import Runtime
+from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
-from stoker.tensors import Signature, TensorSpec
+from stoker.tensors import ModelTensors, Signature, TensorInfo
 
-__all__ = ["OnnxRuntime", "onnx_signature"]
+__all__ = ["OnnxRuntime", "load_onnx"]
 
+# `Fail` is what a kernel says of sizes that do not fit each other, and what CUDA's libraries end in too.
+_DEVICE_FAULT = re.compile("CUDA|CUDNN|CUBLAS|CUFFT")
+_PLACE = re.compile(r"\S*\.(?:h|cc|cpp):[0-9]+ ")
 _DTYPES = {
     "tensor(bool)": "bool",
     "tensor(int8)": "int8",
@@ -26,41 +34,106 @@ _DTYPES = {
     "tensor(float16)": "float16",
     "tensor(float)": "float32",
     "tensor(double)": "float64",
+    "tensor(string)": "string",
 }
 
 
-class OnnxRuntime:
-    """One ONNX Runtime session.
+def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
+    """Load an ONNX file: row by row if its inputs are batches of rows of a fixed shape, else request by request.
 
     Raises:
-        LoadFailed: The file cannot be loaded, or its inputs are not batches of rows of a fixed shape.
+        LoadFailed: The file cannot be loaded, or holds tensors of types that are not served.
         DeviceUnavailable: The CUDA provider was asked for and cannot be used.
     """
+    session = _open(servable, device, threads)
+    model = _SessionTensors(session)
+    inputs = tuple(_info(value, servable) for value in session.get_inputs())
+    if not inputs:
+        raise LoadFailed(f"{servable.path} has no inputs")
+    outputs = tuple(_info(value, servable) for value in session.get_outputs())
+    batched = all(info.shape[:1] == (-1,) for info in inputs) and _same_axis(session)
+    tensors = ModelTensors(inputs, outputs, batched)
+    return as_runtime(servable, model.run, tensors, lambda signature: OnnxRuntime(session, signature))
 
-    def __init__(self, servable: Servable, device: Device, threads: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        # Idle threads that spin take the core from the frontends.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(servable.path), options, providers=_providers(device)
-            )
-        except Exception as error:
-            raise LoadFailed(f"ONNX Runtime cannot load {servable.path}: {error}") from error
-        if device.kind == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
-            raise DeviceUnavailable(f"ONNX Runtime did not use {device} for {servable.name}")
-        self.signature = onnx_signature(self._session, servable)
-        self._input_names = [spec.name for spec in self.signature.inputs]
-        self._output_names = [spec.name for spec in self.signature.outputs]
+
+class OnnxRuntime:
+    """A session whose inputs are batches of rows of a fixed shape."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, signature: Signature) -> None:
+        self.signature = signature
+        self._session = session
+        self._input_names = [spec.name for spec in signature.inputs]
+        self._output_names = [spec.name for spec in signature.outputs]
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Sequence[np.ndarray]:
         """Run one batch; see `Runtime.run`."""
         feeds = dict(zip(self._input_names, inputs, strict=True))
         outputs: list[np.ndarray] = self._session.run(self._output_names, feeds)
         return outputs
+
+
+class _SessionTensors:
+    """A session as a function of named tensors; strings are `bytes` outside and `str` inside."""
+
+    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+        self._session = session
+        self._output_names = [value.name for value in session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run one batch; raises InvalidInput for tensors that the model cannot take, by their sizes or contents."""
+        decoded = {name: _decoded(name, array) for name, array in feeds.items()}
+        try:
+            outputs = self._session.run(self._output_names, decoded)
+        except (InvalidArgument, Fail) as error:
+            if _DEVICE_FAULT.search(str(error)):
+                raise
+            raise InvalidInput(_refusal(error)) from error
+        return {
+            name: _encoded(np.asarray(array)) for name, array in zip(self._output_names, outputs, strict=True)
+        }
+
+
+def _refusal(error: Exception) -> str:
+    """What ONNX Runtime says of its inputs, without its own places."""
+    reason = str(error).partition("Status Message: ")[2] or str(error).rpartition(" : ")[2]
+    return f"The model cannot take these tensors: {_PLACE.sub('', reason).strip()}"
+
+
+def _decoded(name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype != object:
+        return array
+    try:
+        return _each(array, bytes.decode)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{name}: the strings of ONNX models are UTF-8, not {error.object[:20]!r}"
+        ) from None
+
+
+def _encoded(array: np.ndarray) -> np.ndarray:
+    return _each(array, str.encode) if array.dtype == object else array
+
+
+def _each(array: np.ndarray, convert: Any) -> np.ndarray:
+    converted = np.empty(array.size, object)
+    converted[:] = [convert(element) for element in array.reshape(-1).tolist()]
+    return converted.reshape(array.shape)
+
+
+def _open(servable: Servable, device: Device, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Idle threads that spin take the core from the frontends.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(servable.path), options, providers=_providers(device))
+    except Exception as error:
+        raise LoadFailed(f"ONNX Runtime cannot load {servable.path}: {error}") from error
+    if device.kind == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+        raise DeviceUnavailable(f"ONNX Runtime did not use {device} for {servable.name}")
+    return session
 
 
 def _providers(device: Device) -> list[str | tuple[str, dict[str, str]]]:
@@ -75,46 +148,17 @@ def _providers(device: Device) -> list[str | tuple[str, dict[str, str]]]:
     return [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
 
 
-def onnx_signature(session: onnxruntime.InferenceSession, servable: Servable) -> Signature:
-    """Read the signature of a session; outputs of unknown row shape are learned from a run on zeros."""
-    inputs = tuple(_input_spec(value, servable) for value in session.get_inputs())
-    if not inputs:
-        raise LoadFailed(f"{servable.path} has no inputs")
-    zeros = {spec.name: np.zeros((2, *spec.shape), spec.dtype) for spec in inputs}
-    try:
-        results = session.run(None, zeros)
-    except Exception as error:
-        raise LoadFailed(f"{servable.path} fails on a batch of two rows of zeros: {error}") from error
-    outputs = []
-    for value, result in zip(session.get_outputs(), results, strict=True):
-        array = np.asarray(result)
-        if array.ndim == 0 or array.shape[0] != 2:
-            raise LoadFailed(
-                f"output {value.name!r} of {servable.path} has shape {list(array.shape)} for a batch of 2 rows; "
-                "its first axis must be the batch"
-            )
-        if array.dtype.name not in _DTYPES.values():
-            raise LoadFailed(
-                f"output {value.name!r} of {servable.path} holds {array.dtype}, only numbers are served"
-            )
-        outputs.append(TensorSpec(value.name, array.dtype.name, array.shape[1:]))
-    return Signature(inputs, tuple(outputs))
-
-
-def _input_spec(value: onnxruntime.NodeArg, servable: Servable) -> TensorSpec:
+def _info(value: onnxruntime.NodeArg, servable: Servable) -> TensorInfo:
     dtype = _DTYPES.get(value.type)
     if dtype is None:
         raise LoadFailed(
-            f"input {value.name!r} of {servable.path} holds {value.type}, only numbers are served"
+            f"{value.name!r} of {servable.path} holds {value.type}, only numbers and strings are served"
         )
-    shape = list(value.shape)
-    if not shape or isinstance(shape[0], int):
-        raise LoadFailed(
-            f"input {value.name!r} of {servable.path} has shape {shape}; its first axis must be a dynamic batch axis"
-        )
-    if any(not isinstance(size, int) for size in shape[1:]):
-        raise LoadFailed(
-            f"input {value.name!r} of {servable.path} has shape {shape}; only the batch axis may be dynamic. "
-            "Fix the other sizes when the model is exported, or serve it with an entry script."
-        )
-    return TensorSpec(value.name, dtype, tuple(shape[1:]))
+    sizes = value.shape if value.shape is not None else []
+    return TensorInfo(value.name, dtype, tuple(size if isinstance(size, int) else -1 for size in sizes))
+
+
+def _same_axis(session: onnxruntime.InferenceSession) -> bool:
+    """Whether the names of the inputs' first axes, where they have any, are one name."""
+    names = {value.shape[0] for value in session.get_inputs()}
+    return len(names - {None}) <= 1

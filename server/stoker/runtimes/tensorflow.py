@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from stoker.errors import LoadFailed
+from stoker.errors import InvalidInput, LoadFailed
+from stoker.runtimes.base import Runtime
+from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
-from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo
 
-__all__ = ["TensorFlowRuntime", "import_tensorflow"]
+__all__ = ["TensorFlowRuntime", "import_tensorflow", "load_saved_model"]
 
 _SIGNATURE = "serving_default"
 
@@ -50,16 +52,37 @@ def import_tensorflow(device: Device, threads: int) -> Any:
     return tf
 
 
-class TensorFlowRuntime:
-    """One SavedModel and its signature `serving_default`.
+def load_saved_model(servable: Servable, device: Device, threads: int) -> Runtime:
+    """Load a SavedModel's signature `serving_default`: row by row or request by request.
 
     Raises:
-        LoadFailed: The folder cannot be loaded, or the signature does not take batches of rows of a fixed
-        shape.
+        LoadFailed: The folder cannot be loaded, or the signature holds tensors of types that are not served.
     """
+    model = _SignatureTensors(import_tensorflow(device, threads), servable)
+    batched = all(info.shape[:1] == (-1,) for info in model.inputs)
+    tensors = ModelTensors(model.inputs, model.outputs, batched)
+    return as_runtime(servable, model.run, tensors, lambda signature: TensorFlowRuntime(model, signature))
 
-    def __init__(self, servable: Servable, device: Device, threads: int) -> None:
-        tf = import_tensorflow(device, threads)
+
+class TensorFlowRuntime:
+    """A signature whose inputs are batches of rows of a fixed shape."""
+
+    def __init__(self, model: _SignatureTensors, signature: Signature) -> None:
+        self.signature = signature
+        self._model = model
+        self._input_names = [spec.name for spec in signature.inputs]
+        self._output_names = [spec.name for spec in signature.outputs]
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
+        """Run one batch; see `Runtime.run`."""
+        results = self._model.run(dict(zip(self._input_names, inputs, strict=True)))
+        return [results[name] for name in self._output_names]
+
+
+class _SignatureTensors:
+    """A SavedModel's signature as a function of named tensors; strings are `bytes`, as in TensorFlow."""
+
+    def __init__(self, tf: Any, servable: Servable) -> None:
         self._tf = tf
         try:
             # The object must outlive its functions: they hold only weak references to its variables.
@@ -72,48 +95,31 @@ class TensorFlowRuntime:
                 f"{servable.path} has no signature {_SIGNATURE!r}, it has: {', '.join(functions) or 'none'}"
             )
         self._function = functions[_SIGNATURE]
-        self.signature = self._learn_signature(servable)
-        self._input_names = [spec.name for spec in self.signature.inputs]
-        self._output_names = [spec.name for spec in self.signature.outputs]
-
-    def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Sequence[np.ndarray]:
-        """Run one batch; see `Runtime.run`."""
-        # tf.constant copies: the gathered batch is overwritten by the next one.
-        feeds = {
-            name: self._tf.constant(batch) for name, batch in zip(self._input_names, inputs, strict=True)
-        }
-        results = self._function(**feeds)
-        return [results[name].numpy() for name in self._output_names]
-
-    def _learn_signature(self, servable: Servable) -> Signature:
         _, keywords = self._function.structured_input_signature
-        inputs = tuple(_spec(name, value, servable) for name, value in sorted(keywords.items()))
-        zeros = {spec.name: self._tf.zeros((2, *spec.shape), spec.dtype) for spec in inputs}
+        self.inputs = tuple(_info(name, spec, servable) for name, spec in sorted(keywords.items()))
+        if not self.inputs:
+            raise LoadFailed(f"{servable.path} has no inputs")
+        outputs = self._function.structured_outputs
+        self.outputs = tuple(_info(name, spec, servable) for name, spec in sorted(outputs.items()))
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # tf.constant copies: the gathered batch is overwritten by the next one.
+        tensors = {name: self._tf.constant(array) for name, array in feeds.items()}
         try:
-            results = self._function(**zeros)
-        except Exception as error:
-            raise LoadFailed(f"{servable.path} fails on a batch of two rows of zeros: {error}") from error
-        outputs = []
-        for name, value in sorted(results.items()):
-            array = value.numpy()
-            if array.ndim == 0 or array.shape[0] != 2 or array.dtype.name not in NUMERIC_DTYPES:
-                raise LoadFailed(
-                    f"output {name!r} of {servable.path} is {array.dtype.name} of shape {list(array.shape)} for a "
-                    "batch of 2 rows; it must hold numbers and its first axis must be the batch"
-                )
-            outputs.append(TensorSpec(name, array.dtype.name, array.shape[1:]))
-        return Signature(inputs, tuple(outputs))
+            results = self._function(**tensors)
+        except (self._tf.errors.InvalidArgumentError, self._tf.errors.OutOfRangeError) as error:
+            # The last line, before the nodes: those above say where in the exporter's code it was.
+            reason = error.message.partition("\n\t [[")[0].splitlines()[-1]
+            raise InvalidInput(f"The model cannot take these tensors: {reason}") from error
+        return {info.name: results[info.name].numpy() for info in self.outputs}
 
 
-def _spec(name: str, value: Any, servable: Servable) -> TensorSpec:
-    shape: list[Any] = value.shape.as_list() if value.shape.rank is not None else [None]
-    if value.dtype.name not in NUMERIC_DTYPES:
+def _info(name: str, spec: Any, servable: Servable) -> TensorInfo:
+    dtype = spec.dtype.name
+    if dtype not in NUMERIC_DTYPES and dtype != "string":
+        raise LoadFailed(f"{name!r} of {servable.path} holds {dtype}, only numbers and strings are served")
+    if spec.shape.rank is None:
         raise LoadFailed(
-            f"input {name!r} of {servable.path} holds {value.dtype.name}, only numbers are served"
+            f"{name!r} of {servable.path} has no fixed number of axes; give it a shape when the model is exported"
         )
-    if not shape or shape[0] is not None or None in shape[1:]:
-        raise LoadFailed(
-            f"input {name!r} of {servable.path} has shape {shape}; the first axis must be a dynamic batch axis "
-            "and no other may be dynamic"
-        )
-    return TensorSpec(name, value.dtype.name, tuple(shape[1:]))
+    return TensorInfo(name, dtype, tuple(-1 if size is None else size for size in spec.shape.as_list()))

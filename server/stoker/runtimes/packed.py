@@ -1,0 +1,129 @@
+"""Models as they are: any number of inputs of any shape, batched where their shapes allow it.
+
+One row is one request, with all its tensors packed. Requests whose tensors agree in all but the first axis are
+concatenated on it and run as one batch; models without a batch axis run request by request. Inputs that the
+deployment says how to pad may differ in their free sizes, but by less than a factor of two: a short request must
+not be made to compute what only a long one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.runtimes.base import Outputs, RowFailure
+from stoker.servable import Servable
+from stoker.tensors import ModelTensors, Signature, TensorSpec
+from stoker.wire.packed import pack, unpack
+
+__all__ = ["Feeds", "PackedRuntime", "Run"]
+
+_ANSWER_BYTES: Final = 64 << 20
+"""What an answer may have even where bodies are short; rows are sparse, so this costs no memory."""
+
+Feeds = Mapping[str, np.ndarray]
+Run = Callable[[Feeds], Mapping[str, np.ndarray]]
+
+
+class PackedRuntime:
+    """Runs packed requests through a function of named tensors."""
+
+    def __init__(self, run: Run, tensors: ModelTensors, servable: Servable) -> None:
+        """Wrap `run`, which is called by one thread at a time.
+
+        Args:
+            run: Takes the inputs by name and returns the outputs by name; strings are `object` arrays of `bytes`.
+            tensors: What the model takes and gives.
+            servable: Its limits: `max_batch_rows` elements of the batch axis in one call, unless one request alone
+                has more.
+        """
+        self._model = run
+        self._tensors = tensors
+        self._max_batch_rows = servable.max_batch_rows
+        self._pad = {
+            info.name: (np.asarray(servable.pad[info.name]).astype(info.dtype), info.shape[1:])
+            for info in tensors.inputs
+            if info.name in servable.pad
+        }
+        # A number of two characters of JSON may be one of eight bytes.
+        size_bytes = 4 * servable.max_body_bytes + _ANSWER_BYTES
+        row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
+        self.signature = Signature(row, row, takes="tensors", tensors=tensors)
+
+    def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
+        """Run requests; one that fails costs nobody else anything."""
+        requests = [unpack(bytes(packed)) for packed in inputs[0]]
+        answers: list[bytes | RowFailure] = [b""] * len(requests)
+        for places in self._batches(requests):
+            for place, answer in zip(places, self._answers([requests[i] for i in places]), strict=True):
+                answers[place] = answer
+        return [answers]
+
+    def _batches(self, requests: Sequence[Feeds]) -> Iterator[list[int]]:
+        """Places of requests that can run as one, each at most `max_batch_rows` long."""
+        if not self._tensors.batched:
+            yield from ([place] for place in range(len(requests)))
+            return
+        alike: dict[Any, list[int]] = {}
+        for place, feeds in enumerate(requests):
+            key = tuple((name, self._size_class(name, array)) for name, array in sorted(feeds.items()))
+            alike.setdefault(key, []).append(place)
+        for places in alike.values():
+            batch: list[int] = []
+            rows = 0
+            for place in places:
+                more = _rows(requests[place])
+                if batch and rows + more > self._max_batch_rows:
+                    yield batch
+                    batch, rows = [], 0
+                batch.append(place)
+                rows += more
+            yield batch
+
+    def _size_class(self, name: str, array: np.ndarray) -> tuple[int, ...]:
+        """What two requests must have in common of an input to run as one."""
+        sizes = array.shape[1:]
+        if name not in self._pad:
+            return sizes
+        _, declared = self._pad[name]
+        return tuple(
+            size.bit_length() if free < 0 else size for size, free in zip(sizes, declared, strict=True)
+        )
+
+    def _joined(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        sizes = {array.shape[1:] for array in arrays}
+        if len(sizes) == 1:
+            return np.concatenate(arrays)
+        value, _ = self._pad[name]
+        rows = [len(array) for array in arrays]
+        joined = np.full((sum(rows), *map(max, *sizes)), value)
+        for start, array in zip(np.cumsum([0, *rows]), arrays, strict=False):
+            joined[start : start + len(array), *map(slice, array.shape[1:])] = array
+        return joined
+
+    def _answers(self, requests: Sequence[Feeds]) -> list[bytes | RowFailure]:
+        try:
+            if len(requests) == 1:
+                return [pack(self._model(requests[0]))]
+            return [pack(outputs) for outputs in self._together(requests)]
+        except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
+            if len(requests) == 1:
+                return [RowFailure(error)]
+        half = len(requests) // 2
+        return self._answers(requests[:half]) + self._answers(requests[half:])
+
+    def _together(self, requests: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
+        feeds = {name: self._joined(name, [request[name] for request in requests]) for name in requests[0]}
+        outputs = self._model(feeds)
+        bounds = np.cumsum([_rows(request) for request in requests])
+        for name, array in outputs.items():
+            if array.ndim == 0 or len(array) != bounds[-1]:
+                raise ValueError(f"output {name!r} has shape {list(array.shape)} for a batch of {bounds[-1]}")
+        parts = {name: np.split(array, bounds[:-1]) for name, array in outputs.items()}
+        return [{name: parts[name][index] for name in outputs} for index in range(len(requests))]
+
+
+def _rows(feeds: Feeds) -> int:
+    return len(next(iter(feeds.values())))

@@ -1,0 +1,85 @@
+"""Named tensors packed into one variable row, for models whose rows have no fixed size.
+
+A head of JSON says name, dtype and shape of each tensor; their contents follow, each on a multiple of 8 bytes, in
+native byte order and C order. Strings are stored as the Open Inference Protocol does: a 32-bit length before each.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+__all__ = ["join_strings", "pack", "split_strings", "unpack"]
+
+_HEAD: Final = struct.Struct("=Q")
+_LENGTH: Final = struct.Struct("<I")
+_ALIGN: Final = 8
+
+
+def pack(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Return tensors as one row.
+
+    Args:
+        tensors: By name; numbers, booleans, or `object` arrays of `bytes`.
+    """
+    described, parts = [], []
+    for name, array in tensors.items():
+        content = join_strings(array) if array.dtype == object else np.ascontiguousarray(array).tobytes()
+        dtype = "string" if array.dtype == object else array.dtype.name
+        described.append((name, dtype, array.shape, len(content)))
+        parts += [content, bytes(-len(content) % _ALIGN)]
+    head = orjson.dumps(described)
+    head += b" " * (-len(head) % _ALIGN)
+    return b"".join((_HEAD.pack(len(head)), head, *parts))
+
+
+def unpack(data: bytes) -> dict[str, np.ndarray]:
+    """Inverse of `pack`; arrays of numbers are views of `data`, and cannot be written."""
+    (head_bytes,) = _HEAD.unpack_from(data)
+    start = _HEAD.size + head_bytes
+    tensors: dict[str, np.ndarray] = {}
+    for name, dtype, shape, size in orjson.loads(data[_HEAD.size : start]):
+        if dtype == "string":
+            tensors[name] = split_strings(data[start : start + size], math.prod(shape)).reshape(shape)
+        else:
+            count = size // np.dtype(dtype).itemsize
+            tensors[name] = np.frombuffer(data, dtype, count, start).reshape(shape)
+        start += size + -size % _ALIGN
+    return tensors
+
+
+def join_strings(array: np.ndarray) -> bytes:
+    """Return the elements of an `object` array of `bytes`, each behind its length (32 bits, little-endian)."""
+    parts: list[bytes] = []
+    for element in array.reshape(-1).tolist():
+        parts += (_LENGTH.pack(len(element)), element)
+    return b"".join(parts)
+
+
+def split_strings(data: bytes | memoryview, count: int) -> np.ndarray:
+    """Inverse of `join_strings`: `object[count]` of `bytes`.
+
+    Raises:
+        ValueError: The data holds fewer or more than `count` elements, or ends within one.
+    """
+    elements: list[Any] = []
+    start, end = 0, len(data)
+    while start < end and len(elements) < count:
+        if end - start < _LENGTH.size:
+            raise ValueError("the data ends within the length of a string")
+        (size,) = _LENGTH.unpack_from(data, start)
+        start += _LENGTH.size
+        if end - start < size:
+            raise ValueError("the data ends within a string")
+        elements.append(bytes(data[start : start + size]))
+        start += size
+    if start != end or len(elements) != count:
+        raise ValueError(f"expected {count} strings in {end} bytes, found {len(elements)} in {start}")
+    array = np.empty(count, object)
+    array[:] = elements
+    return array

@@ -1,0 +1,167 @@
+"""JSON of models whose requests are whole tensors: `{"data": tensor}` or `{"data": {name: tensor, ...}}`.
+
+The shapes come from the lists themselves; what the model declares is checked against them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from stoker.errors import InvalidInput
+from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.scoring import kind_of, parse_document
+
+__all__ = ["as_dtype", "as_tensor", "check_rows", "decode_tensors", "encode_tensors", "to_lists"]
+
+_NUMBERS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+"""The kinds of numpy dtypes that an input of each kind takes."""
+_WORDS: Final = {"b": "booleans", "i": "integers", "u": "non-negative integers", "f": "numbers"}
+
+
+def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
+    """Return the inputs by name, with the model's dtypes.
+
+    Raises:
+        MalformedBody: The body is not JSON.
+        InvalidInput: It has no `data`, inputs are missing or unknown, or one has the wrong shape or type.
+    """
+    document = parse_document(body)
+    if not isinstance(document, dict) or "data" not in document:
+        raise InvalidInput(
+            'The key "data" is missing; expected {"data": tensor} or {"data": {"name": tensor}}.'
+        )
+    data = document["data"]
+    names = [info.name for info in tensors.inputs]
+    if len(names) == 1 and not isinstance(data, dict):
+        data = {names[0]: data}
+    if not isinstance(data, dict) or set(data) != set(names):
+        came = ", ".join(map(repr, data)) if isinstance(data, dict) else kind_of(data)
+        raise InvalidInput(f'"data" must be an object with the inputs {", ".join(names)}; got {came}.')
+    arrays = {info.name: as_tensor(data[info.name], info) for info in tensors.inputs}
+    check_rows(arrays, tensors)
+    return arrays
+
+
+def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
+    """Raise InvalidInput unless all inputs of a model with a batch axis have one number of rows, 1 at least."""
+    if not tensors.batched:
+        return
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InvalidInput(f"All inputs must have the same number of rows, got: {listed}.")
+    if not all(counts.values()):
+        raise InvalidInput("The request holds no rows.")
+
+
+def as_tensor(value: Any, info: TensorInfo) -> np.ndarray:
+    """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`.
+
+    Raises:
+        InvalidInput: The lists are ragged, of another shape, or hold something else.
+    """
+    array = _strings(value, info) if info.dtype == "string" else _numbers(value, info)
+    if not info.fits(array.shape):
+        raise InvalidInput(f"Expected {info}, got the shape {list(array.shape)}.")
+    return array
+
+
+def _numbers(value: Any, info: TensorInfo) -> np.ndarray:
+    kind = np.dtype(info.dtype).kind
+    try:
+        array = np.array(value)
+    except ValueError:
+        raise InvalidInput(f"{info.name}: the lists are ragged; expected {info}.") from None
+    if not array.size:
+        array = array.astype(info.dtype)
+    if info.dtype == "uint64" and array.dtype.kind == "f":
+        array = _large_integers(value, info)
+    # numpy takes true for 1 where numbers stand beside it.
+    if array.dtype.kind not in _NUMBERS[kind] or (kind != "b" and _holds_boolean(value)):
+        raise InvalidInput(f"{info.name}: expected {_WORDS[kind]} as {info}, got something else.")
+    return as_dtype(array, info)
+
+
+def _large_integers(value: Any, info: TensorInfo) -> np.ndarray:
+    """Integers above 2⁶³ beside smaller ones, for which numpy would take floats."""
+    exact = np.array(value, object)
+    if not all(type(item) is int for item in exact.reshape(-1).tolist()):
+        raise InvalidInput(f"{info.name}: expected {_WORDS['u']} as {info}, got something else.")
+    try:
+        return exact.astype(np.uint64)
+    except OverflowError:
+        raise InvalidInput(f"{info.name}: a number does not fit {info.dtype}.") from None
+
+
+def _holds_boolean(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_holds_boolean(item) for item in value)
+    return isinstance(value, bool)
+
+
+def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
+    """Cast numbers to the declared dtype.
+
+    Raises:
+        InvalidInput: A number does not fit it.
+    """
+    dtype = np.dtype(info.dtype)
+    if dtype.kind in "iu" and array.size:
+        limits = np.iinfo(dtype)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise InvalidInput(f"{info.name}: a number does not fit {info.dtype}.")
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype, copy=False)
+    except FloatingPointError:
+        raise InvalidInput(f"{info.name}: a number is too large for {info.dtype}.") from None
+
+
+def _strings(value: Any, info: TensorInfo) -> np.ndarray:
+    elements: list[bytes] = []
+    shape = _gather_strings(value, info, elements)
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def _gather_strings(value: Any, info: TensorInfo, elements: list[bytes]) -> tuple[int, ...]:
+    """Append the strings of nested lists to `elements`; return their shape."""
+    if isinstance(value, str):
+        elements.append(value.encode())
+        return ()
+    if not isinstance(value, list):
+        raise InvalidInput(f"{info.name}: expected strings as {info}, got {kind_of(value)}.")
+    shapes = {_gather_strings(item, info, elements) for item in value}
+    if len(shapes) > 1:
+        raise InvalidInput(f"{info.name}: the lists are ragged; expected {info}.")
+    return (len(value), *(shapes.pop() if shapes else ()))
+
+
+def encode_tensors(outputs: Mapping[str, np.ndarray]) -> bytes:
+    """Return the only output as lists, or an object of outputs by name; see `encode_outputs` for NaN."""
+    listed: Any = {name: _writable(array) for name, array in outputs.items()}
+    if len(outputs) == 1:
+        (listed,) = listed.values()
+    text = orjson.dumps(listed, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
+    return json.dumps(listed, default=to_lists).encode() if b"null" in text else text
+
+
+def _writable(array: np.ndarray) -> Any:
+    return to_lists(array) if array.dtype == object or not array.ndim else array
+
+
+def to_lists(array: Any) -> Any:
+    """Nested lists of an array's elements; strings that are not UTF-8 get replacement characters."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(type(array).__name__)
+    return _texts(array.tolist()) if array.dtype == object else array.tolist()
+
+
+def _texts(value: Any) -> Any:
+    return [_texts(item) for item in value] if isinstance(value, list) else value.decode(errors="replace")

@@ -1,0 +1,179 @@
+"""Whole requests as rows: packing named tensors, and their JSON."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from tests.puppets import STEADY
+
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.wire.packed import join_strings, pack, split_strings, unpack
+from stoker.wire.tensor_json import decode_tensors, encode_tensors
+
+SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+
+
+@st.composite
+def strings(draw: st.DrawFn) -> np.ndarray:
+    """An array of byte strings."""
+    shape = draw(SHAPES)
+    array = np.empty(math.prod(shape), object)
+    array[:] = draw(st.lists(st.binary(max_size=9), min_size=array.size, max_size=array.size))
+    return array.reshape(shape)
+
+
+TENSORS = st.one_of(
+    st.sampled_from(sorted(NUMERIC_DTYPES)).flatmap(lambda dtype: arrays(dtype, SHAPES)), strings()
+)
+
+
+@settings(STEADY, max_examples=200)
+@given(st.dictionaries(st.text(max_size=5), TENSORS, max_size=4))
+def test_packed_tensors_come_back(tensors: dict[str, np.ndarray]) -> None:
+    """Names, order, dtypes, shapes and contents survive, bit for bit."""
+    back = unpack(pack(tensors))
+    assert list(back) == list(tensors)
+    for name, array in tensors.items():
+        assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
+        assert back[name].tolist() == array.tolist() or back[name].tobytes() == array.tobytes()
+
+
+def test_views_are_packed_as_they_look() -> None:
+    """Neither strides nor byte order of the sender matter."""
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for view in (array.T, array[::2, 1:], array[:, 0]):
+        assert unpack(pack({"x": view}))["x"].tolist() == view.tolist()
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (b"", 1),
+        (b"\0\0\0\0", 0),
+        (b"\1\0\0\0", 1),
+        (b"\1\0\0", 1),
+        (b"\1\0\0\0a\0", 1),
+        (b"\xff\xff\xff\xffa", 1),
+        (b"\1\0\0\0a\1\0\0\0b", 1),
+    ],
+)
+def test_strings_that_do_not_add_up_are_refused(data: bytes, count: int) -> None:
+    """Too few, too many, or cut off."""
+    with pytest.raises(ValueError, match="string"):
+        split_strings(data, count)
+
+
+@settings(STEADY, max_examples=100)
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_strings_round_trip(elements: list[bytes]) -> None:
+    """Lengths go before contents, so any bytes may be inside."""
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    assert split_strings(join_strings(array), len(elements)).tolist() == elements
+
+
+WORDS = TensorInfo("words", "string", (-1, -1))
+IDS = TensorInfo("ids", "int32", (-1,))
+WEIGHTS = TensorInfo("weights", "float32", (-1, 2))
+
+
+def body(value: object) -> bytes:
+    """A scoring body."""
+    return json.dumps({"data": value}).encode()
+
+
+def model(*inputs: TensorInfo, batched: bool = True) -> ModelTensors:
+    """A model with these inputs."""
+    return ModelTensors(inputs, (), batched)
+
+
+def test_the_only_input_needs_no_name() -> None:
+    """Its tensor is the value of "data"; the shape is that of the lists."""
+    (array,) = decode_tensors(body([[1, 2.5], [3, 4]]), model(WEIGHTS)).values()
+    assert (array.dtype, array.tolist()) == (np.float32, [[1, 2.5], [3, 4]])
+    named = decode_tensors(body({"weights": [[1, 2]]}), model(WEIGHTS))
+    assert named["weights"].tolist() == [[1, 2]]
+
+
+def test_scalars_and_strings_are_tensors() -> None:
+    """A model without a batch axis may take a number; strings are held as bytes."""
+    scalar = TensorInfo("rate", "int64", ())
+    arrays = decode_tensors(body({"rate": 16000, "words": [["é", ""]]}), model(scalar, WORDS, batched=False))
+    assert arrays["rate"].shape == ()
+    assert arrays["rate"] == 16000
+    assert arrays["words"].tolist() == [["é".encode(), b""]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "value", "complaint"),
+    [
+        ((WEIGHTS,), [[1, 2], [3]], "ragged"),
+        ((WEIGHTS,), [[1, 2, 3]], "got the shape [1, 3]"),
+        ((WEIGHTS,), [1, 2], "got the shape [2]"),
+        ((WEIGHTS,), [["a", "b"]], "expected numbers"),
+        ((WEIGHTS,), [[True, 2]], "expected numbers"),
+        ((WEIGHTS,), [[None, 2]], "expected numbers"),
+        ((WEIGHTS,), [[1e39, 2]], "too large for float32"),
+        ((WEIGHTS,), [], "got the shape [0]"),
+        ((IDS,), [1.5], "expected integers"),
+        ((IDS,), [2**31], "does not fit int32"),
+        ((IDS,), [2**70], "expected integers"),
+        ((IDS,), [], "no rows"),
+        ((IDS,), 3, "got the shape []"),
+        ((WORDS,), [["a"], ["b", "c"]], "ragged"),
+        ((WORDS,), [["a", 1]], "expected strings"),
+        ((WORDS,), [["a", ["b"]]], "ragged"),
+        ((IDS, WEIGHTS), {"ids": [1]}, "the inputs ids, weights"),
+        ((IDS, WEIGHTS), {"ids": [1], "weights": [[1, 2]], "x": 1}, "the inputs ids, weights"),
+        ((IDS, WEIGHTS), [1], "got a list of 1"),
+        ((IDS, WEIGHTS), {"ids": [1, 2], "weights": [[1, 2]]}, "same number of rows, got: ids 2, weights 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(inputs: tuple[TensorInfo, ...], value: object, complaint: str) -> None:
+    """The message says what was expected, and what came."""
+    with np.errstate(over="raise"), pytest.raises(InvalidInput) as refused:
+        decode_tensors(body(value), model(*inputs))
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"data": NaN}', b"\xff"])
+def test_a_body_that_is_no_json_is_malformed(text: bytes) -> None:
+    """As for models of rows."""
+    with pytest.raises(MalformedBody):
+        decode_tensors(text, model(WEIGHTS))
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{}", b'{"inputs": []}'])
+def test_a_body_without_data_is_refused(text: bytes) -> None:
+    """The key is named."""
+    with pytest.raises(InvalidInput, match='"data"'):
+        decode_tensors(text, model(WEIGHTS))
+
+
+def test_outputs_are_lists_by_name() -> None:
+    """One output alone, several by their names; scalars, strings and NaN too."""
+    words = np.empty(2, object)
+    words[:] = ["é".encode(), b"\xff"]
+    outputs = {"y": np.array([[1, np.nan]], np.float32), "words": words, "rate": np.array(3)}
+    assert json.loads(encode_tensors(outputs), parse_constant=str) == {
+        "y": [[1, "NaN"]],
+        "words": ["é", "\ufffd"],
+        "rate": 3,
+    }
+    assert encode_tensors({"y": np.array([[1, 2]], np.float16)}) == b"[[1.0,2.0]]"
+    assert encode_tensors({"words": words[:1]}) == '["é"]'.encode()
+
+
+def test_a_signature_of_rows_tells_its_tensors() -> None:
+    """The batch axis comes first, whatever else the row has."""
+    rows = Signature((TensorSpec("x", "float32", (2, 3)),), (TensorSpec("y", "int64", ()),))
+    assert rows.model_tensors == ModelTensors(
+        (TensorInfo("x", "float32", (-1, 2, 3)),), (TensorInfo("y", "int64", (-1,)),), batched=True
+    )
+    tensors = Signature((), (), takes="tensors", tensors=model(WORDS))
+    assert Signature.from_json(json.loads(json.dumps(tensors.to_json()))) == tensors
