@@ -1,0 +1,353 @@
+"""Which models share a device process, and what the supervisor does when one of several replicas comes or goes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.puppets import BODIES, ROWS
+
+from stoker import supervisor as supervisor_module
+from stoker.children import Backoff
+from stoker.deployment import Deployed
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError
+from stoker.groups import group
+from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory, Totals
+from stoker.placement import Placement
+from stoker.replicas import Replicas
+from stoker.script_form import ScriptForm
+from stoker.servable import Servable
+from stoker.settings import ServerSettings
+from stoker.start_up import StartUp
+from stoker.supervisor import Supervisor
+from stoker.tensors import Signature, TensorSpec
+
+WIDER = Signature((TensorSpec("x", "float32", (3,)),), ROWS.outputs)
+
+
+def model(name: str, *devices: str, framework: str = "onnx", slot: int = 0) -> Deployed:
+    """A model with a replica on each of these devices; nobody loads it."""
+    servable = Servable(name, 1, framework, Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
+    return Deployed(
+        servable, slot, max_delay_ms=0.0, placement=Placement(devices), threads=2, timeout_ms=1000
+    )
+
+
+def formed(*models: Deployed) -> list[tuple[str, str]]:
+    """The groups as device and description."""
+    numbered = [replace(deployed, slot=slot) for slot, deployed in enumerate(models)]
+    return [(group.device, str(group)) for group in group(numbered)]
+
+
+def test_models_share_the_processes_of_their_devices_and_scripts_do_not() -> None:
+    """ONNX models and SavedModels of one device are together; each entry script is alone."""
+    assert formed(
+        model("digits", "cpu"),
+        model("first", "cpu", framework="script"),
+        model("letters", "cpu", framework="tensorflow"),
+        model("second", "cpu", framework="script"),
+        model("faces", "cuda:0"),
+    ) == [("cpu", "digits, letters"), ("cpu", "first"), ("cpu", "second"), ("cuda:0", "faces")]
+
+
+def test_the_replicas_of_a_model_are_in_different_processes() -> None:
+    """The first ones of a device are together, then the second ones; a script's are its own."""
+    assert formed(
+        model("digits", "cpu", "cpu"),
+        model("letters", "cpu"),
+        model("faces", "cuda:0", "cpu", "cpu"),
+        model("script", "cpu", "cpu", framework="script"),
+    ) == [
+        ("cpu", "digits (replica 1 of 2), letters, faces (replica 2 of 3)"),
+        ("cpu", "digits (replica 2 of 2), faces (replica 3 of 3)"),
+        ("cuda:0", "faces (replica 1 of 3)"),
+        ("cpu", "script (replica 1 of 2)"),
+        ("cpu", "script (replica 2 of 2)"),
+    ]
+
+
+def test_every_process_has_a_page_of_the_metrics_and_there_are_so_many() -> None:
+    """Pages are counted up; more processes than pages are refused before any of them starts."""
+    most = SUPERVISOR_PAGE - FIRST_DEVICE_PAGE
+    pages = [group.page for group in group([model("digits", *["cuda:0"] * most)])]
+    assert pages == list(range(FIRST_DEVICE_PAGE, SUPERVISOR_PAGE))
+    with pytest.raises(
+        InvalidSettings, match=f"at most {most} device processes can run, .* ask for {most + 1}"
+    ):
+        group([model("digits", *["cuda:0"] * (most + 1))])
+
+
+def test_replicas_that_differ_for_callers_are_refused() -> None:
+    """Another shape is an error that shows both; once no other replica is loaded, a new signature is fine."""
+    digits = model("digits", "cpu", "cuda:0")
+    first, second = groups = group([digits])
+    replicas = Replicas(groups)
+
+    def add(group: Any, signature: Signature, device: str) -> int:
+        return replicas.add(group, "digits", signature, device, load_s=1, warm_up_s=2).generation
+
+    add(first, ROWS, "cpu")
+    with pytest.raises(LoadFailed) as refused:
+        add(second, WIDER, "cuda:0")
+    assert "the replicas of digits differ: x float32[n,3]" in str(refused.value)
+    assert "on cuda:0, but x float32[n,2] -> y float32[n,2] on cpu" in str(refused.value)
+    assert [lost.device for lost in replicas.remove(first)] == ["cpu"]
+    assert add(second, WIDER, "cuda:0") == 2
+    assert add(first, WIDER, "cpu") == 3
+    assert (replicas.complete, replicas.generations) == (True, {2, 3})
+
+
+def test_replicas_may_batch_differently() -> None:
+    """How a script is batched is decided in each process by what it measures, and no caller sees it."""
+    groups = group([model("script", "cpu", "cpu", framework="script")])
+    replicas = Replicas(groups)
+    for group_, form in zip(
+        groups, [ScriptForm(batching="merge", batching_reason="agrees"), ScriptForm()], strict=True
+    ):
+        replicas.add(group_, "script", replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0)
+    assert replicas.complete
+
+
+@dataclass(eq=False)
+class PuppetChild:
+    """A process that says what the test tells it to say, and keeps what it is sent."""
+
+    module: str
+    on_message: Callable[[Any, dict[str, Any]], None]
+    on_exit: Callable[[Any], None]
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    killed: bool = False
+    lived_s: float = 1.0
+
+    @property
+    def channel(self) -> SimpleNamespace:
+        return SimpleNamespace(send=lambda kind, _=(), **content: self.sent.append({"kind": kind, **content}))
+
+    @property
+    def process(self) -> SimpleNamespace:
+        async def wait() -> int:
+            return 0
+
+        return SimpleNamespace(wait=wait)
+
+    def say(self, kind: str, **content: Any) -> None:
+        self.on_message(self, {"kind": kind, **content})
+
+    def load(self, signature: Signature = ROWS) -> None:
+        """Be a device process that has loaded all its models."""
+        (start,) = self.received("start")
+        self.say("device", device="cpu", description="a CPU", reason="as asked for")
+        for place in start["models"]:
+            name = place["servable"]["name"]
+            self.say("loaded", model=name, signature=signature.to_json(), load_s=0.5, warm_up_s=0.25)
+
+    def confirm(self) -> None:
+        """Be a frontend that listens, and confirms what it was told to attach."""
+        self.say("listening")
+        for message in self.received("attach"):
+            self.say("attached", generation=message["generation"])
+
+    def received(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.sent if message["kind"] == kind]
+
+    def die(self) -> None:
+        self.on_exit(self)
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def describe_exit(self) -> str:
+        return "was ended by SIGKILL"
+
+    async def end(self, timeout_s: float) -> None: ...
+
+
+@dataclass
+class Stage:
+    """A supervisor among puppets.
+
+    Attributes:
+        children: Every process that it has started.
+        ready: What it has announced.
+    """
+
+    supervisor: Supervisor
+    children: list[PuppetChild]
+    ready: list[StartUp]
+
+    @property
+    def devices(self) -> list[PuppetChild]:
+        return [child for child in self.children if child.module == "stoker.device"]
+
+    @property
+    def frontends(self) -> list[PuppetChild]:
+        return [child for child in self.children if child.module == "stoker.gateway.frontend"]
+
+    @property
+    def totals(self) -> Totals:
+        return MetricMemory(self.supervisor._metrics_fd).totals()
+
+    @property
+    def ready_replicas(self) -> int:
+        return self.totals.model(0).ready_replicas
+
+    def start(self) -> None:
+        """Let every process come up."""
+        for frontend in self.frontends:
+            frontend.say("started")
+        for device in self.devices:
+            device.load()
+        for frontend in self.frontends:
+            frontend.confirm()
+
+
+Play = Callable[[Sequence[Deployed], Callable[[Stage], Awaitable[None]]], None]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
+    """Run a supervisor of these models with two frontends through a scene, then stop it."""
+    children: list[PuppetChild] = []
+
+    async def start(_: str, module: str, on_message: Any, on_exit: Any, **__: Any) -> PuppetChild:
+        children.append(PuppetChild(module, on_message, on_exit))
+        return children[-1]
+
+    def no_gpu() -> list[Any]:
+        raise OSError
+
+    monkeypatch.setattr(supervisor_module, "Child", SimpleNamespace(start=start))
+    monkeypatch.setattr(supervisor_module, "read_gpus", no_gpu)
+    monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
+
+    def run(models: Sequence[Deployed], scene: Callable[[Stage], Awaitable[None]]) -> None:
+        ready: list[StartUp] = []
+        sockets = [socket.socket(), socket.socket()]
+
+        async def perform() -> None:
+            supervisor = Supervisor(ServerSettings(drain_grace_s=0), models, tmp_path, sockets, ready.append)
+            running = asyncio.ensure_future(supervisor.run())
+            await until(lambda: len(children) >= 2 + len(supervisor._devices))
+            await scene(Stage(supervisor, children, ready))
+            supervisor._stopping.set()
+            await running
+
+        asyncio.run(perform())
+
+    return run
+
+
+async def until(look: Callable[[], object]) -> None:
+    """Let the loop turn until there is something to see."""
+    for _ in range(1000):
+        if look():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("a thousand turns of the loop were not enough")
+
+
+def test_start_up_waits_for_all_replicas(play: Play) -> None:
+    """Each replica is told its device, page and threads; the server is ready when every frontend has all of them."""
+
+    async def scene(stage: Stage) -> None:
+        starts = [device.received("start")[0] for device in stage.devices]
+        assert [(start["device"], start["page"]) for start in starts] == [("cuda:0", 64), ("cuda:1", 65)]
+        assert [start["models"][0]["threads"] for start in starts] == [2, 2]
+        first, second = stage.frontends
+        for frontend in (first, second):
+            frontend.say("started")
+        stage.devices[0].load()
+        first.confirm()
+        second.confirm()
+        assert (stage.ready, stage.ready_replicas) == ([], 1)
+        stage.devices[1].load()
+        first.confirm()
+        assert (stage.ready, stage.ready_replicas) == ([], 2)
+        second.confirm()
+        (start_up,) = stage.ready
+        (report,) = start_up.models
+        assert (report.deployed.servable.name, report.signature, len(report.devices)) == ("digits", ROWS, 2)
+        assert len(start_up.devices) == 2
+
+    play([model("digits", "cuda:0", "cuda:1")], scene)
+
+
+def test_a_replica_that_ends_is_detached_alone_and_comes_back(play: Play) -> None:
+    """Frontends are told of its generation and no other; its successor gets arenas and a generation of its own."""
+
+    async def scene(stage: Stage) -> None:
+        stage.start()
+        assert len(stage.ready) == 1
+        (generation, other) = (message["generation"] for message in stage.frontends[0].received("attach"))
+        stage.devices[0].die()
+        for frontend in stage.frontends:
+            assert frontend.received("detach") == [{"kind": "detach", "generation": generation}]
+        assert stage.ready_replicas == 1
+        await until(lambda: len(stage.devices) == 3)
+        stage.devices[2].load()
+        assert stage.ready_replicas == 2
+        for frontend in stage.frontends:
+            *_, attached = frontend.received("attach")
+            assert attached["generation"] not in (generation, other)
+        assert len(stage.devices[2].received("attach")) == 2
+        assert len(stage.devices[1].received("attach")) == 2, "the other one is left alone"
+        assert stage.totals.restarts() == {"device": 1, "frontend": 0}
+
+    play([model("digits", "cpu", "cpu")], scene)
+
+
+def test_a_frontend_that_comes_back_gets_every_living_replica(play: Play) -> None:
+    """One that starts while a replica is down is attached to those that are there, and later to the other one."""
+
+    async def scene(stage: Stage) -> None:
+        stage.start()
+        stage.devices[1].die()
+        stage.frontends[0].die()
+        await until(lambda: len(stage.children) == 6)
+        successor = stage.frontends[2]
+        successor.say("started")
+        assert len(successor.received("attach")) == 1
+        stage.devices[2].load()
+        assert len(successor.received("attach")) == 2
+
+    play([model("digits", "cpu", "cpu")], scene)
+
+
+def test_a_replica_that_differs_stops_the_start(play: Play) -> None:
+    """Nothing is announced, the process is killed, and the operator reads why."""
+
+    async def scene(stage: Stage) -> None:
+        stage.devices[0].load(ROWS)
+        stage.devices[1].load(WIDER)
+        assert stage.devices[1].killed
+        stage.devices[1].die()
+        assert stage.ready == []
+
+    with pytest.raises(OperatorError, match="the replicas of digits differ"):
+        play([model("digits", "cpu", "cpu")], scene)
+
+
+def test_a_restarted_replica_that_differs_is_not_used(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """The file has changed under a running server: the others go on, the log says what to do."""
+
+    async def scene(stage: Stage) -> None:
+        stage.start()
+        stage.devices[0].die()
+        await until(lambda: len(stage.devices) == 3)
+        attached = len(stage.frontends[0].received("attach"))
+        stage.devices[2].load(WIDER)
+        assert stage.devices[2].killed
+        assert len(stage.frontends[0].received("attach")) == attached
+        stage.devices[2].die()
+        assert stage.ready_replicas == 1
+        await until(lambda: len(stage.devices) == 4)
+
+    play([model("digits", "cpu", "cpu")], scene)
+    assert "if the model has changed, start the server anew" in caplog.text
+    assert "the device process of digits (replica 1 of 2)" in caplog.text
