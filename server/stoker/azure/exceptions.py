@@ -1,0 +1,79 @@
+"""The exceptions of Azure's Python SDK that scripts catch.
+
+AzureMLException
+├─ WebserviceException            models and services
+│  ├─ ModelNotFoundException
+│  └─ NotOffered                  only Azure can do it; a NotImplementedError too
+├─ ComputeTargetException
+├─ WorkspaceException
+├─ ProjectSystemException         not raised here; older code catches it for a workspace
+└─ UserErrorException             a file or an argument is wrong
+   └─ AuthenticationException     not raised here: nobody signs in
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthenticationException",
+    "AzureMLException",
+    "ComputeTargetException",
+    "ModelNotFoundException",
+    "NotOffered",
+    "ProjectSystemException",
+    "UserErrorException",
+    "WebserviceException",
+    "WorkspaceException",
+]
+
+
+class AzureMLException(Exception):
+    """Base of the exceptions that code written for Azure's SDK may catch."""
+
+    def __init__(self, exception_message: str, inner_exception: BaseException | None = None) -> None:
+        super().__init__(exception_message)
+        self.message = exception_message
+        self.inner_exception = inner_exception
+
+
+class WebserviceException(AzureMLException):
+    """A model or a service cannot be used as it was asked for."""
+
+    def __init__(
+        self,
+        exception_message: str,
+        status_code: int | None = None,
+        inner_exception: BaseException | None = None,
+    ) -> None:
+        super().__init__(exception_message, inner_exception)
+        self.status_code = status_code
+
+
+class ModelNotFoundException(WebserviceException):
+    """No files of this model are on this machine.
+
+    A `WebserviceException` too: Azure's SDK raises that one where the version was given.
+    """
+
+
+class NotOffered(WebserviceException, NotImplementedError):
+    """Azure does this, Stoker does not; the message says what to do instead."""
+
+
+class ComputeTargetException(AzureMLException):
+    """There is no such compute target, or it cannot be one."""
+
+
+class WorkspaceException(AzureMLException):
+    """The workspace cannot be used."""
+
+
+class ProjectSystemException(AzureMLException):
+    """The workspace cannot be found, in older versions of Azure's SDK."""
+
+
+class UserErrorException(AzureMLException):
+    """A file or an argument is not what it has to be."""
+
+
+class AuthenticationException(UserErrorException):
+    """Azure refuses to sign somebody in."""

@@ -1,0 +1,132 @@
+"""Modules that code for Azure Machine Learning imports, where the real ones are not installed.
+
+The finder stands last in `sys.meta_path`: it is asked only for what nothing else provides, so real packages always
+win, one module at a time. What it provides is the module that the table names, the very object; packages that are
+only the way to such a module (`azureml`, `azureml.contrib`) are empty.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import MappingProxyType, ModuleType
+from typing import Final
+
+__all__ = ["IMPORTS", "install", "uninstall"]
+
+_OURS: Final = "stoker.azure."
+_SERVER_API: Final = "azureml_inference_server_http.api."
+_SCHEMA: Final = "inference_schema."
+
+IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        f"{_SERVER_API}aml_request": f"{_OURS}aml_request",
+        f"{_SERVER_API}aml_response": f"{_OURS}aml_response",
+        # By way of the name above: where the real server package is installed, both have to be its module.
+        "azureml.contrib.services.aml_request": f"{_SERVER_API}aml_request",
+        "azureml.contrib.services.aml_response": f"{_SERVER_API}aml_response",
+        "azureml.core": f"{_OURS}core",
+        **{
+            f"azureml.core.{module}": f"{_OURS}sdk.{module}"
+            for module in (
+                "authentication",
+                "compute",
+                "conda_dependencies",
+                "environment",
+                "model",
+                "resource_configuration",
+                "webservice",
+                "workspace",
+            )
+        },
+        # Where the exception for an unknown compute target was once to be found.
+        "azureml.core.compute_target": f"{_OURS}sdk.compute",
+        "azureml.exceptions": f"{_OURS}exceptions",
+        **{
+            f"{_SCHEMA}{module}": f"{_OURS}{_SCHEMA}{module}"
+            for module in (
+                "schema_decorators",
+                "schema_util",
+                "parameter_types.abstract_parameter_type",
+                "parameter_types.numpy_parameter_type",
+                "parameter_types.pandas_parameter_type",
+                "parameter_types.spark_parameter_type",
+                "parameter_types.standard_py_parameter_type",
+            )
+        },
+    }
+)
+"""The module that is provided under each name. One whose name leads to further entries must not be a package: Python
+would load what lies in its folder a second time, under the other name."""
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self) -> None:
+        self.imports = dict(IMPORTS)
+        self.provided: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        leads_further = self._leads_further(fullname)
+        if fullname not in self.imports and not leads_further:
+            return None
+        return ModuleSpec(fullname, self, origin=self.imports.get(fullname), is_package=leads_further)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        target = self.imports.get(name)
+        if target is not None:
+            # An import ends with what stands here, as for any module that replaces itself.
+            sys.modules[name] = self._load(name, target)
+        self.provided.add(name)
+        self._follow(name.partition(".")[0])
+
+    def _load(self, name: str, target: str) -> ModuleType:
+        module = importlib.import_module(target)
+        if self._leads_further(name):
+            if getattr(module, "__path__", None):
+                raise ImportError(f"{target} cannot be provided as {name}: it is a package", name=name)
+            module.__path__ = []
+        return module
+
+    def _follow(self, top: str) -> None:
+        """Provide what else was loaded under our name: importing one real module would have loaded it as well."""
+        for name, target in list(self.imports.items()):
+            if name.startswith(f"{top}.") and target in sys.modules and name not in sys.modules:
+                importlib.import_module(name)
+
+    def _leads_further(self, name: str) -> bool:
+        return any(other.startswith(f"{name}.") for other in self.imports)
+
+
+_FINDER: Final = _Finder()
+
+
+def install(extra: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Provide the modules of `IMPORTS`; calling it again changes nothing.
+
+    Args:
+        extra: Further names, and the modules that are provided under them.
+    """
+    _FINDER.imports.update(extra)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
+
+
+def uninstall() -> None:
+    """Provide nothing any more, and forget the names under which modules were provided."""
+    if _FINDER in sys.meta_path:
+        sys.meta_path.remove(_FINDER)
+    for name in _FINDER.provided:
+        sys.modules.pop(name, None)
+        parent_name, _, child = name.rpartition(".")
+        # A real package outlives the child that it was given.
+        if parent_name in sys.modules and parent_name not in _FINDER.provided:
+            vars(sys.modules[parent_name]).pop(child, None)
+    _FINDER.provided.clear()
+    _FINDER.imports = dict(IMPORTS)

@@ -1,0 +1,234 @@
+"""`azureml.core.environment`: the packages, variables and image of a script."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.azure.exceptions import UserErrorException
+from stoker.azure.sdk.conda_dependencies import CondaDependencies, pip_lines
+from stoker.azure.sdk.failures import raised_as
+from stoker.azure.sdk.workspace import Workspace
+from stoker.durable import locked, private_folder, replace_file
+from stoker.names import checked_name
+
+__all__ = ["DEFAULT_CPU_IMAGE", "DEFAULT_GPU_IMAGE", "DockerSection", "Environment", "PythonSection"]
+
+DEFAULT_CPU_IMAGE: Final = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04"
+DEFAULT_GPU_IMAGE: Final = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.8-cudnn8-ubuntu22.04"
+_CURATED: Final = "AzureML-"
+_DOCKER: Final = {
+    "base_image": "baseImage",
+    "base_dockerfile": "baseDockerfile",
+    "shm_size": "shmSize",
+    "arguments": "arguments",
+    "enable_gpu": "enableGpu",
+    "cuda_version": "cudaVersion",
+    "extra_docker_file_steps": "extraDockerfileSteps",
+}
+
+
+class PythonSection:
+    """The Python of an environment.
+
+    Attributes:
+        conda_dependencies: Its packages.
+        interpreter_path: The interpreter in the image.
+    """
+
+    def __init__(self) -> None:
+        self.conda_dependencies: CondaDependencies | None = CondaDependencies()
+        self.interpreter_path = "python"
+        self._user_managed: bool | None = None
+
+    @property
+    def user_managed_dependencies(self) -> bool:
+        """Whether the user has installed the packages; false as long as nothing is said, as on Azure.
+
+        Here that makes a difference: only if false is *set* are the packages installed, into a virtual environment.
+        Otherwise this interpreter's are used, and compared with the list.
+        """
+        return bool(self._user_managed)
+
+    @user_managed_dependencies.setter
+    def user_managed_dependencies(self, value: bool) -> None:
+        self._user_managed = bool(value)
+
+    def to_json(self) -> dict[str, Any]:
+        """The section as `inferenceconfig.json` has it."""
+        content: dict[str, Any] = {"interpreterPath": self.interpreter_path}
+        if self.conda_dependencies is not None:
+            content["condaDependencies"] = self.conda_dependencies.as_dict()
+        if self._user_managed is not None:
+            content["userManagedDependencies"] = self._user_managed
+        return content
+
+
+class DockerSection:
+    """The image of an environment. No image is built here: all of it is kept for the cluster.
+
+    Attributes:
+        base_image: Name of the image that it begins with.
+        base_dockerfile: A Dockerfile, or its text, instead.
+        enabled: Whether there is to be a container.
+        shm_size: Its shared memory.
+        arguments: Further arguments of `docker run`.
+    """
+
+    def __init__(self) -> None:
+        self.base_image: str | None = DEFAULT_CPU_IMAGE
+        self.base_dockerfile: str | None = None
+        self.enabled = False
+        self.shm_size: str | None = None
+        self.arguments: list[str] = []
+
+    def to_json(self) -> dict[str, Any]:
+        """The section as `inferenceconfig.json` has it; without the default image, for which nobody has asked."""
+        content = {json_name: getattr(self, name, None) for name, json_name in _DOCKER.items()}
+        if self.base_image == DEFAULT_CPU_IMAGE:
+            del content["baseImage"]
+        return {name: value for name, value in content.items() if value}
+
+
+class Environment:
+    """An environment.
+
+    Attributes:
+        name: Its name.
+        version: Its version, once it is registered.
+        environment_variables: Variables of the script's process.
+        python: Its packages.
+        docker: Its image.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version: str | None = None
+        self.environment_variables: dict[str, str] = {}
+        self.python = PythonSection()
+        self.docker = DockerSection()
+        self.inferencing_stack_version: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Environment(name={self.name!r}, version={self.version!r})"
+
+    @staticmethod
+    def from_conda_specification(name: str, file_path: str) -> Environment:
+        """Read a conda file.
+
+        Raises:
+            UserErrorException: It cannot be read, or is none.
+        """
+        environment = Environment(name)
+        environment.python.conda_dependencies = CondaDependencies(file_path)
+        return environment
+
+    @staticmethod
+    def from_pip_requirements(name: str, file_path: str, pip_version: str | None = None) -> Environment:
+        """Read a requirements file.
+
+        Args:
+            name: Name of the environment.
+            file_path: The file.
+            pip_version: Not used: it is about the image.
+
+        Raises:
+            UserErrorException: It cannot be read.
+        """
+        del pip_version
+        environment = Environment(name)
+        packages = CondaDependencies()
+        packages.set_pip_requirements(_requirements(Path(file_path)))
+        environment.python.conda_dependencies = packages
+        return environment
+
+    def clone(self, new_name: str) -> Environment:
+        """The same under another name."""
+        other = copy.deepcopy(self)
+        other.name, other.version = new_name, None
+        return other
+
+    def register(self, workspace: Workspace) -> Environment:
+        """Keep it in the workspace, as the next version if it differs from the last; returns it with its version.
+
+        Raises:
+            UserErrorException: It cannot have this name.
+        """
+        with raised_as(UserErrorException):
+            checked_name(self.name, "environment")
+            folder = private_folder(workspace.local.create().azure_dir / "environments")
+        content = self.to_json()
+        with locked(folder / ".lock"):
+            versions = _versions(workspace, self.name)
+            if not versions or versions[-1] != content:
+                versions.append(content)
+                text = json.dumps(versions, indent=2).encode() + b"\n"
+                replace_file(folder / f"{self.name}.json", text)
+        return Environment.get(workspace, self.name)
+
+    @staticmethod
+    def get(workspace: Workspace, name: str, version: str | int | None = None) -> Environment:
+        """A registered environment, in its latest version unless one is given.
+
+        Raises:
+            UserErrorException: It is not registered.
+        """
+        versions = _versions(workspace, name)
+        number = len(versions) if version is None else int(version)
+        if not 1 <= number <= len(versions):
+            curated = "; environments of Microsoft are not here: write down the packages"
+            raise UserErrorException(
+                f"there is no environment {name!r}{'' if version is None else f' version {version}'} in the "
+                f"workspace{curated if name.startswith(_CURATED) else ''}"
+            )
+        return Environment._from_json(name, str(number), versions[number - 1])
+
+    @staticmethod
+    def list(workspace: Workspace) -> dict[str, Environment]:
+        """The latest version of each registered environment, by name."""
+        files = (workspace.local.azure_dir / "environments").glob("*.json")
+        return {name: Environment.get(workspace, name) for name in sorted(file.stem for file in files)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The environment as `inferenceconfig.json` has it."""
+        return {
+            "name": self.name,
+            "environmentVariables": dict(self.environment_variables),
+            "python": self.python.to_json(),
+            "docker": self.docker.to_json(),
+        }
+
+    @staticmethod
+    def _from_json(name: str, version: str, content: dict[str, Any]) -> Environment:
+        environment = Environment(name)
+        environment.version = version
+        environment.environment_variables = dict(content["environmentVariables"])
+        python = content["python"]
+        conda = python.get("condaDependencies")
+        environment.python.conda_dependencies = None if conda is None else CondaDependencies.of(conda)
+        environment.python.interpreter_path = python["interpreterPath"]
+        if "userManagedDependencies" in python:
+            environment.python.user_managed_dependencies = python["userManagedDependencies"]
+        for attribute, json_name in _DOCKER.items():
+            if json_name in content["docker"]:
+                setattr(environment.docker, attribute, content["docker"][json_name])
+        return environment
+
+
+def _versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
+    file = workspace.local.azure_dir / "environments" / f"{name}.json"
+    try:
+        found: list[dict[str, Any]] = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def _requirements(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserErrorException(f"the requirements file {file} cannot be read: {error}") from error
+    return pip_lines(lines, file.parent)

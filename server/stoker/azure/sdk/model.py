@@ -1,0 +1,404 @@
+"""`azureml.core.model`: models of the workspace, and deploying them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.azure import model_path as installed
+from stoker.azure.exceptions import ModelNotFoundException, NotOffered, WebserviceException
+from stoker.azure.sdk.failures import raised_as
+from stoker.azure.sdk.inference_config import InferenceConfig
+from stoker.azure.sdk.labels import Wanted, carries, labels
+from stoker.azure.sdk.workspace import Workspace
+
+if TYPE_CHECKING:
+    from stoker.azure.sdk.compute import ComputeTarget
+    from stoker.azure.sdk.deploy_configuration import WebserviceDeploymentConfiguration
+    from stoker.azure.sdk.resource_configuration import ResourceConfiguration
+    from stoker.azure.sdk.webservice import Webservice
+    from stoker.frameworks import Detected
+    from stoker.repository import Registered, Repository
+
+__all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
+
+_AZURE_FRAMEWORKS: Final = {"tensorflow": "TensorFlow", "tf1-checkpoint": "TensorFlow", "onnx": "Onnx"}
+
+
+class Model(installed.Model):
+    """A registered model, in one version.
+
+    Attributes:
+        workspace: Its workspace.
+        name: Its name.
+        version: Its version.
+        id: `NAME:VERSION`.
+        tags: Its tags.
+        properties: Its properties.
+        description: Its description.
+        created_time: When it was registered.
+        model_framework: Its framework, in Azure's words.
+    """
+
+    class Framework:
+        """Names of frameworks, for `register`."""
+
+        CUSTOM = "Custom"
+        KERAS = "Keras"
+        MULTI = "Multi"
+        ONNX = "Onnx"
+        PYTORCH = "PyTorch"
+        SCIKITLEARN = "ScikitLearn"
+        TENSORFLOW = "TensorFlow"
+        TFKERAS = "TfKeras"
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        name: str | None = None,
+        id: str | None = None,  # noqa: A002  # Azure's name
+        tags: Wanted | None = None,
+        properties: Wanted | None = None,
+        version: int | str | None = None,
+        run_id: str | None = None,
+        model_framework: str | None = None,
+        *,
+        _registered: Registered | None = None,
+    ) -> None:
+        """Find a model in the workspace: the newest version to which all of it applies.
+
+        Args:
+            workspace: The workspace.
+            name: Its name.
+            id: `NAME:VERSION`, instead.
+            tags: Tags that it has.
+            properties: Properties that it has.
+            version: Its version.
+            run_id: Not known here: runs are on Azure.
+            model_framework: Its framework, in Azure's words.
+            _registered: The version, where it has been found already.
+
+        Raises:
+            ModelNotFoundException: There is none, which is a `WebserviceException` too.
+            WebserviceException: Neither `name` nor `id` is given, or a model cannot be read.
+        """
+        if id:
+            name, _, of_id = id.partition(":")
+            version = of_id or version
+        if _registered is None:
+            if not name:
+                raise WebserviceException("one of name and id has to be given")
+            found: Sequence[Model] = Model.list(
+                workspace, name, tags, properties, run_id, model_framework=model_framework
+            )
+            versions = [
+                one for one in found if version is None or str(one.registered.version) == str(version)
+            ]
+            if not versions:
+                raise _not_found(workspace, name, version)
+            _registered = versions[-1].registered
+        registered = _registered
+        self.workspace = workspace
+        self.registered: Registered = registered
+        self.name = registered.name
+        self.version = registered.version
+        self.id = registered.reference
+        self.tags = dict(registered.tags)
+        self.properties = dict(registered.properties)
+        self.description = registered.description
+        self.created_time = datetime.fromisoformat(registered.created_at)
+        self.model_framework = _AZURE_FRAMEWORKS.get(registered.framework, Model.Framework.CUSTOM)
+
+    def __repr__(self) -> str:
+        return f"Model(workspace={self.workspace!r}, name={self.name!r}, version={self.version!r})"
+
+    @staticmethod
+    def register(
+        workspace: Workspace,
+        model_path: str,
+        model_name: str,
+        tags: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        description: str | None = None,
+        datasets: Any = None,
+        model_framework: str | None = None,
+        model_framework_version: str | None = None,
+        child_paths: Sequence[str] | None = None,
+        sample_input_dataset: Any = None,
+        sample_output_dataset: Any = None,
+        resource_configuration: ResourceConfiguration | None = None,
+    ) -> Model:
+        """Copy a file or a folder into the workspace, as the next version of a model.
+
+        What it is, is told from its files: an ONNX model, a SavedModel, an entry script, a TensorFlow 1 checkpoint,
+        else files that an entry script loads.
+
+        Args:
+            workspace: The workspace.
+            model_path: The file or folder.
+            model_name: Name of the model.
+            tags: Labels.
+            properties: Labels.
+            description: Free text.
+            datasets: Not offered, like the samples: data sets are on Azure.
+            model_framework: Not used.
+            model_framework_version: Not used.
+            child_paths: Not offered.
+            sample_input_dataset: Not offered.
+            sample_output_dataset: Not offered.
+            resource_configuration: Not used: it is about containers.
+
+        Raises:
+            WebserviceException: The name is malformed, or the files cannot be copied.
+            NotOffered: A data set or `child_paths` is given.
+        """
+        del model_framework, model_framework_version, resource_configuration
+        if datasets or child_paths or sample_input_dataset is not None or sample_output_dataset is not None:
+            raise NotOffered(
+                "data sets and child_paths are not kept with a model here; leave them out, and copy the files that "
+                "belong together into one folder"
+            )
+        path = Path(model_path)
+        with raised_as(WebserviceException):
+            detected = _detected(path)
+            registered = _repository(workspace, create=True).register(
+                model_name,
+                path,
+                now=datetime.now(UTC),
+                framework=detected.framework,
+                description=description or "",
+                tags=labels(tags),
+                signature=_signature(detected),
+                properties=labels(properties),
+            )
+        print(f"Registering model {model_name}: version {registered.version}")
+        return Model(workspace, _registered=registered)
+
+    @staticmethod
+    def list(
+        workspace: Workspace,
+        name: str | None = None,
+        tags: Wanted | None = None,
+        properties: Wanted | None = None,
+        run_id: str | None = None,
+        latest: bool = False,
+        model_framework: str | None = None,
+    ) -> Sequence[Model]:
+        """The models of the workspace to which all of it applies: by name, then by version.
+
+        Args:
+            workspace: The workspace.
+            name: Their name.
+            tags: Tags that they have.
+            properties: Properties that they have.
+            run_id: No model here has one.
+            latest: Only the newest version of each.
+            model_framework: Their framework, in Azure's words.
+
+        Raises:
+            WebserviceException: A model cannot be read, or the name is malformed.
+        """
+        if run_id is not None:
+            return []
+        with raised_as(WebserviceException):
+            models = [Model(workspace, _registered=found) for found in _repository(workspace).list(name)]
+        models = [
+            model
+            for model in models
+            if carries(model.tags, tags)
+            and carries(model.properties, properties)
+            and model_framework in (None, model.model_framework)
+        ]
+        return list({model.name: model for model in models}.values()) if latest else models
+
+    @staticmethod
+    def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
+        """Where the files of a model are: as an entry script finds them, or in a workspace.
+
+        Args:
+            model_name: Name of the model.
+            version: Its version; without one the highest that is there.
+            _workspace: A workspace to look in instead.
+
+        Raises:
+            ModelNotFoundException: There is none.
+            WebserviceException: An argument has the wrong type, or a folder holds several things.
+        """
+        if _workspace is None:
+            return installed.Model.get_model_path(model_name, version)
+        return str(Model(_workspace, model_name, version=version).content)
+
+    @property
+    def content(self) -> Path:
+        """What was registered: the file in the repository, or the folder."""
+        files_dir = self.registered.files_dir
+        is_file = set(self.registered.files) == {PurePosixPath(self.registered.source)}
+        return files_dir / self.registered.source if is_file else files_dir
+
+    def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: bool | None = None) -> str:
+        """Copy what was registered into a folder, under its name; returns the path of the copy.
+
+        Args:
+            target_dir: The folder, which is made if it is not there.
+            exist_ok: Overwrite what is there.
+            exists_ok: The same, by its old name.
+
+        Raises:
+            WebserviceException: There is something of that name, and it must not be overwritten.
+        """
+        content, target = self.content, Path(target_dir) / self.registered.source
+        if target.exists() and not (exist_ok or exists_ok):
+            raise WebserviceException(f"{target} is there already; overwrite it with exist_ok=True")
+        files = [PurePosixPath()] if content.is_file() else self.registered.files
+        for name in files:
+            copy = target / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            # Registered files are read-only; the copy is the user's own.
+            copy.unlink(missing_ok=True)
+            shutil.copyfile(content / name, copy)
+        return str(target)
+
+    def delete(self) -> None:
+        """Delete this version.
+
+        Raises:
+            WebserviceException: A service uses it.
+        """
+        with raised_as(WebserviceException):
+            _repository(self.workspace).delete(self.name, self.version)
+
+    def serialize(self) -> dict[str, Any]:
+        """The model as JSON."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "version": self.version,
+            "description": self.description,
+            "tags": self.tags,
+            "properties": self.properties,
+            "framework": self.model_framework,
+            "createdTime": self.created_time.isoformat(),
+        }
+
+    @staticmethod
+    def deploy(
+        workspace: Workspace,
+        name: str,
+        models: Sequence[Model],
+        inference_config: InferenceConfig | None = None,
+        deployment_config: WebserviceDeploymentConfiguration | None = None,
+        deployment_target: ComputeTarget | None = None,
+        overwrite: bool = False,
+        show_output: bool = False,
+    ) -> Webservice:
+        """Start a service on this machine: a process that goes on when this one ends.
+
+        Args:
+            workspace: The workspace.
+            name: Name of the service.
+            models: Its models, which the script finds by AZUREML_MODEL_DIR.
+            inference_config: Its script and environment; without it the one model is served by itself.
+            deployment_config: How; without it as `AksWebservice` if there is a target, else as `AciWebservice`.
+            deployment_target: The target.
+            overwrite: Replace a service of the same name that runs.
+            show_output: Not used: what is to be said is said always.
+
+        Raises:
+            WebserviceException: The service is there already, or a setting, file or model cannot be used.
+        """
+        del show_output
+        from stoker.azure.sdk.deploy_configuration import WebserviceDeploymentConfiguration
+        from stoker.azure.sdk.deployment import Plan, deploy
+        from stoker.azure.sdk.webservice import Webservice
+
+        if deployment_config is None:
+            deployment_config = WebserviceDeploymentConfiguration(
+                "aci" if deployment_target is None else "aks"
+            )
+        plan = Plan(
+            name=name,
+            kind=deployment_config.kind,
+            keywords=deployment_config.keywords,
+            models=tuple(model.id for model in models),
+            compute_name=deployment_config.compute_target_name
+            if deployment_target is None
+            else deployment_target.name,
+            inference=None if inference_config is None else inference_config.to_json(),
+        )
+        with raised_as(WebserviceException):
+            deploy(workspace.local, plan, overwrite=overwrite)
+        return Webservice(workspace, name)
+
+    @staticmethod
+    def package(
+        workspace: Workspace,
+        models: Sequence[Model],
+        inference_config: InferenceConfig | None = None,
+        generate_dockerfile: bool = False,
+        image_name: str | None = None,
+        image_label: str | None = None,
+    ) -> Any:
+        """Not offered: Azure builds a container image.
+
+        Raises:
+            NotOffered: Always; the message says what to do instead.
+        """
+        del workspace, models, inference_config, generate_dockerfile, image_name, image_label
+        raise NotOffered(
+            "Model.package builds a container image on Azure, and Stoker builds none: deploy with Model.deploy, or "
+            "build one with Stoker in it from Dockerfile.gpu and give it the entry script (stoker serve score.py)"
+        )
+
+    @staticmethod
+    def profile(*_arguments: Any, **_keywords: Any) -> Any:
+        """Not offered: Azure measures a model to recommend the size of a container.
+
+        Raises:
+            NotOffered: Always; the message says what to do instead.
+        """
+        raise NotOffered(
+            "Model.profile measures containers on Azure; measure a service here with 'stoker bench'"
+        )
+
+
+def _repository(workspace: Workspace, *, create: bool = False) -> Repository:
+    from stoker.repository import Repository
+
+    return Repository((workspace.local.create() if create else workspace.local).models_dir)
+
+
+def _not_found(workspace: Workspace, name: str, version: int | str | None) -> ModelNotFoundException:
+    known = ", ".join(model.id for model in Model.list(workspace)) or "none"
+    wanted = name if version is None else f"{name} version {version}"
+    return ModelNotFoundException(
+        f"ModelNotFound: the workspace has no model {wanted} to which all of this applies; registered are: {known}. "
+        "Register one with Model.register or 'stoker models register'"
+    )
+
+
+def _detected(path: Path) -> Detected:
+    from stoker.errors import RepositoryError
+    from stoker.frameworks import detect
+
+    with contextlib.suppress(RepositoryError):
+        return detect(path)
+    return detect(path, "files")
+
+
+def _signature(detected: Detected) -> dict[str, Any] | None:
+    """What the model takes and gives, where it can be loaded on the CPU here."""
+    from stoker.errors import LoadFailed
+    from stoker.signature_probe import probe_signature
+
+    if detected.framework not in {"onnx", "tensorflow"}:
+        return None
+    if detected.framework == "tensorflow" and find_spec("tensorflow") is None:
+        return None
+    with contextlib.suppress(LoadFailed):
+        return probe_signature(detected)
+    return None

@@ -1,0 +1,216 @@
+"""`azureml.core.workspace`: the Stoker workspace of this directory in the place of one on Azure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.azure.exceptions import UserErrorException, WorkspaceException
+from stoker.azure.sdk.failures import raised_as
+from stoker.workspace import Workspace as LocalWorkspace
+
+if TYPE_CHECKING:
+    from stoker.azure.sdk.compute import ComputeTarget
+    from stoker.azure.sdk.environment import Environment
+    from stoker.azure.sdk.model import Model
+    from stoker.azure.sdk.webservice import Webservice
+
+__all__ = ["Workspace"]
+
+_FILE: Final = "config.json"
+_FOLDER: Final = ".azureml"
+_NAME: Final = "local"
+_NO_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"
+
+
+class Workspace:
+    """The local workspace: whatever its names, it is the one that `stoker` commands use here.
+
+    That is the folder in the variable STOKER_WORKSPACE, else the nearest `.stoker/` upward, else a new one here.
+
+    Attributes:
+        name: Its name on Azure; `local` if no `config.json` says one.
+        subscription_id: The subscription on Azure; zeros if none is said.
+        resource_group: The resource group on Azure; `local` if none is said.
+        location: The region on Azure, else `local`.
+        tags: Labels that were given to `create`.
+        local: The workspace on this machine.
+    """
+
+    def __init__(
+        self,
+        subscription_id: str = _NO_SUBSCRIPTION,
+        resource_group: str = _NAME,
+        workspace_name: str = _NAME,
+        auth: Any = None,
+        *,
+        location: str = _NAME,
+        tags: dict[str, str] | None = None,
+    ) -> None:
+        del auth
+        with raised_as(WorkspaceException):
+            self.local = LocalWorkspace.find()
+        self.name = workspace_name
+        self.subscription_id = subscription_id
+        self.resource_group = resource_group
+        self.location = location
+        self.tags = dict(tags or {})
+
+    def __repr__(self) -> str:
+        return f"Workspace(name={self.name!r}, local={str(self.local.root)!r})"
+
+    @staticmethod
+    def from_config(
+        path: str | None = None, auth: Any = None, _logger: Any = None, _file_name: str | None = None
+    ) -> Workspace:
+        """The local workspace, with the names of a `config.json` where there is one.
+
+        Args:
+            path: The file, or a folder. In a folder, by default the current one, and upward of it, `.azureml/`
+                is looked into first.
+            auth: Not used: nobody signs in.
+            _logger: Not used.
+            _file_name: Another name than `config.json`.
+
+        Raises:
+            UserErrorException: `path` was given, and there is no such file, or it names no workspace.
+            WorkspaceException: The local workspace cannot be used.
+        """
+        del _logger
+        start = Path(path or ".").absolute()
+        files = [start] if start.is_file() else _configs(start, _file_name or _FILE)
+        for file in files:
+            names = _names(file)
+            if names is not None:
+                return Workspace.get(auth=auth, **names)
+            if path is not None:
+                raise UserErrorException(f"{file} names no workspace: it must be JSON with a workspace_name")
+        if path is not None:
+            raise UserErrorException(f"there is no {_file_name or _FILE} in {start} or in a folder above it")
+        return Workspace(auth=auth)
+
+    @staticmethod
+    def create(
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+        tags: dict[str, str] | None = None,
+        **resources: Any,
+    ) -> Workspace:
+        """Create the local workspace, or find it.
+
+        Args:
+            name: Its name on Azure.
+            auth: Not used.
+            subscription_id: The subscription on Azure.
+            resource_group: The resource group on Azure.
+            location: The region on Azure.
+            tags: Labels.
+            resources: What else Azure would create for it has no meaning here.
+
+        Raises:
+            WorkspaceException: The local workspace cannot be used.
+        """
+        del resources
+        workspace = Workspace.get(name, auth, subscription_id, resource_group, location)
+        workspace.tags = dict(tags or {})
+        workspace.local.create()
+        return workspace
+
+    @staticmethod
+    def get(
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+    ) -> Workspace:
+        """The local workspace under this name.
+
+        Raises:
+            WorkspaceException: The local workspace cannot be used.
+        """
+        return Workspace(
+            subscription_id or _NO_SUBSCRIPTION,
+            resource_group or _NAME,
+            name,
+            auth,
+            location=location or _NAME,
+        )
+
+    def write_config(self, path: str | None = None, file_name: str | None = None) -> None:
+        """Write the names to `.azureml/config.json` in the folder `path`, where `from_config` finds them."""
+        folder = Path(path or ".") / _FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {
+            "subscription_id": self.subscription_id,
+            "resource_group": self.resource_group,
+            "workspace_name": self.name,
+        }
+        (folder / (file_name or _FILE)).write_text(json.dumps(names, indent=4) + "\n", encoding="utf-8")
+
+    def get_details(self) -> dict[str, Any]:
+        """Names and place of the workspace."""
+        return {
+            "name": self.name,
+            "subscriptionId": self.subscription_id,
+            "resourceGroup": self.resource_group,
+            "location": self.location,
+            "tags": self.tags,
+            "local": str(self.local.root),
+        }
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """The latest version of each registered model, by name."""
+        from stoker.azure.sdk.model import Model
+
+        return {model.name: model for model in Model.list(self, latest=True)}
+
+    @property
+    def webservices(self) -> dict[str, Webservice]:
+        """The services that were deployed, by name."""
+        from stoker.azure.sdk.webservice import Webservice
+
+        return {service.name: service for service in Webservice.list(self)}
+
+    @property
+    def compute_targets(self) -> dict[str, ComputeTarget]:
+        """The compute targets, by name."""
+        from stoker.azure.sdk.compute import ComputeTarget
+
+        return {target.name: target for target in ComputeTarget.list(self)}
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        """The latest version of each registered environment, by name."""
+        from stoker.azure.sdk.environment import Environment
+
+        return Environment.list(self)
+
+
+def _configs(start: Path, name: str) -> Iterator[Path]:
+    for folder in (start, *start.parents):
+        for file in (folder / _FOLDER / name, folder / name):
+            if file.is_file():
+                yield file
+
+
+def _names(file: Path) -> dict[str, str] | None:
+    """What a file says of the workspace on Azure; None if it is a `config.json` of something else."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("workspace_name"), str):
+        return None
+    known = {
+        "name": "workspace_name",
+        "subscription_id": "subscription_id",
+        "resource_group": "resource_group",
+    }
+    return {name: str(content[key]) for name, key in known.items() if content.get(key)}

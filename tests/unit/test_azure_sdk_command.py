@@ -1,0 +1,46 @@
+"""`python -m stoker.azure SCRIPT`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+from azureml.core import Workspace
+from beside import NAME
+
+print(__name__, sys.argv[1:], NAME, Workspace.from_config().name)
+sys.exit(7)
+"""
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.azure", *arguments],
+        cwd=cwd,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
+    """As the main module, with its arguments, modules beside it, and its exit code; Azure's imports work."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "deploy.py").write_text(SCRIPT)
+    (tmp_path / "code" / "beside.py").write_text("NAME = 'beside'\n")
+    done = run("code/deploy.py", "--flag", "value", cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("__main__ ['--flag', 'value'] beside local\n", 7), done.stderr
+
+
+def test_without_a_script_it_says_what_it_is_for(tmp_path: Path) -> None:
+    """Nothing to run, or a file that is not there: exit code 2."""
+    asked, nothing, missing = run("--help", cwd=tmp_path), run(cwd=tmp_path), run("none.py", cwd=tmp_path)
+    assert (asked.returncode, asked.stdout) == (0, nothing.stderr)
+    assert asked.stdout.startswith("usage: python -m stoker.azure SCRIPT")
+    assert (nothing.returncode, missing.returncode) == (2, 2)
+    assert missing.stderr == "python -m stoker.azure: there is no file none.py\n"
