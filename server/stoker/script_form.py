@@ -23,6 +23,8 @@ class ScriptForm:
         wants_head: Whether it is to see method, query and headers.
         batching: How its requests are batched.
         batching_reason: Why, for the operator.
+        merge_key: The only key of the bodies that can be merged, if `batching` is `merge`.
+        max_requests: Most requests that it is given at once.
         input_schema: Swagger schema of the body, if the script declares one.
         output_schema: Swagger schema of the answer, if the script declares one.
         swagger_versions: The Swagger versions that can express them.
@@ -32,6 +34,8 @@ class ScriptForm:
     wants_head: bool = False
     batching: Batching = "none"
     batching_reason: str = ""
+    merge_key: str = "data"
+    max_requests: int = 1
     input_schema: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
     swagger_versions: tuple[str, ...] = ("2", "3", "3.1")

@@ -1,10 +1,13 @@
 """Entry scripts as runtimes: whole bodies one by one, or batches; and the life of a servable until it is ready."""
 
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,15 @@ import pytest
 
 from stoker.errors import LoadFailed
 from stoker.lifecycle import load, load_runtime
-from stoker.runtimes.base import RowFailure, Runtime
+from stoker.runtimes import script as script_runtime
+from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import BatchedScript, BodyScript, load_script
+from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.tensors import TensorSpec
+from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
+
+pytestmark = pytest.mark.usefixtures("without_flask")
 
 CPU = Device("cpu", 0, "a processor")
 Write = Callable[..., Servable]
@@ -24,9 +32,11 @@ Write = Callable[..., Servable]
 @pytest.fixture
 def servable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write a script and return it as a servable; what loading does to the process is undone afterwards."""
-    for name in ("AZUREML_MODEL_DIR", "AZUREML_ENTRY_SCRIPT", "STOKER_DEVICE", "STOKER_INTRA_OP_THREADS"):
-        monkeypatch.setenv(name, "")
+    environ = {name: value for name, value in os.environ.items() if name != "AML_APP_ROOT"}
+    monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # A thread that lives as long as the process would watch for all tests that follow.
+    monkeypatch.setattr(Watchdog, "start", lambda self: None)
 
     def write(text: str, max_batch_rows: int = 8) -> Servable:
         script = tmp_path / "score.py"
@@ -42,6 +52,12 @@ def body_script(servable: Write, run: str) -> Runtime:
     return load_script(
         servable(f"import sys, json\ndef init(): ...\ndef run(raw_data):\n    {run}\n"), CPU, 1
     )
+
+
+def answers(runtime: Runtime, *bodies: bytes) -> list[ScriptAnswer]:
+    """What a script answers to requests with these bodies."""
+    packed = [ScriptRequest(b"id", body).pack() for body in bodies]
+    return [ScriptAnswer.unpack(text) for text in runtime.run([packed])[0]]
 
 
 def batched_script(servable: Write, run: str, shape: str = "(2,)", dtype: str = "float32") -> Runtime:
@@ -69,43 +85,51 @@ def run(raw_data):
     return seen
 """
     runtime = load_script(servable(text), Device("cuda", 1, "a GPU"), 3)
-    assert runtime.run([[b""]]) == [[b'["cuda:1", "3"]']]
+    assert [answer.body for answer in answers(runtime, b"")] == [b'["cuda:1", "3"]']
     assert os.environ["STOKER_DEVICE"] == "cuda:1"
 
 
 def test_an_undecorated_script_takes_whole_bodies(servable: Write) -> None:
-    """Its signature is one body in, one JSON text out, both up to the largest body."""
+    """Its signature is one request in, one answer out, both up to the largest body and its head."""
     runtime = body_script(servable, "return json.loads(raw_data)")
     assert isinstance(runtime, BodyScript)
     assert runtime.signature.takes == "body"
-    assert runtime.signature.inputs == (TensorSpec("raw_data", "uint8", (1000,), variable=True),)
-    assert runtime.signature.outputs == (TensorSpec("result", "uint8", (1000,), variable=True),)
+    assert runtime.signature.script is not None
+    assert (runtime.signature.script.kind, runtime.signature.script.wants_head) == ("string", False)
+    size = 1000 + HEAD_ROOM_BYTES
+    assert runtime.signature.inputs == (TensorSpec("request", "uint8", (size,), variable=True),)
+    assert runtime.signature.outputs == (TensorSpec("answer", "uint8", (size,), variable=True),)
     bodies = ['{"data": [1]}', '"é"', "[1.50]"]
-    assert runtime.run([[body.encode() for body in bodies]]) == [[b'{"data": [1]}', b'"\\u00e9"', b"[1.5]"]]
+    found = answers(runtime, *(body.encode() for body in bodies))
+    assert [answer.body for answer in found] == [b'{"data": [1]}', b'"\\u00e9"', b"[1.5]"]
 
 
-def test_a_body_is_text_without_its_byte_order_mark(servable: Write) -> None:
-    """`run(raw_data)` gets a str, as on Azure."""
-    runtime = body_script(servable, "return [type(raw_data).__name__, raw_data]")
-    assert runtime.run([[b"\xef\xbb\xbfab"]]) == [[b'["str", "ab"]']]
+def test_a_body_that_fails_fails_alone(servable: Write) -> None:
+    """An exception belongs to its own request."""
+    runtime = body_script(servable, "if raw_data != '\"bad\"': return 1\n    raise ValueError")
+    first, bad, last = answers(runtime, b"a", b'"bad"', b"b")
+    assert (first.status, bad.status, last.status) == (200, 500, 200)
+    assert (first.body, last.body) == (b"1", b"1")
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        "raise ValueError(raw_data)",
-        "sys.exit(0)",
-        "return object()",
-        "return {raw_data}",
-        "return raw_data.encode()",
-    ],
-)
-def test_a_body_that_fails_fails_alone(servable: Write, run: str) -> None:
-    """An exception, an exit and an answer that JSON cannot hold belong to their own request."""
-    runtime = body_script(servable, f"if raw_data != 'bad': return 1\n    {run}")
-    ((first, bad, last),) = runtime.run([[b"a", b"bad", b"b"]])
-    assert (first, last) == (b"1", b"1")
-    assert isinstance(bad, RowFailure)
+def test_a_script_finds_its_environment(servable: Write) -> None:
+    """The variables of the contract are there when the script is executed."""
+    text = """
+import os
+SEEN = [os.environ["AZUREML_MODEL_DIR"], os.environ["AZUREML_ENTRY_SCRIPT"], os.environ["SCORING_TIMEOUT_MS"]]
+def init(): ...
+def run(raw_data): return SEEN
+"""
+    model = servable(text)
+    (answer,) = answers(load_script(model, CPU, 1), b"")
+    assert json.loads(answer.body) == [str(model.model_dir), str(model.path), "60000"]
+
+
+def test_a_run_without_an_argument_is_refused_before_init(servable: Write) -> None:
+    """`init` may take minutes: what is wrong with `run` is said first."""
+    text = "def init(): raise AssertionError('too late')\ndef run(): ...\n"
+    with pytest.raises(LoadFailed, match="needs to accept an argument for input data"):
+        load_script(servable(text), CPU, 1)
 
 
 @pytest.mark.parametrize(
@@ -278,3 +302,70 @@ def test_a_framework_without_a_runtime_is_refused(servable: Write) -> None:
     model = Servable("old", 1, "tf1-checkpoint", Path("model.ckpt"), Path(), 8, 1000)
     with pytest.raises(LoadFailed, match=r"'tf1-checkpoint' cannot be served by itself.*score\.py"):
         load_runtime(model, CPU, 1)
+
+
+# --- TensorFlow 1 ---
+
+V1_SCRIPT = "import tensorflow as tf\ndef init(): tf.Session\ndef run(raw_data): return tf.Session\n"
+
+
+@pytest.fixture
+def tensorflow(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Something like TensorFlow 2, which is what an import finds."""
+    made = ModuleType("tensorflow")
+    v1 = ModuleType("v1")
+    vars(v1).update(Session="session", disable_v2_behavior=lambda: None)
+    compat = ModuleType("compat")
+    vars(compat).update(v1=v1)
+    vars(made).update(compat=compat, __version__="2.99", __spec__=ModuleSpec("tensorflow", None), __path__=[])
+    monkeypatch.setitem(sys.modules, "tensorflow", made)
+    monkeypatch.setattr(script_runtime, "import_tensorflow", lambda device, threads: made)
+    return made
+
+
+@pytest.mark.parametrize("wish", ["auto", "v1"])
+def test_a_script_of_tensorflow_1_gets_its_api(servable: Write, tensorflow: ModuleType, wish: str) -> None:
+    """Told from its text, or by the setting."""
+    model = dataclasses.replace(servable(V1_SCRIPT), tensorflow_compat=wish)
+    (answer,) = answers(load_script(model, CPU, 1), b"")
+    assert answer.body == b'"session"'
+
+
+def test_the_setting_can_turn_that_off(servable: Write, tensorflow: ModuleType) -> None:
+    """The script then fails as it would anywhere."""
+    model = dataclasses.replace(servable(V1_SCRIPT), tensorflow_compat="off")
+    with pytest.raises(LoadFailed, match="module 'tensorflow' has no attribute 'Session'"):
+        load_script(model, CPU, 1)
+
+
+def test_a_script_of_today_keeps_its_tensorflow(servable: Write, tensorflow: ModuleType) -> None:
+    """Nothing is put in the module's place."""
+    load_script(servable("import tensorflow as tf\ndef init(): ...\ndef run(raw_data): ...\n"), CPU, 1)
+    assert sys.modules["tensorflow"] is tensorflow
+
+
+def test_a_tensorflow_that_cannot_use_the_device_is_said(
+    servable: Write,
+    tensorflow: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The script runs where TensorFlow runs: it may use the GPU by other means."""
+
+    def refuse(device: Device, threads: int) -> None:
+        raise LoadFailed("TensorFlow finds 0 GPUs")
+
+    monkeypatch.setattr(script_runtime, "import_tensorflow", refuse)
+    (answer,) = answers(load_script(servable(V1_SCRIPT), Device("cuda", 0, "a GPU"), 1), b"")
+    assert answer.status == 200
+    assert "the script's TensorFlow is not confined to cuda:0: TensorFlow finds 0 GPUs" in caplog.text
+
+
+def test_a_script_that_can_do_without_tensorflow_may(
+    servable: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not installed, its import is the script's matter."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    text = "try: import tensorflow\nexcept ImportError: pass\ndef init(): ...\ndef run(raw_data): ...\n"
+    (answer,) = answers(load_script(servable(text), CPU, 1), b"")
+    assert answer.body == b"{}"

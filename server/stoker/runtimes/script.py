@@ -2,73 +2,107 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
-import time
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from stoker.entry_script import EntryScript, encode_result, encode_rows
+from stoker.entry_script import EntryScript
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import Outputs, RowFailure, Runtime
-from stoker.script_form import ScriptForm
+from stoker.runtimes.base import Outputs, Runtime
+from stoker.runtimes.tensorflow import import_tensorflow
+from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
+from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.coroutines import finish
+from stoker.scripts.environment import script_folders, script_variables
+from stoker.scripts.results import encode_rows
+from stoker.scripts.tensorflow_v1 import first_v1_use, give_v1_api, read_uses
+from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
-from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
+from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptRequest
 
 __all__ = ["BatchedScript", "BodyScript", "load_script"]
 
-_MAX_ROW_JSON_BYTES = 1 << 20
+logger = logging.getLogger(__name__)
+
+_MAX_ROW_JSON_BYTES: Final = 1 << 20
 
 
 def load_script(servable: Servable, device: Device, threads: int) -> Runtime:
     """Execute and initialise an entry script.
 
+    The process should be one of `stoker.scripts.environment.enter_script_process`.
+
     Raises:
         LoadFailed: The script breaks its contract or `init` raised.
     """
-    os.environ["STOKER_DEVICE"] = str(device)
-    os.environ["STOKER_INTRA_OP_THREADS"] = str(threads)
+    folders = script_folders(servable, os.environ)
+    os.environ.update(script_variables(servable, device, threads, os.environ))
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    _prepare_tensorflow(servable, folders, device, threads)
     script = EntryScript(servable.path, servable.model_dir)
-    if script.batched is None:
-        return BodyScript(script.run, servable.max_body_bytes)
-    return BatchedScript(script)
+    watchdog = Watchdog(servable.timeout_ms)
+    watchdog.start()
+    if script.batched is not None:
+        script.initialise(finish)
+        runtime: Runtime = BatchedScript(script, watchdog)
+    else:
+        calls = ScriptCalls(script.run, raw=script.raw, watchdog=watchdog)
+        script.initialise(finish)
+        batched = choose_batching(calls, servable, find_sample(servable, calls.form))
+        runtime = BodyScript(batched, servable.max_body_bytes)
+    return runtime
+
+
+def _prepare_tensorflow(servable: Servable, folders: Sequence[str], device: Device, threads: int) -> None:
+    """Confine TensorFlow to the device before the script imports it, and give it the API that the script needs."""
+    uses = read_uses(servable.path, folders)
+    if not uses or importlib.util.find_spec("tensorflow") is None:
+        return
+    try:
+        tensorflow = import_tensorflow(device, threads)
+    except LoadFailed as error:
+        logger.warning("the script's TensorFlow is not confined to %s: %s", device, error)
+        tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or servable.tensorflow_compat == "off":
+        return
+    if servable.tensorflow_compat == "v1":
+        give_v1_api(tensorflow, "the setting tensorflow_compat is v1")
+    elif (use := first_v1_use(uses, tensorflow)) is not None:
+        give_v1_api(
+            tensorflow, f"the script uses {use}, which only TensorFlow 1 has (tensorflow_compat: auto)"
+        )
 
 
 class BodyScript:
-    """An undecorated `run(raw_data)`: the body as text in, JSON text out, one request at a time."""
+    """A `run` that takes whole requests."""
 
-    def __init__(self, run: Callable[[str], Any], max_body_bytes: int) -> None:
-        self._run = run
+    def __init__(self, calls: BatchedCalls, max_body_bytes: int) -> None:
+        self._calls = calls
         size_bytes = max_body_bytes + HEAD_ROOM_BYTES
         request = TensorSpec("request", "uint8", (size_bytes,), variable=True)
         answer = TensorSpec("answer", "uint8", (size_bytes,), variable=True)
-        self.signature = Signature((request,), (answer,), takes="body", script=ScriptForm())
+        self.signature = Signature((request,), (answer,), takes="body", script=calls.form)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
-        """Call the script for each request; one that raises fails alone."""
-        return [[self._answer(body) for body in inputs[0]]]
-
-    def _answer(self, packed: Any) -> bytes | RowFailure:
-        request = ScriptRequest.unpack(packed)
-        try:
-            begun_ns = time.perf_counter_ns()
-            result = self._run(request.body.decode("utf-8-sig"))
-            exec_ns = time.perf_counter_ns() - begun_ns
-            return ScriptAnswer(encode_result(result), exec_ns=exec_ns).pack()
-        # SystemExit too: a script that calls sys.exit() must not end the server.
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            return RowFailure(error)
+        """Score requests; one that raises fails alone."""
+        requests = [ScriptRequest.unpack(bytes(packed)) for packed in inputs[0]]
+        return [[answer.pack() for answer in self._calls.answers(requests)]]
 
 
 class BatchedScript:
     """A `run` decorated with `stoker.batched`."""
 
-    def __init__(self, script: EntryScript) -> None:
+    def __init__(self, script: EntryScript, watchdog: Watchdog) -> None:
         taken = script.batched
         assert taken is not None, "the caller has looked"
         self._run = script.run
+        self._watchdog = watchdog
         try:
             spec = TensorSpec("data", taken.dtype, taken.shape)
         except ValueError as error:
@@ -81,6 +115,7 @@ class BatchedScript:
 
         Raises:
             ValueError: It returned another number of rows.
+            ScoringTimeout: It took too long and was interrupted.
         """
         result = self._call(inputs[0])
         if len(result) != len(inputs[0]):
@@ -89,7 +124,7 @@ class BatchedScript:
 
     def _call(self, batch: Any) -> Any:
         try:
-            return self._run(batch)
+            return self._watchdog.guard(lambda: self._run(batch))
         except SystemExit as error:
             raise RuntimeError(f"run() called sys.exit({error.code!r})") from error
 

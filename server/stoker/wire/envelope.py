@@ -59,7 +59,7 @@ class ScriptRequest:
 
     Attributes:
         request_id: Names it in the log.
-        body: As it was received, uncompressed.
+        body: As it was received; inflated, if it came compressed and the script takes text or arguments.
         rows: How many rows it has, if it is `{"data": [row, ...]}` and may be merged with others; else 0.
         head: What else the script asked to see, or None.
     """

@@ -1,0 +1,1 @@
+"""Entry scripts that take whole requests: the forms that `run` may have, and everything around a call of it."""

@@ -1,0 +1,184 @@
+"""A call of an entry script: a request becomes arguments, `run` is called, what it returns becomes an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from stoker.azure.flask_context import flask_context, uses_flask
+from stoker.errors import MalformedBody, ModelFailed, RequestError, ScoringTimeout, StokerError
+from stoker.script_form import ScriptForm
+from stoker.scripts.coroutines import finish
+from stoker.scripts.forms import NO_HEAD, bind_form, request_headers
+from stoker.scripts.json_faults import json_fault
+from stoker.scripts.request_log import requests_in_log
+from stoker.scripts.results import encode_result, is_response, response_answer
+from stoker.scripts.schema import failed_in_conversion
+from stoker.scripts.watchdog import Watchdog
+from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+
+__all__ = ["ScriptCalls"]
+
+logger = logging.getLogger(__name__)
+
+_INTERNAL: Final = "An unexpected internal error occurred. Check the logs for more info."
+
+
+class ScriptCalls:
+    """An initialised script, bound to the form of its `run`.
+
+    `answer` does all of it for one request; those who batch put the same steps together in another way. Each
+    step may be taken on any thread, by several threads at once if the script allows that. What is logged and
+    printed belongs to the requests of `requests_in_log` that the step is taken in.
+    """
+
+    def __init__(
+        self, run: Callable[..., Any], *, raw: bool = False, watchdog: Watchdog | None = None
+    ) -> None:
+        """Bind a `run`.
+
+        Args:
+            run: The script's `run`.
+            raw: Whether `rawhttp` has decorated anything in this process.
+            watchdog: Ends calls that last too long.
+
+        Raises:
+            LoadFailed: It cannot be called with what requests give.
+        """
+        self._run = run
+        self._watchdog = watchdog
+        self._form, self._with_headers = bind_form(run, raw=raw)
+        described = self._form.described
+        self.form: ScriptForm = dataclasses.replace(
+            # A script that uses Flask may look at Flask's request.
+            described,
+            wants_head=described.wants_head or self._with_headers or uses_flask(),
+        )
+        """How it is called, without a choice of batching."""
+
+    @property
+    def form_kind(self) -> Literal["string", "schema", "raw"]:
+        """The form of `run`."""
+        return self.form.kind
+
+    @property
+    def with_headers(self) -> bool:
+        """Whether `run` gets `request_headers`."""
+        return self._with_headers
+
+    @property
+    def wants_head(self) -> bool:
+        """Whether requests need their head."""
+        return self.form.wants_head
+
+    def arguments(self, request: ScriptRequest) -> dict[str, Any]:
+        """Return the keyword arguments that `run` gets for a request.
+
+        Raises:
+            RequestError: The request does not fit the form: 400, or 415 for another content type.
+        """
+        arguments = self._form.data(request)
+        if self._with_headers:
+            arguments["request_headers"] = request_headers(request.head)
+        return arguments
+
+    def invoke(self, arguments: dict[str, Any], request: ScriptRequest | None = None) -> Any:
+        """Call `run`, and wait for its result if it is a coroutine.
+
+        Args:
+            arguments: Keyword arguments.
+            request: What Flask's `request` is, for a script that uses Flask; None for no caller's request.
+
+        Raises:
+            RequestError: A schema decorator could not convert an argument.
+            ScoringTimeout: It took too long and was interrupted.
+            Exception: Whatever `run` raised; `sys.exit()` and KeyboardInterrupt are a RuntimeError.
+        """
+        try:
+            if self._watchdog is None:
+                return self._call(arguments, request)
+            return self._watchdog.guard(lambda: self._call(arguments, request))
+        except SystemExit as error:
+            raise RuntimeError(f"run() called sys.exit({error.code!r})") from error
+        except KeyboardInterrupt as error:
+            raise RuntimeError("run() raised KeyboardInterrupt") from error
+        except Exception as error:
+            if self.form.kind == "schema" and failed_in_conversion(self._run, error):
+                raise RequestError(str(error)) from error
+            raise
+
+    def encode(self, result: Any, exec_ns: int) -> ScriptAnswer:
+        """Return what `run` returned as the answer; 500 if nobody could read it, which the log then says.
+
+        Args:
+            result: What it returned.
+            exec_ns: How long it took.
+        """
+        try:
+            if is_response(result):
+                return response_answer(result, exec_ns)
+            return ScriptAnswer(encode_result(result), exec_ns=exec_ns)
+        except Exception as error:  # noqa: BLE001  # a script's object may raise anything when it is looked at
+            error_id = _log_failure("the result of run() cannot be sent", error)
+            return _told(StokerError(_INTERNAL), failed=True, error_id=error_id)
+
+    def refusal(self, error: BaseException, request: ScriptRequest) -> ScriptAnswer:
+        """Return the answer for a request that failed; what the script is to blame for goes to the log.
+
+        Args:
+            error: What `arguments` or `invoke` raised.
+            request: The request.
+        """
+        if not isinstance(error, RequestError) and (fault := self._fault(error, request)):
+            logger.warning("run() raised %s for a body that is not valid JSON", type(error).__name__)
+            error = MalformedBody(f"Request body is not valid JSON: {fault}")
+        if isinstance(error, RequestError):
+            return _told(error)
+        error_id = _log_failure("run() raised", error)
+        told = error if isinstance(error, ScoringTimeout) else ModelFailed(error_id=error_id)
+        return _told(told, failed=True, error_id=error_id)
+
+    def answer(self, request: ScriptRequest) -> ScriptAnswer:
+        """Score one request; never raises."""
+        with requests_in_log(request.request_id):
+            try:
+                arguments = self.arguments(request)
+                try:
+                    begun_ns = time.perf_counter_ns()
+                    result = self.invoke(arguments, request)
+                    return self.encode(result, time.perf_counter_ns() - begun_ns)
+                finally:
+                    self._form.release(arguments)
+            except Exception as error:  # noqa: BLE001  # told to the caller
+                return self.refusal(error, request)
+
+    def _call(self, arguments: dict[str, Any], request: ScriptRequest | None) -> Any:
+        if not uses_flask():
+            return finish(self._run(**arguments))
+        head, body = (NO_HEAD, b"") if request is None else (request.head or NO_HEAD, request.body)
+        with flask_context(head, body):
+            return finish(self._run(**arguments))
+
+    def _fault(self, error: BaseException, request: ScriptRequest) -> str | None:
+        """What is wrong with a body that a script, which takes text, could not read."""
+        if self.form.kind != "string" or isinstance(error, ScoringTimeout):
+            return None
+        return json_fault(request.body.decode(errors="replace").removeprefix("\ufeff"))
+
+
+def _log_failure(what: str, error: BaseException) -> str:
+    error_id = f"{secrets.randbits(63):016x}"
+    logger.error("error id %s: %s", error_id, what, exc_info=error)
+    return error_id
+
+
+def _told(error: StokerError, *, failed: bool = False, error_id: str = "") -> ScriptAnswer:
+    content = {"message": str(error), "code": error.code}
+    if error_id:
+        content["error_id"] = error_id
+    return ScriptAnswer(json.dumps(content).encode(), status=error.status, failed=failed)

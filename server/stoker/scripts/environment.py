@@ -1,0 +1,90 @@
+"""The process of an entry script as scripts written for Azure expect it: variables, folders, log."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from stoker.errors import LoadFailed
+from stoker.scripts.json_reading import quicken_json_loads
+from stoker.scripts.request_log import open_request_log
+from stoker.servable import Device, Servable
+
+__all__ = ["app_root", "enter_script_process", "script_folders", "script_variables"]
+
+logger = logging.getLogger(__name__)
+
+
+def app_root(servable: Servable, environ: Mapping[str, str]) -> Path:
+    """Return the folder that relative paths of a script start from: AML_APP_ROOT, or where the script is."""
+    return Path(environ.get("AML_APP_ROOT") or servable.path.parent).absolute()
+
+
+def script_variables(
+    servable: Servable, device: Device, threads: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables that an entry script finds beside those that are there.
+
+    Args:
+        servable: The script.
+        device: Where it is to run.
+        threads: Threads that one CPU operation may use.
+        environ: The operator's environment.
+    """
+    variables = {
+        "AML_APP_ROOT": str(app_root(servable, environ)),
+        "AZUREML_MODEL_DIR": str(servable.model_dir),
+        "AZUREML_ENTRY_SCRIPT": str(servable.path),
+        "SCORING_TIMEOUT_MS": str(servable.timeout_ms),
+        "STOKER_DEVICE": str(device),
+        "STOKER_INTRA_OP_THREADS": str(threads),
+    }
+    wishes = {
+        "SERVICE_NAME": servable.name,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": "1",
+    }
+    variables.update({name: value for name, value in wishes.items() if not environ.get(name)})
+    if device.kind == "cpu":
+        # Frameworks would take a GPU that the operator has not given.
+        variables["CUDA_VISIBLE_DEVICES"] = "-1"
+    return variables
+
+
+def script_folders(servable: Servable, environ: Mapping[str, str]) -> list[str]:
+    """Return where modules of a script are looked for, after all other places.
+
+    As on Azure these are AML_APP_ROOT and AZUREML_SOURCE_DIRECTORY within it; the script's own folder is last.
+    """
+    root = app_root(servable, environ)
+    source = environ.get("AZUREML_SOURCE_DIRECTORY")
+    folders = [root, *([root / source] if source else []), servable.path.parent]
+    return [str(folder) for folder in dict.fromkeys(folders)]
+
+
+def enter_script_process(servable: Servable) -> None:
+    """Make this process, which is to do nothing else, one of an entry script; called before it is loaded.
+
+    The working directory becomes `app_root`, so that the script finds its files by relative paths. What it
+    prints becomes log lines, and log lines carry the ids of requests. The variable AZUREML_LOG_LEVEL is heeded.
+
+    Raises:
+        LoadFailed: AML_APP_ROOT is no folder.
+    """
+    root = app_root(servable, os.environ)
+    try:
+        os.chdir(root)
+    except OSError as error:
+        raise LoadFailed(f"AML_APP_ROOT cannot be entered: {error}") from error
+    os.environ["AML_APP_ROOT"] = str(root)
+    quicken_json_loads()
+    open_request_log()
+    level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
+    if level in logging.getLevelNamesMapping():
+        logging.getLogger().setLevel(level)
+    elif level:
+        logger.warning("AZUREML_LOG_LEVEL %s is not a level of Python's logging", level)

@@ -1,0 +1,176 @@
+"""The forms that `run` may have, and the arguments that a request becomes in each."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
+from stoker.script_form import ScriptForm
+from stoker.scripts.schema import is_decorated, schema_form
+from stoker.wire.envelope import RequestHead, ScriptRequest
+
+__all__ = ["NO_HEAD", "Form", "bind_form", "request_headers"]
+
+_HEADERS: Final = "request_headers"
+NO_HEAD: Final = RequestHead("POST", "/score", "", [], "")
+"""Stands for the head of a request that comes from no caller."""
+_REFUSED_KINDS: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
+
+
+class Form(Protocol):
+    """How requests become arguments of `run`."""
+
+    described: ScriptForm
+
+    def data(self, request: ScriptRequest) -> dict[str, Any]:
+        """Return the arguments for the data.
+
+        Raises:
+            RequestError: The request does not fit the form.
+        """
+        ...
+
+    def release(self, arguments: dict[str, Any]) -> None:
+        """Let go of what the arguments hold open; called when the answer is complete."""
+        ...
+
+
+class _StringForm:
+    """`run(raw_data)`: the body as text."""
+
+    described = ScriptForm()
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def data(self, request: ScriptRequest) -> dict[str, Any]:
+        try:
+            text = request.body.decode()
+        except UnicodeDecodeError as error:
+            raise MalformedBody(f"Input cannot be decoded as UTF-8: {error}") from None
+        return {self._name: text.removeprefix("\ufeff")}
+
+    def release(self, arguments: dict[str, Any]) -> None:
+        pass
+
+
+class _RawForm:
+    """`@rawhttp`: the request itself."""
+
+    described = ScriptForm(kind="raw", wants_head=True)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def data(self, request: ScriptRequest) -> dict[str, Any]:
+        from stoker.azure.aml_request import request_from
+
+        return {self._name: request_from(request.head or NO_HEAD, request.body)}
+
+    def release(self, arguments: dict[str, Any]) -> None:
+        # Uploaded files.
+        arguments[self._name].close()
+
+
+class _SchemaForm:
+    """`@input_schema`: the members of a JSON object by name, converted by the decorators."""
+
+    def __init__(self, run: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+        self.described = schema_form(run)
+        self._parameters = parameters
+
+    def data(self, request: ScriptRequest) -> dict[str, Any]:
+        head = request.head
+        # The query of a GET has become a JSON object on its way.
+        if head is not None and head.method != "GET" and not _is_json(head):
+            raise UnsupportedEncoding("Expects Content-Type to be application/json")
+        given = _json_object(request.body)
+        arguments = {}
+        for parameter in self._parameters:
+            if parameter.name in given:
+                arguments[parameter.name] = given[parameter.name]
+            elif parameter.default is inspect.Parameter.empty:
+                raise RequestError(f"A value is not provided for the '{parameter.name}' parameter.")
+        return arguments
+
+    def release(self, arguments: dict[str, Any]) -> None:
+        pass
+
+
+def bind_form(run: Callable[..., Any], *, raw: bool) -> tuple[Form, bool]:
+    """Find out how `run` is called, and whether it wants the argument `request_headers`.
+
+    Args:
+        run: The script's `run`.
+        raw: Whether `rawhttp` has decorated anything in this process.
+
+    Raises:
+        LoadFailed: `run` takes what no request can give; the texts are those of the Azure inference server.
+    """
+    try:
+        signature = inspect.signature(run)
+    except (ValueError, TypeError) as error:
+        raise LoadFailed(f"run() must be a Python function: {error}") from error
+    if any(parameter.kind in _REFUSED_KINDS for parameter in signature.parameters.values()):
+        raise LoadFailed("run() cannot accept positional-only arguments, *args, or **kwargs.")
+    if not signature.parameters:
+        raise LoadFailed("run() needs to accept an argument for input data.")
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != _HEADERS]
+    if not parameters:
+        raise LoadFailed(f'run() needs to accept an argument other than "{_HEADERS}".')
+    with_headers = _HEADERS in signature.parameters
+    if is_decorated(run):
+        if raw:
+            raise LoadFailed("run() cannot be decorated with both @rawhttp and @input_schema")
+        return _SchemaForm(run, parameters), with_headers
+    data, *others = parameters
+    for parameter in others:
+        if parameter.default is inspect.Parameter.empty:
+            raise LoadFailed(
+                f"run() has a second argument without a default: {parameter.name!r}. It is called with the request "
+                f"as {data.name!r} and nothing else."
+            )
+    return (_RawForm(data.name) if raw else _StringForm(data.name)), with_headers
+
+
+def request_headers(head: RequestHead | None) -> dict[str, str]:
+    """Return the headers as scripts of Azure get them.
+
+    Names are in Title-Case, repeated ones are joined by commas, names with an underscore are left out.
+    """
+    headers: dict[str, str] = {}
+    for name, value in [] if head is None else head.headers:
+        if "_" not in name:
+            title = name.title()
+            headers[title] = f"{headers[title]},{value}" if title in headers else value
+    return headers
+
+
+def _is_json(head: RequestHead) -> bool:
+    content_type = request_headers(head).get("Content-Type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    if not body:
+        raise MalformedBody("POST body is empty. Expecting a JSON dictionary.")
+    try:
+        # UTF-16 and UTF-32 are recognised, as by the Azure inference server.
+        value = json.loads(body)
+    except RecursionError:
+        raise MalformedBody("POST body could not be decoded as JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise MalformedBody(f"POST body could not be decoded as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise MalformedBody("POST body should be a JSON dictionary.")
+    return value

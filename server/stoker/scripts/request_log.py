@@ -1,0 +1,110 @@
+"""Log lines of scripts carry the id of the request that they were written for, and so does what scripts print."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import BinaryIO, Final, TextIO
+
+__all__ = ["PrintedLines", "open_request_log", "requests_in_log"]
+
+_SHOWN_IDS: Final = 3
+
+_request_ids: ContextVar[tuple[bytes, ...]] = ContextVar("stoker_request_ids", default=())
+
+
+@contextlib.contextmanager
+def requests_in_log(*request_ids: bytes) -> Iterator[None]:
+    """Mark what is logged and printed in this context with the ids of these requests.
+
+    A thread started meanwhile is marked too if it runs in a copy of the context
+    (`contextvars.copy_context().run`). What was printed without a line end comes out at the end.
+    """
+    token = _request_ids.set(request_ids)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, PrintedLines):
+                stream.end_line()
+        _request_ids.reset(token)
+
+
+def _mark(record: logging.LogRecord) -> bool:
+    ids = _request_ids.get()
+    if ids:
+        shown = ", ".join(request_id.decode("latin-1") for request_id in ids[:_SHOWN_IDS])
+        more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+        record.request = f"request {shown}{more}: "
+    return True
+
+
+class PrintedLines(io.TextIOBase):
+    """A text stream whose lines become log records; each thread has its own unfinished line.
+
+    What needs a real stream (a file descriptor, bytes) gets the original one's.
+    """
+
+    def __init__(self, original: TextIO, logger: logging.Logger) -> None:
+        self._original = original
+        self._logger = logger
+        self._unfinished = threading.local()
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """Where bytes go."""
+        return self._original.buffer
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def fileno(self) -> int:
+        """The original's."""
+        return self._original.fileno()
+
+    def write(self, text: str) -> int:
+        """Log the lines that are complete."""
+        *lines, rest = (getattr(self._unfinished, "text", "") + text).split("\n")
+        self._unfinished.text = rest
+        for line in lines:
+            self._log(line)
+        return len(text)
+
+    def end_line(self) -> None:
+        """Log what this thread has written without a line end."""
+        rest, self._unfinished.text = getattr(self._unfinished, "text", ""), ""
+        if rest:
+            self._log(rest)
+
+    def _log(self, line: str) -> None:
+        # A progress bar returns to the start of its line: what it showed last counts.
+        shown = line.rstrip("\r").rpartition("\r")[2].rstrip()
+        if shown:
+            self._logger.info("%s", shown)
+
+
+def open_request_log() -> None:
+    """Let log lines of this process carry the ids of requests, and make log lines of all that it prints.
+
+    What is printed goes to the logger `stoker.script.print`. Its handlers are those of the root logger at this
+    moment: a script that configures logging anew, to write to `sys.stderr`, must not make a line of each line
+    for ever.
+    """
+    handlers = logging.getLogger().handlers
+    for handler in handlers:
+        handler.addFilter(_mark)
+    logger = logging.getLogger("stoker.script.print")
+    logger.handlers = list(handlers)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    sys.stdout = PrintedLines(sys.stdout, logger)
+    sys.stderr = PrintedLines(sys.stderr, logger)

@@ -1,0 +1,88 @@
+"""Further rows made from a few: other numbers of the same kind in the same places.
+
+The self-check needs rows that differ, or it could not see one row's values in the answer of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["variations"]
+
+_ATTEMPTS: Final = 8
+
+
+def variations(rows: Sequence[Any], count: int) -> list[Any]:
+    """Return up to `count` different rows: first those given, then ones made of them.
+
+    Numbers change places with others of their row, are halved, or come from the same place of another row; whole
+    numbers stay whole, and nothing grows. Words of a text change places. The result is the same each time.
+
+    Args:
+        rows: JSON values.
+        count: How many are wanted.
+    """
+    random = np.random.default_rng(0)
+    made: dict[str, Any] = {repr(row): row for row in rows[:count]}
+    for attempt in range(_ATTEMPTS * count):
+        if len(made) >= count:
+            break
+        known = list(made.values())
+        parent, other = random.integers(len(known), size=2).tolist()
+        varied = _varied(known[parent], known[other], attempt, random)
+        made.setdefault(repr(varied), varied)
+    return list(made.values())
+
+
+def _varied(row: Any, other: Any, attempt: int, random: np.random.Generator) -> Any:
+    leaves, others = list(_leaves(row)), list(_leaves(other))
+    match attempt % 3:
+        case 0:
+            leaves = [_halved(leaf) for leaf in leaves]
+        case 1:
+            _change_places(leaves, random)
+        case 2 if len(others) == len(leaves):
+            chosen = random.random(len(leaves)) < 0.5
+            leaves = [
+                theirs if pick and type(theirs) is type(mine) else mine
+                for mine, theirs, pick in zip(leaves, others, chosen.tolist(), strict=True)
+            ]
+    return _refilled(row, iter(leaves))
+
+
+def _change_places(leaves: list[Any], random: np.random.Generator) -> None:
+    for kind in (int, float):
+        places = [place for place, leaf in enumerate(leaves) if type(leaf) is kind]
+        values = [leaves[place] for place in random.permutation(places).tolist()]
+        for place, value in zip(places, values, strict=True):
+            leaves[place] = value
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, str):
+            leaves[place] = " ".join(random.permutation(leaf.split(" ")).tolist())
+
+
+def _halved(leaf: Any) -> Any:
+    if type(leaf) is int:
+        return leaf // 2
+    return leaf / 2 if type(leaf) is float else leaf
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _leaves(item)
+
+
+def _refilled(value: Any, leaves: Iterator[Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _refilled(item, leaves) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_refilled(item, leaves) for item in value]
+    return next(leaves)

@@ -1,0 +1,89 @@
+"""An entry script in its process: its log lines, its files, and what becomes of a `run` that does not return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.http.raw_http import Answer, scoring
+from tests.live_server import PRIMARY, LiveServer, wait_until
+from tests.tiny_models import write_script
+
+TIMEOUT_MS = 1000
+
+SCRIPT = """
+import logging
+import sys
+import time
+
+from words import GREETING
+
+def init():
+    print("initialised")
+
+def run(raw_data):
+    if raw_data == '"spin"':
+        while True:
+            pass
+    if raw_data == '"sleep"':
+        time.sleep(600)
+    print(GREETING, "from print")
+    print("from stderr", file=sys.stderr)
+    logging.getLogger("mine").warning("from logging")
+    return open("labels.txt").read()
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One server of a script with a helper module and a file beside it."""
+    script = write_script(tmp_path_factory.mktemp("code"), SCRIPT)
+    script.with_name("words.py").write_text("GREETING = 'hello'\n")
+    script.with_name("labels.txt").write_text("cat dog")
+    options = ["--frontends", "1", "--timeout-ms", str(TIMEOUT_MS), "--device", "cpu"]
+    with LiveServer(tmp_path_factory.mktemp("server"), script, *options) as running:
+        yield running
+
+
+def ask(server: LiveServer, body: bytes, request_id: str = "id-of-the-test") -> Answer:
+    """Score one body."""
+    with server.connect() as connection:
+        return connection.ask(scoring("/score", PRIMARY, body, [("x-request-id", request_id)]))
+
+
+def test_a_script_finds_what_lies_beside_it(server: LiveServer) -> None:
+    """Helper modules and files by relative paths, wherever the server was started."""
+    answer = ask(server, b"[]")
+    assert (answer.status, answer.json()) == (200, "cat dog")
+
+
+def test_what_a_script_writes_is_in_the_log_with_the_id_of_the_request(server: LiveServer) -> None:
+    """Prints and log records, from `init` without an id; each in the server's format."""
+    ask(server, b"[]", "id-for-the-log")
+    lines = [line.partition(" ")[2] for line in server.output().splitlines()]
+    for line in (
+        "INFO [device] stoker.script.print - initialised",
+        "INFO [device] stoker.script.print - request id-for-the-log: hello from print",
+        "INFO [device] stoker.script.print - request id-for-the-log: from stderr",
+        "WARNING [device] mine - request id-for-the-log: from logging",
+    ):
+        assert line in lines
+
+
+def test_a_run_that_takes_too_long_is_interrupted(server: LiveServer) -> None:
+    """Its caller is answered at the deadline; the process lives on and serves the next one."""
+    (pid,) = server.device_pids()
+    assert ask(server, b'"spin"').status >= 500
+    wait_until(lambda: "it is interrupted" in server.output(), "the log says so")
+    assert ask(server, b"[]").status == 200
+    assert server.device_pids() == [pid]
+
+
+def test_a_run_that_cannot_be_interrupted_costs_its_process(server: LiveServer) -> None:
+    """The log says so, the supervisor starts another, and the server goes on."""
+    (pid,) = server.device_pids()
+    assert ask(server, b'"sleep"').status >= 500
+    wait_until(lambda: server.device_pids() not in ([pid], []), "another process has begun")
+    wait_until(lambda: server.ready, "it is ready")
+    assert ask(server, b"[]").status == 200
+    assert "does not heed the interruption" in server.output()

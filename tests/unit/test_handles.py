@@ -1,0 +1,412 @@
+"""Calls to a model, seen and made together; and requests on threads whose calls are gathered."""
+
+import contextvars
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import pytest
+from tests.tiny_models import PICKY_LIMIT, write_doubler, write_picky
+
+from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.handles import HandleCall, Interception, at_desk, like, together
+from stoker.scripts.merging import Unsplittable
+from stoker.scripts.request_log import _mark
+from stoker.wire.envelope import ScriptRequest
+
+PATIENT_S = 30.0
+"""Longer than any test: calls are made when everybody waits, not when somebody has waited long enough."""
+
+
+def call_of(answer: Callable[..., Any], *args: Any, handle: Any = None, **kwargs: Any) -> HandleCall:
+    """A call to a model that answers like this."""
+    return HandleCall(handle, "puppet", lambda _, *args, **kwargs: answer(*args, **kwargs), args, kwargs)
+
+
+def rows_of(*numbers: float) -> np.ndarray:
+    """Rows of one number."""
+    return np.array(numbers, np.float32)[:, None]
+
+
+class Pair(NamedTuple):
+    """A structured answer."""
+
+    left: Any
+    right: Any
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (rows_of(1, 2),),
+        ([rows_of(1, 2), {"b": rows_of(3, 4)}], "name", 7, None),
+        (("y",), {"x": rows_of(1, 2), "threshold": np.array(0.5)}),
+        (np.array(["a", "b"], object), b"x", np.float32(2), True),
+    ],
+)
+def test_calls_with_equal_rest_are_of_one_kind(args: tuple[Any, ...]) -> None:
+    """Arrays may differ in rows and shapes of rows; their structure, dtypes and all other arguments may not."""
+    handle = object()
+    call = call_of(len, *args, handle=handle, training=False)
+    assert call.kind is not None
+    assert call.rows == 2
+    assert call.kind == call_of(len, *args, handle=handle, training=False).kind
+    other = call.on([like(array, array[:1].tolist()) for array in call.arrays])
+    assert (other.kind, other.rows, other.row_shapes) == (call.kind, 1, call.row_shapes)
+    assert call.kind != call_of(len, *args, handle=handle, training=True).kind
+    assert call.kind != call_of(len, *args, handle=object(), training=False).kind
+    assert call.kind != call_of(len, *args, 1, handle=handle, training=False).kind
+
+
+def test_dtypes_and_single_values_make_the_kind() -> None:
+    """A threshold that one caller chose must not be applied to the rows of another."""
+    kinds = {
+        call_of(len, array, np.array(threshold)).kind
+        for array in (rows_of(1), rows_of(1).astype(np.float64), rows_of(1)[0])
+        for threshold in (0.5, 0.25)
+    }
+    assert len(kinds) == 6
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        (1, "a"),
+        (np.array(3.0),),
+        (rows_of(),),
+        (rows_of(1), rows_of(1, 2)),
+        (rows_of(1), object()),
+        (rows_of(1), {1, 2}),
+        (rows_of(1), [len]),
+    ],
+)
+def test_a_call_that_is_not_understood_is_made_as_it_is(args: tuple[Any, ...]) -> None:
+    """No rows, rows of different number, or an argument of unknown meaning."""
+    assert call_of(len, *args).kind is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: x * 2,
+        lambda x: [x * 2, x[:, 0]],
+        lambda x: (x, {"double": x * 2, "half": x / 2}),
+        lambda x: Pair(x, [x]),
+        lambda x: [x[:, 0], [{"a": float(row[0])} for row in x]],
+    ],
+)
+def test_an_answer_is_given_to_each_by_rows(answer: Callable[[np.ndarray], Any]) -> None:
+    """Each call gets what it would have got alone, in the same structure."""
+    calls = [call_of(answer, rows_of(*numbers)) for numbers in ([1, 2], [3], [4, 5, 6])]
+    for call, result in zip(calls, together(calls), strict=True):
+        expected = call.make()
+        assert type(result) is type(expected)
+        assert repr(result) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: x.sum(),
+        lambda x: x[:1],
+        lambda x: None,
+        lambda x: [],
+        lambda x: [x, x.mean(axis=0)],
+        lambda x: {"a": x, "b": 1.0},
+        iter,
+    ],
+)
+def test_an_answer_without_rows_is_not_divided(answer: Callable[[np.ndarray], Any]) -> None:
+    """Such a model is not one to be batched."""
+    with pytest.raises(Unsplittable, match="the model answers with"):
+        together([call_of(answer, rows_of(1, 2)), call_of(answer, rows_of(3))])
+
+
+def test_only_threads_at_a_desk_are_intercepted(tmp_path: Path) -> None:
+    """Calls of other threads reach the library; afterwards it is as it was."""
+    before = onnxruntime.InferenceSession.run
+    session = onnxruntime.InferenceSession(write_doubler(tmp_path / "m.onnx"))
+    taken: list[HandleCall] = []
+
+    class Desk:
+        def take(self, call: HandleCall) -> str:
+            taken.append(call)
+            return "taken"
+
+    interception = Interception()
+    interception.refresh()
+    interception.refresh()
+    feeds = {"x": np.ones((1, 4), np.float32)}
+    try:
+        assert session.run(None, feeds)[0].tolist() == [[2.0] * 4]
+        with at_desk(Desk()):
+            assert session.run(["y"], feeds) == "taken"
+            other = threading.Thread(target=lambda: taken.append(session.run(None, feeds)))
+            other.start()
+            other.join()
+        assert session.run(None, feeds)[0].tolist() == [[2.0] * 4]
+    finally:
+        interception.remove()
+    assert onnxruntime.InferenceSession.run is before
+    assert "run" not in vars(onnxruntime.InferenceSession)
+    call, other_result = taken
+    assert (call.handle, call.name, call.rows) == (session, "InferenceSession.run", 1)
+    assert other_result[0].tolist() == [[2.0] * 4]
+
+
+class Counting:
+    """The library's inner session, which notes what reaches it."""
+
+    def __init__(self, inner: Any, gathered: "Gathered") -> None:
+        self._inner = inner
+        self._gathered = gathered
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, names: Any, feeds: Any, options: Any) -> Any:
+        self._gathered.batches.append(len(feeds["x"]))
+        self._gathered.threads.add(threading.current_thread().name)
+        return self._inner.run(names, feeds, options)
+
+
+class Gathered:
+    """A script that calls an ONNX model, on threads.
+
+    Attributes:
+        batches: Rows of each call that reached the model.
+        threads: Names of the threads that they were made on.
+    """
+
+    def __init__(self, model: Path, run: Callable[[Any, Any], Any], **settings: Any) -> None:
+        self.batches: list[int] = []
+        self.threads: set[str] = set()
+        self.session = onnxruntime.InferenceSession(model)
+        # Beneath the interception, which replaces a method of the class.
+        self.session._sess = Counting(self.session._sess, self)
+        calls = ScriptCalls(lambda raw_data: run(self.session, json.loads(raw_data)))
+        self.calls = GatheredCalls(
+            calls, **{"max_rows": 64, "max_threads": 16, "wait_s": PATIENT_S, **settings}
+        )
+
+    def answers(self, *bodies: Any) -> list[Any]:
+        """What callers read, their statuses where these are not 200."""
+        requests = [ScriptRequest(b"id%d" % n, json.dumps(body).encode()) for n, body in enumerate(bodies)]
+        found = self.calls.answers(requests)
+        return [json.loads(answer.body) if answer.status == 200 else answer.status for answer in found]
+
+
+Make = Callable[..., Gathered]
+
+
+@pytest.fixture
+def gathered(tmp_path: Path) -> Iterator[Make]:
+    """Make gathered scripts of the doubler or the picky model; they are closed afterwards."""
+    made: list[Gathered] = []
+
+    def make(run: Callable[[Any, Any], Any], *, picky: bool = False, **settings: Any) -> Gathered:
+        path = (write_picky if picky else write_doubler)(tmp_path / "model.onnx")
+        made.append(Gathered(path, run, **settings))
+        return made[-1]
+
+    yield make
+    for script in made:
+        script.calls.close()
+
+
+def score(session: Any, rows: list[list[float]]) -> Any:
+    """Feed rows to the model."""
+    return session.run(None, {"x": np.array(rows, np.float32)})[0].tolist()
+
+
+def four(number: float) -> list[float]:
+    """One row."""
+    return [number] * 4
+
+
+def test_calls_of_all_requests_become_one(gathered: Make) -> None:
+    """It is made on the thread that asked for the answers, and each request gets its rows."""
+    script = gathered(score)
+    assert script.answers([four(1)], [four(2), four(3)], [four(4)]) == [
+        [four(2)],
+        [four(4), four(6)],
+        [four(8)],
+    ]
+    assert script.batches == [4]
+    assert script.threads == {threading.current_thread().name}
+    assert script.calls.largest_company == 3
+
+
+def test_a_request_without_company_stays_on_its_thread(gathered: Make) -> None:
+    """A lone caller does not pay for threads."""
+    script = gathered(lambda session, rows: [threading.current_thread().name, *score(session, rows)])
+    assert script.answers([four(1)]) == [[threading.current_thread().name, four(2)]]
+
+
+def test_several_calls_of_a_request_are_gathered_one_after_the_other(gathered: Make) -> None:
+    """Requests that call the model twice, once or never have their answers in the end."""
+
+    def run(session: Any, body: dict[str, Any]) -> Any:
+        rows = [four(body["start"])]
+        for _ in range(body["calls"]):
+            rows = score(session, rows)
+        return rows
+
+    script = gathered(run)
+    counts = [2, 0, 1, 3, 2]
+    answers = script.answers(*({"start": 1, "calls": count} for count in counts))
+    assert answers == [[four(2**count)] for count in counts]
+    assert script.batches == [4, 3, 1]
+
+
+def test_batches_have_at_most_so_many_rows(gathered: Make) -> None:
+    """The rest goes into the next one, and more requests than threads come in turns."""
+    script = gathered(score, max_rows=3, max_threads=5)
+    answers = script.answers(*([four(n)] for n in range(11)))
+    assert answers == [[four(2 * n)] for n in range(11)]
+    assert sum(script.batches) == 11
+    assert max(script.batches) == 3
+
+
+def test_calls_that_differ_are_not_gathered(gathered: Make) -> None:
+    """Other outputs, or options that nothing is known of."""
+
+    def run(session: Any, body: Any) -> Any:
+        feeds = {"x": np.array([four(1)], np.float32)}
+        if body == "options":
+            return session.run(None, feeds, onnxruntime.RunOptions())[0].tolist()
+        return session.run(["y"] if body == "named" else None, feeds)[0].tolist()
+
+    script = gathered(run)
+    assert script.answers("named", "all", "named", "options") == [[four(2)]] * 4
+    assert sorted(script.batches) == [1, 1, 2]
+
+
+def test_a_call_that_fails_fails_only_its_request(gathered: Make) -> None:
+    """The others of the gathered call are made again without it; the script sees the library's own exception."""
+
+    def run(session: Any, rows: Any) -> Any:
+        try:
+            return score(session, rows)
+        except Exception as error:
+            if rows[0][1] == 1:
+                raise
+            return type(error).__name__
+
+    script = gathered(run, picky=True)
+    raises, catches = [[PICKY_LIMIT, 1, 0, 0]], [[PICKY_LIMIT, 0, 0, 0]]
+    answers = script.answers([four(1)], raises, [four(2)], [four(3)], catches, [four(4)])
+    assert answers == [[four(3)], 500, [four(6)], [four(9)], "InvalidArgument", [four(12)]]
+    assert script.batches[0] == 6
+
+
+def test_only_the_kinds_that_were_proved_are_gathered(gathered: Make) -> None:
+    """What the self-check has not seen is made one by one."""
+
+    def run(session: Any, body: str) -> Any:
+        return session.run([body] if body else None, {"x": np.array([four(1)], np.float32)})[0].tolist()
+
+    script = gathered(run)
+    _, (example,) = script.calls.watch(ScriptRequest(b"id", b'"y"'))
+    script.calls.gather_only([example])
+    script.batches.clear()
+    assert script.answers("y", "", "y", "") == [[four(2)]] * 4
+    assert sorted(script.batches) == [1, 1, 2]
+
+
+def test_watching_a_request_changes_nothing(gathered: Make) -> None:
+    """The self-check sees the calls that could be gathered, with what they were given."""
+    script = gathered(score)
+    answer, seen = script.calls.watch(ScriptRequest(b"id", json.dumps([four(1), four(2)]).encode()))
+    assert json.loads(answer.body) == [four(2), four(4)]
+    assert [call.name for call in seen] == ["InferenceSession.run"]
+    assert seen[0].rows == 2
+    assert script.batches == [2]
+
+
+def test_a_call_does_not_wait_for_ever(gathered: Make) -> None:
+    """While another request is busy elsewhere, a call that has waited long enough is made without it."""
+    made = threading.Event()
+
+    def run(session: Any, body: str) -> Any:
+        if body == "slow":
+            assert made.wait(PATIENT_S)
+            return "slow"
+        found = score(session, [four(1)])
+        made.set()
+        return found
+
+    script = gathered(run, wait_s=0.001)
+    assert script.answers("slow", "quick") == ["slow", [four(2)]]
+
+
+def test_a_full_batch_does_not_wait(gathered: Make) -> None:
+    """As soon as the rows of a batch are together, nobody else is waited for."""
+    made = threading.Event()
+
+    def run(session: Any, body: str) -> Any:
+        if body == "slow":
+            assert made.wait(PATIENT_S)
+            return "slow"
+        found = score(session, [four(1)])
+        made.set()
+        return found
+
+    script = gathered(run, max_rows=2)
+    assert script.answers("slow", "quick", "quick") == ["slow", [four(2)], [four(2)]]
+
+
+def test_a_script_that_fails_or_exits_leaves_the_others_alone(gathered: Make) -> None:
+    """A request that never comes to the desk is not waited for."""
+
+    def run(session: Any, rows: Any) -> Any:
+        if rows == "raise":
+            raise ValueError("no rows")
+        if rows == "exit":
+            raise SystemExit(3)
+        return score(session, rows)
+
+    script = gathered(run)
+    assert script.answers("raise", [four(1)], "exit", [four(2)]) == [500, [four(2)], 500, [four(4)]]
+    assert script.batches == [2]
+
+
+def test_threads_run_in_the_context_of_their_request(gathered: Make) -> None:
+    """Log lines of a script carry the id of their request, and context variables of `init` are seen."""
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("set_in_init")
+    variable.set("seen")
+    marked: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: marked.append(f"{record.request}{record.getMessage()}")  # type: ignore[attr-defined]
+    handler.addFilter(_mark)
+    logger = logging.Logger("script")
+    logger.addHandler(handler)
+
+    def run(session: Any, rows: Any) -> Any:
+        score(session, rows)
+        logger.warning("row %d", rows[0][0])
+        return variable.get()
+
+    script = gathered(run)
+    assert script.answers([four(0)], [four(1)], [four(2)]) == ["seen"] * 3
+    assert sorted(marked) == [f"request id{n}: row {n}" for n in range(3)]
+
+
+def test_a_lock_around_the_model_does_not_stop_the_script(gathered: Make) -> None:
+    """Threads that wait for each other never meet at the desk; their calls are made one by one."""
+    lock = threading.Lock()
+
+    def run(session: Any, rows: Any) -> Any:
+        with lock:
+            return score(session, rows)
+
+    script = gathered(run, wait_s=0.001)
+    assert script.answers(*([four(n)] for n in range(5))) == [[four(2 * n)] for n in range(5)]
+    assert script.calls.largest_company == 0

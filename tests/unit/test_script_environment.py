@@ -1,0 +1,145 @@
+"""The process of an entry script: variables, folders, working directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import LoadFailed
+from stoker.scripts.environment import app_root, enter_script_process, script_folders, script_variables
+from stoker.servable import Device, Servable
+
+CPU = Device("cpu", 0, "a processor")
+GPU = Device("cuda", 1, "a GPU")
+
+
+@pytest.fixture
+def servable(tmp_path: Path) -> Servable:
+    """A script in a folder of its own."""
+    return Servable(
+        "digits", 3, "script", tmp_path / "code" / "score.py", tmp_path / "weights", 8, 1000, 1234
+    )
+
+
+def test_a_script_finds_the_variables_of_the_contract(servable: Servable, tmp_path: Path) -> None:
+    """Those of Azure, and where to run."""
+    assert script_variables(servable, GPU, 3, {}) == {
+        "AML_APP_ROOT": str(tmp_path / "code"),
+        "AZUREML_ENTRY_SCRIPT": str(tmp_path / "code" / "score.py"),
+        "AZUREML_MODEL_DIR": str(tmp_path / "weights"),
+        "SCORING_TIMEOUT_MS": "1234",
+        "SERVICE_NAME": "digits",
+        "STOKER_DEVICE": "cuda:1",
+        "STOKER_INTRA_OP_THREADS": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "3",
+    }
+
+
+def test_on_the_cpu_no_framework_sees_a_gpu(servable: Servable) -> None:
+    """Whatever the operator's environment has: `--device cpu` was asked for, or there is no GPU to be used."""
+    assert script_variables(servable, CPU, 1, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AML_APP_ROOT",
+        "SERVICE_NAME",
+        "TF_CPP_MIN_LOG_LEVEL",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_NUM_INTRAOP_THREADS",
+    ],
+)
+def test_what_the_operator_has_set_stays(servable: Servable, name: str) -> None:
+    """These have defaults only."""
+    assert script_variables(servable, GPU, 1, {name: "/mine"}).get(name, "/mine") == "/mine"
+
+
+@pytest.mark.parametrize("name", ["AZUREML_MODEL_DIR", "AZUREML_ENTRY_SCRIPT", "SCORING_TIMEOUT_MS"])
+def test_what_the_server_knows_better_is_set(servable: Servable, name: str) -> None:
+    """Left over from another service, they would mislead the script."""
+    assert script_variables(servable, GPU, 1, {name: "other"})[name] != "other"
+
+
+def test_modules_are_looked_for_as_on_azure(servable: Servable, tmp_path: Path) -> None:
+    """In the app root and the source directory; the script's own folder is last."""
+    code, root = tmp_path / "code", tmp_path / "app"
+    assert script_folders(servable, {}) == [str(code)]
+    assert script_folders(servable, {"AML_APP_ROOT": str(root)}) == [str(root), str(code)]
+    environ = {"AML_APP_ROOT": str(root), "AZUREML_SOURCE_DIRECTORY": "source"}
+    assert script_folders(servable, environ) == [str(root), str(root / "source"), str(code)]
+    assert script_folders(servable, {**environ, "AZUREML_SOURCE_DIRECTORY": "../code"})[0] == str(root)
+
+
+def test_a_relative_app_root_is_the_operators(
+    servable: Servable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is relative to where the server was started, not to where the script is."""
+    monkeypatch.chdir(tmp_path)
+    assert app_root(servable, {"AML_APP_ROOT": "app"}) == tmp_path / "app"
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """A process that can be made one of a script, and is as it was afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    # In place of the variables themselves: what is set in them has to be gone afterwards.
+    monkeypatch.setattr(
+        os, "environ", {k: v for k, v in os.environ.items() if k not in ("AML_APP_ROOT", "AZUREML_LOG_LEVEL")}
+    )
+    root, printed = logging.getLogger(), logging.getLogger("stoker.script.print")
+    filters = {handler: handler.filters[:] for handler in root.handlers}
+    level = root.level
+    yield monkeypatch
+    root.setLevel(level)
+    for handler, before in filters.items():
+        handler.filters = before
+    printed.handlers, printed.propagate = [], True
+
+
+def test_relative_files_are_found_beside_the_script(servable: Servable, process: pytest.MonkeyPatch) -> None:
+    """The working directory is the app root."""
+    servable.path.parent.mkdir()
+    servable.path.with_name("labels.txt").write_text("a b")
+    enter_script_process(servable)
+    assert Path("labels.txt").read_text() == "a b"
+    assert os.environ["AML_APP_ROOT"] == str(servable.path.parent)
+
+
+def test_an_app_root_that_is_not_there_is_refused(servable: Servable, process: pytest.MonkeyPatch) -> None:
+    """With its path."""
+    with pytest.raises(LoadFailed, match=r"AML_APP_ROOT cannot be entered: .*code"):
+        enter_script_process(servable)
+
+
+@pytest.mark.parametrize(("text", "level"), [("DEBUG", logging.DEBUG), ("warning", logging.WARNING)])
+def test_the_log_level_of_azure_is_heeded(
+    servable: Servable, process: pytest.MonkeyPatch, text: str, level: int
+) -> None:
+    """In capitals or not."""
+    servable.path.parent.mkdir()
+    os.environ["AZUREML_LOG_LEVEL"] = text
+    enter_script_process(servable)
+    assert logging.getLogger().level == level
+
+
+def test_an_unknown_log_level_is_said(
+    servable: Servable, process: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And changes nothing."""
+    servable.path.parent.mkdir()
+    os.environ["AZUREML_LOG_LEVEL"] = "LOUD"
+    before = logging.getLogger().level
+    enter_script_process(servable)
+    assert "AZUREML_LOG_LEVEL LOUD is not a level" in caplog.text
+    assert logging.getLogger().level == before
