@@ -8,10 +8,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from stoker.control import ControlChannel, Message
+from stoker.environments.interpreters import variables_for
 
 __all__ = ["Backoff", "Child"]
 
@@ -62,12 +65,19 @@ class Child:
         module: str,
         on_message: Callable[[Child, Message], None],
         on_exit: Callable[[Child], None],
+        *,
+        interpreter: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is the supervisor's to answer."""
+        """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is the supervisor's to answer.
+
+        Its environment is this process's, with `variables` added.
+        """
+        python = interpreter or Path(sys.executable)
         channel, far = ControlChannel.pair()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                python,
                 # A folder of the operator must not come before the installed packages.
                 "-P",
                 "-m",
@@ -78,7 +88,11 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
                 # What an entry script prints belongs in the log when it prints it: unbuffered.
-                env={**_ENVIRONMENT, **os.environ, "PYTHONUNBUFFERED": "1"},
+                env={
+                    **_ENVIRONMENT,
+                    **variables_for(python, {**os.environ, **variables}),
+                    "PYTHONUNBUFFERED": "1",
+                },
             )
         finally:
             far.close()

@@ -1,0 +1,71 @@
+"""`stoker doctor`: check this machine, and the packages that models ask for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from stoker.commands import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stoker.diagnosis import Check
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY: Final = "check this machine, and the packages that models ask for"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: those of `stoker serve`, whose start is what is checked."""
+    serve.add_arguments(parser)
+    parser.epilog = (
+        "Takes what stoker serve takes, and says whether that would find what it needs; no model is loaded. "
+        "Exit code 0 if all is well, 1 if something is wrong."
+    )
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="build the virtual environments of system-managed models that are not there",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything and print it.
+
+    Raises:
+        InvalidSettings: The arguments themselves are wrong.
+    """
+    # TensorFlow is asked for its GPUs; what else it says is not for here.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from stoker.diagnosis import diagnose
+    from stoker.workspace import Workspace
+
+    checks = diagnose(serve.serve_settings(args), Workspace.find(args.workspace), build=args.build, say=_note)
+    well = all(check.outcome != "wrong" for check in checks)
+    if args.json:
+        content = {"ok": well, "checks": [check.to_json() for check in checks]}
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in _lines(checks)))
+    return 0 if well else 1
+
+
+def _lines(checks: Sequence[Check]) -> list[str]:
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        first, *others = (*check.text.splitlines(), *check.items)
+        lines.append(f"{check.outcome:<5}  {check.name:<{width}}  {first}")
+        lines += [f"{'':<5}  {'':<{width}}  {line}" for line in others]
+    wrong = sum(check.outcome == "wrong" for check in checks)
+    return [*lines, f"{wrong} of {len(checks)} checks found something wrong" if wrong else "all is well"]
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

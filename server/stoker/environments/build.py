@@ -1,0 +1,356 @@
+"""Virtual environments for models, built once for each content and kept in the workspace.
+
+environments/KEY/venv/              the environment; KEY is a digest of everything that decides its content
+environments/KEY/requirements.txt   what was installed
+environments/KEY/manifest.json      written last: an environment without it does not exist
+environments/.KEY.lock              held while it is built, by the installer too
+
+The environment's own packages come first. The server's packages, Stoker among them, follow as a fallback, so that
+the device process finds what it needs. An environment is built in its final place, for the scripts that
+installers write hold its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import stoker
+from stoker.durable import lock_file, private_folder, replace_file
+from stoker.environments.installers import Installer, python_of
+from stoker.environments.interpreters import (
+    Interpreter,
+    choose_interpreter,
+    this_interpreter,
+    variables_for,
+)
+from stoker.environments.server_packages import OLDEST_NUMPY, device_needs, server_paths
+from stoker.environments.specification import Specification, stays_below
+from stoker.errors import EnvironmentUnusable
+
+__all__ = ["Built", "Say", "build_environment", "find_built"]
+
+_MANIFEST: Final = "manifest.json"
+_PATHS_FILE: Final = "zzz_stoker_server.pth"
+_SHOWN_LINES: Final = 30
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A virtual environment that is ready.
+
+    Attributes:
+        key: Its name in the workspace.
+        interpreter: Its Python.
+        python: The version of that.
+        packages: Its own packages with their versions.
+        note: Why its Python is not one that was asked for; empty where it is.
+        build_s: Seconds that it took to build; None where it was there already.
+    """
+
+    key: str
+    interpreter: Path
+    python: str
+    packages: Mapping[str, str]
+    note: str = ""
+    build_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Everything that decides the content of an environment."""
+
+    specification: Specification
+    python: Interpreter
+    server_paths: tuple[str, ...]
+    needs: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        content = {
+            "requirements": self.specification.lines,
+            "options": self.specification.options,
+            "files": [_digest(path) for path in self.specification.files],
+            "python": [os.path.realpath(self.python.executable), str(self.python)],
+            "stoker": stoker.__version__,
+            "server": [*self.server_paths, *self.needs],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+
+
+class _NeedsMissing(EnvironmentUnusable):
+    """Another Python cannot run the device process."""
+
+
+def find_built(specification: Specification, environments_dir: Path, framework: str) -> Built | None:
+    """The environment of a specification if it has been built already."""
+    python, note = choose_interpreter(specification)
+    return _ready(environments_dir, _plan(specification, python, framework), note)
+
+
+def build_environment(
+    specification: Specification, environments_dir: Path, framework: str, say: Say
+) -> Built:
+    """Build the environment of a specification, unless it is there.
+
+    Args:
+        specification: What the model asks for.
+        environments_dir: Where environments are.
+        framework: Framework of the model, which has to run in it.
+        say: Is told in a line what takes time.
+
+    Raises:
+        EnvironmentUnusable: It cannot be built, or the device process cannot run in it; the message ends with
+            what the installer said, and what to do.
+    """
+    _refuse_old_numpy(specification)
+    python, note = choose_interpreter(specification)
+    if not python.is_like_this:
+        try:
+            return _build(_plan(specification, python, framework), environments_dir, note, say)
+        except _NeedsMissing as error:
+            say(str(error))
+            this = this_interpreter()
+            note = f"Python {python} is asked for, but the server does not run in it: Python {this} is used"
+            python = this
+    return _build(_plan(specification, python, framework), environments_dir, note, say)
+
+
+def _plan(specification: Specification, python: Interpreter, framework: str) -> _Plan:
+    if python.is_like_this:
+        return _Plan(specification, python, server_paths(), ())
+    # Compiled packages of this interpreter cannot be used in that one, which needs its own.
+    return _Plan(specification, python, (str(Path(stoker.__file__).parent),), device_needs(framework))
+
+
+def _ready(environments_dir: Path, plan: _Plan, note: str) -> Built | None:
+    folder = environments_dir / plan.key
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    interpreter = python_of(folder / "venv")
+    if not interpreter.is_file():  # a link to a Python that is gone
+        return None
+    return Built(plan.key, interpreter, str(plan.python), MappingProxyType(manifest["packages"]), note)
+
+
+def _build(plan: _Plan, environments_dir: Path, note: str, say: Say) -> Built:
+    ready = _ready(environments_dir, plan, note)
+    if ready is not None:
+        return ready
+    private_folder(environments_dir)
+    folder = environments_dir / plan.key
+    with _only_one(environments_dir, plan.key, say) as lock:
+        ready = _ready(environments_dir, plan, note)
+        if ready is not None:
+            return ready
+        _sweep(environments_dir)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        begun_s = time.monotonic()
+        try:
+            packages = _Builder(plan, folder, lock, say).build()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        build_s = time.monotonic() - begun_s
+    return Built(plan.key, python_of(folder / "venv"), str(plan.python), packages, note, build_s)
+
+
+class _Builder:
+    """Builds one environment in a folder that nobody else uses."""
+
+    def __init__(self, plan: _Plan, folder: Path, lock: int, say: Say) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._venv = folder / "venv"
+        self._lock = lock
+        self._say = say
+        self._installer = Installer.find()
+
+    def build(self) -> dict[str, str]:
+        specification = self._plan.specification
+        self._say(
+            f"building an environment for {specification.path} with {self._installer} and Python "
+            f"{self._plan.python}, {len(specification.lines)} requirement{'s' * (len(specification.lines) != 1)}"
+        )
+        if self._plan.needs:
+            self._create_with_needs()
+        else:
+            self._create()
+        if specification.lines:
+            self._install("requirements.txt", specification.lines, specification.options)
+        if not self._plan.needs:
+            # Not before: what an installer sees it takes for installed.
+            self._show(self._plan.server_paths)
+        packages = _packages_in(self._site_packages)
+        self._check_numpy(packages)
+        problem = self._problem()
+        if problem:
+            raise EnvironmentUnusable(
+                f"the device process cannot run with the packages of {specification.path}: {problem}"
+            )
+        manifest = {
+            "file": str(specification.path),
+            "python": str(self._plan.python),
+            "installer": str(self._installer),
+            "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "packages": packages,
+        }
+        replace_file(self._folder / _MANIFEST, json.dumps(manifest, indent=2).encode())
+        return packages
+
+    def _create(self) -> None:
+        self._run(self._installer.creation(self._plan.python.executable, self._venv))
+
+    def _show(self, paths: Sequence[str]) -> None:
+        """Let it see folders of packages, after its own."""
+        content = "".join(f"{path}\n" for path in paths)
+        (self._site_packages / _PATHS_FILE).write_text(content, encoding="utf-8")
+
+    def _create_with_needs(self) -> None:
+        """Create it for another Python, which needs what the device process imports, and Stoker itself."""
+        server = self._folder / "server"
+        server.mkdir()
+        (server / "stoker").symlink_to(self._plan.server_paths[0], target_is_directory=True)
+        try:
+            self._create()
+            self._show([str(server)])
+            self._install("needs.txt", self._plan.needs, ())
+            problem = self._problem()
+        except EnvironmentUnusable as error:
+            raise _NeedsMissing(str(error)) from error
+        if problem:
+            raise _NeedsMissing(f"the device process does not run with Python {self._plan.python}: {problem}")
+
+    @property
+    def _site_packages(self) -> Path:
+        return next(self._venv.glob("lib/python3*/site-packages"))
+
+    def _install(self, name: str, lines: Sequence[str], options: Sequence[str]) -> None:
+        requirements = self._folder / name
+        requirements.write_text(self._installer.requirements(lines, options), encoding="utf-8")
+        self._run(self._installer.installation(self._venv, requirements, options))
+
+    def _run(self, command: Sequence[str]) -> None:
+        path = self._plan.specification.path
+        done = subprocess.run(
+            command,
+            cwd=path.parent,
+            env=self._installer.variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            # Should this process be killed, nobody else begins before the installer has ended too.
+            pass_fds=(self._lock,),
+        )
+        if done.returncode == 0:
+            return
+        said = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
+        raise EnvironmentUnusable(
+            f"the environment for {path} cannot be built: {self._installer} ended with status {done.returncode}:\n"
+            f"{said}\nChange the entries that it names (versions that have no release for Python "
+            f"{self._plan.python} are the usual reason), or install what the model needs where the server runs and "
+            "serve it with environment_managed: user."
+        )
+
+    def _check_numpy(self, packages: Mapping[str, str]) -> None:
+        version = packages.get("numpy")
+        if version is not None and Version(version) < Version(OLDEST_NUMPY):
+            raise EnvironmentUnusable(
+                f"the packages of {self._plan.specification.path} bring numpy {version}, but the device process "
+                f"needs numpy {OLDEST_NUMPY} or newer: raise the versions that ask for the old one"
+            )
+
+    def _problem(self) -> str:
+        """Why the device process does not start in the environment; empty where it does."""
+        python = python_of(self._venv)
+        tried = subprocess.run(
+            [python, "-P", "-c", "import stoker.device"],
+            env=variables_for(python, os.environ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["it ended"])[-1]
+
+
+def _refuse_old_numpy(specification: Specification) -> None:
+    """Say before anything is downloaded, or compiled for long, that it would be for nothing."""
+    for entry in specification.entries:
+        wanted = entry.requirement if entry.applies else None
+        if wanted is not None and wanted.name == "numpy" and stays_below(wanted.specifier, OLDEST_NUMPY):
+            raise EnvironmentUnusable(
+                f"{entry.place}: {entry.text} cannot be had: the device process needs numpy {OLDEST_NUMPY} or newer. "
+                "Raise the version, or leave it out"
+            )
+
+
+def _packages_in(site_packages: Path) -> dict[str, str]:
+    found = metadata.distributions(path=[str(site_packages)])
+    return dict(sorted((canonicalize_name(package.name), package.version) for package in found))
+
+
+def _digest(path: Path) -> str:
+    """A digest of a file's content; of a folder's, by names, lengths and times, for it may hold a lot."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
+    described = [
+        (str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns)
+        for file, stat in stats
+        if {"__pycache__", ".git"}.isdisjoint(file.parts)
+    ]
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _only_one(environments_dir: Path, key: str, say: Say) -> Iterator[int]:
+    path = _lock_path(environments_dir, key)
+    try:
+        lock = lock_file(path, wait=False)
+    except BlockingIOError:
+        say(f"waiting for another process that builds the environment {key}")
+        lock = lock_file(path)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _lock_path(environments_dir: Path, key: str) -> Path:
+    return environments_dir / f".{key}.lock"
+
+
+def _sweep(environments_dir: Path) -> None:
+    """Remove what builds have left that were killed."""
+    for folder in environments_dir.iterdir():
+        if not folder.is_dir() or (folder / _MANIFEST).exists():
+            continue
+        with contextlib.suppress(BlockingIOError):
+            lock = lock_file(_lock_path(environments_dir, folder.name), wait=False)
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,38 @@
+"""Finding a model's environment file, and reading it whatever kind it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from stoker.environments.conda_file import read_conda_file
+from stoker.environments.requirements_file import read_requirements
+from stoker.environments.specification import Specification
+from stoker.errors import EnvironmentUnusable
+
+__all__ = ["LOOKED_FOR", "find_environment", "read_environment"]
+
+LOOKED_FOR: Final = (
+    *("myenv.yml", "myenv.yaml", "conda.yaml", "conda.yml"),
+    *("conda_dependencies.yml", "conda_dependencies.yaml", "environment.yml", "environment.yaml"),
+    "requirements.txt",
+)
+"""Names by which an environment file beside a model is known; the first one that is there counts."""
+
+
+def find_environment(folder: Path) -> Path | None:
+    """The environment file of a folder, or None."""
+    return next((path for path in (folder / name for name in LOOKED_FOR) if path.is_file()), None)
+
+
+def read_environment(path: Path) -> Specification:
+    """Read an environment file: one of conda if it ends in `.yml` or `.yaml`, else one of pip.
+
+    Raises:
+        EnvironmentUnusable: It cannot be read; the message names the line.
+    """
+    if not path.is_file():
+        raise EnvironmentUnusable(f"the environment file {path} does not exist")
+    if path.suffix.lower() in (".yml", ".yaml"):
+        return read_conda_file(path)
+    return read_requirements(path)

@@ -1,0 +1,122 @@
+"""uv or pip: whichever makes virtual environments here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Installer", "python_of", "uv_command"]
+
+# What uv takes on its command line only, and by another name.
+_ARGUMENTS_OF_UV: Final[Mapping[str, tuple[str, ...]]] = {
+    "--pre": ("--prerelease", "allow"),
+    "--prefer-binary": (),
+    "--require-hashes": ("--require-hashes",),
+    "--trusted-host": ("--allow-insecure-host",),
+}
+# An index that was set for pip is meant for uv too, which reads other variables.
+_VARIABLES_OF_UV: Final = (
+    ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),
+    ("PIP_EXTRA_INDEX_URL", "UV_INDEX", " "),
+    ("PIP_FIND_LINKS", "UV_FIND_LINKS", ","),
+)
+
+
+def uv_command() -> tuple[str, ...] | None:
+    """How to call uv, or None where it is not installed."""
+    if find_spec("uv") is not None:
+        return (sys.executable, "-P", "-m", "uv")
+    found = shutil.which("uv")
+    return (found,) if found else None
+
+
+def _has_pip() -> bool:
+    return find_spec("pip") is not None
+
+
+def _pip(python: Path) -> list[str]:
+    """How to call pip for an environment: this interpreter's, for it takes seconds to give it one of its own."""
+    own = (
+        [sys.executable, "-P", "-m", "pip", "--python", str(python)]
+        if _has_pip()
+        else [str(python), "-m", "pip"]
+    )
+    return [*own, "--disable-pip-version-check"]
+
+
+def python_of(venv: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return venv / "bin" / "python"
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """Makes virtual environments and installs into them.
+
+    Attributes:
+        uv: How uv is called; None for pip.
+    """
+
+    uv: tuple[str, ...] | None
+
+    @classmethod
+    def find(cls) -> Installer:
+        """Choose uv where it is installed, which is much faster, else pip."""
+        return cls(uv_command())
+
+    def __str__(self) -> str:
+        return "uv" if self.uv else "pip"
+
+    def creation(self, python: Path, venv: Path) -> list[str]:
+        """The command that makes a virtual environment of an interpreter."""
+        if self.uv:
+            return [*self.uv, "venv", "--quiet", "--no-project", "--python", str(python), str(venv)]
+        return [str(python), "-m", "venv", *(["--without-pip"] if _has_pip() else []), str(venv)]
+
+    def installation(self, venv: Path, requirements: Path, options: Sequence[str] = ()) -> list[str]:
+        """The command that installs a requirements file into a virtual environment.
+
+        Args:
+            venv: The environment.
+            requirements: The file, as `requirements` gives it.
+            options: The options that the file was made with.
+        """
+        if not self.uv:
+            return [*_pip(python_of(venv)), "install", "--no-input", "--requirement", str(requirements)]
+        # As pip does: the best version of all indexes, not of the first one that has the package.
+        strategy = ["--index-strategy", "unsafe-best-match"]
+        command = [*self.uv, "pip", "install", "--python", str(python_of(venv)), *strategy]
+        for option in options:
+            name, _, value = option.partition(" ")
+            if name in _ARGUMENTS_OF_UV:
+                command += [*_ARGUMENTS_OF_UV[name], *([value] if value else [])]
+        return [*command, "--requirement", str(requirements)]
+
+    def requirements(self, lines: Sequence[str], options: Sequence[str]) -> str:
+        """The content of a requirements file with these lines and options."""
+        kept = [
+            option for option in options if not self.uv or option.partition(" ")[0] not in _ARGUMENTS_OF_UV
+        ]
+        return "".join(f"{line}\n" for line in (*kept, *lines))
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables in which its commands run."""
+        foreign = {
+            "PYTHONPATH",
+            "PYTHONHOME",
+            "VIRTUAL_ENV",
+            "CONDA_PREFIX",
+            "PIP_REQUIRE_VIRTUALENV",
+            "PIP_TARGET",
+        }
+        variables = {name: value for name, value in os.environ.items() if name not in foreign}
+        for pip_name, uv_name, separator in _VARIABLES_OF_UV:
+            if self.uv and pip_name in variables:
+                variables.setdefault(uv_name, separator.join(variables[pip_name].split()))
+        return variables

@@ -1,0 +1,102 @@
+"""What a model's environment file asks for, in the words of pip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+__all__ = ["Entry", "Place", "Specification", "stays_below"]
+
+_UPPER_BOUNDS = {"==", "===", "~=", "<", "<="}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file, counted from 1."""
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.line}"
+
+    @property
+    def short(self) -> str:
+        """The same without the folder."""
+        return f"{self.path.name}, line {self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of an environment file.
+
+    Attributes:
+        text: The entry as it is written.
+        place: Where.
+        line: What an installer is given for it, a line of a requirements file; empty where nothing is installed.
+        requirement: The same, parsed; None too where it is a URL or a path that does not tell the name.
+        note: Why it is taken for something else than what is written, or for nothing; empty where it is not.
+    """
+
+    text: str
+    place: Place
+    line: str = ""
+    requirement: Requirement | None = None
+    note: str = ""
+
+    @property
+    def applies(self) -> bool:
+        """Whether it asks this interpreter, on this machine, for a package with a known name."""
+        if self.requirement is None:
+            return False
+        return self.requirement.marker is None or self.requirement.marker.evaluate()
+
+
+@dataclass(frozen=True, slots=True)
+class Specification:
+    """An environment file that has been read.
+
+    Attributes:
+        path: The file.
+        entries: Its packages, in its order.
+        python: Versions of Python that it allows; empty allows all.
+        options: Options for the installer, as pip's requirements files have them, each `--name` or `--name value`.
+        files: Files and folders of this machine that it refers to: constraints, wheels, projects.
+    """
+
+    path: Path
+    entries: tuple[Entry, ...]
+    python: SpecifierSet
+    options: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of the requirements file that installs it, each once, in alphabetical order."""
+        return sorted({entry.line for entry in self.entries if entry.line})
+
+    @property
+    def python_text(self) -> str:
+        """`python` as people write it: `3.6.2`, `>=3.8`."""
+        text = str(self.python)
+        exact = len(self.python) == 1 and text.startswith("==")
+        return text[2:].removesuffix(".*") if exact else text
+
+
+def stays_below(specifier: SpecifierSet, bound: str) -> bool:
+    """Whether a specifier allows only versions below `bound`: below `2` stay `==1.12.*` and `~=1.4`, not `>=1`."""
+    limit = Version(bound)
+    for clause in specifier:
+        if clause.operator not in _UPPER_BOUNDS:
+            continue
+        try:
+            version = Version(clause.version.removesuffix(".*"))
+        except InvalidVersion:  # === takes any text
+            continue
+        if version < limit or (clause.operator == "<" and version == limit):
+            return True
+    return False
