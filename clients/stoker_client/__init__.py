@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from stoker_client.answers import Answer
 from stoker_client.async_client import AsyncClient
+from stoker_client.bearer import AccessToken
 from stoker_client.bodies import Rows
 from stoker_client.client import Client
 from stoker_client.errors import (
@@ -43,6 +44,7 @@ from stoker_client.errors import (
 )
 
 __all__ = [
+    "AccessToken",
     "Answer",
     "AsyncClient",
     "BodyTooLarge",

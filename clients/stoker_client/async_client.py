@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 from typing import TYPE_CHECKING, Any, Self
@@ -10,13 +11,15 @@ import anyio
 import httpx
 
 from stoker_client.answers import Answer, Json, Reply, as_arrays
-from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Result, Send, ServiceCalls
+from stoker_client.bearer import credentials
+from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Renew, Result, Send, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
 from stoker_client.lanes import Lanes, http_options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from stoker_client.bearer import AccessToken, AsyncTokenProvider
     from stoker_client.bodies import Rows
 
 __all__ = ["AsyncClient"]
@@ -30,7 +33,9 @@ class AsyncClient:
 
     Args:
         scoring_uri: Where rows are posted to.
-        key: The service's key; without one, the variable STOKER_KEY; without that, none is sent.
+        key: The service's key, or a token; without one, the variable STOKER_KEY; without that, none is sent.
+        use_tokens: Fetch short-lived tokens from the service with the key, and send those instead of it.
+        token_provider: Gives what is to be sent, where it is not the key; it may be a coroutine function.
         timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
         retries: How often a request is sent again after the first attempt.
         transport: The httpx transport to send through.
@@ -39,7 +44,8 @@ class AsyncClient:
         jitter: Random numbers in [0, 1) that spread the pauses.
 
     Raises:
-        ValueError: An argument is out of range, the URI is not absolute, or the key cannot stand in a header.
+        ValueError: An argument is out of range or contradicts another, the URI is not absolute, or the key cannot
+            stand in a header.
     """
 
     def __init__(
@@ -47,6 +53,8 @@ class AsyncClient:
         scoring_uri: str,
         key: str | None = None,
         *,
+        use_tokens: bool = False,
+        token_provider: AsyncTokenProvider | None = None,
         timeout_s: float = 60.0,
         retries: int = 6,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -54,11 +62,21 @@ class AsyncClient:
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        self._key, credential = credentials(key, use_tokens=use_tokens, provided=token_provider is not None)
         self._calls = ServiceCalls(
-            scoring_uri, timeout_s=timeout_s, retries=retries, clock=clock, jitter=jitter
+            scoring_uri,
+            timeout_s=timeout_s,
+            retries=retries,
+            credential=credential,
+            use_tokens=use_tokens,
+            clock=clock,
+            jitter=jitter,
         )
+        self._provider = token_provider
+        self._renewing = anyio.Lock()
+        self._clock = clock
         self._sleep = sleep
-        self._lanes = self._make_lanes(http_options(key, on_loopback=self._calls.on_loopback), transport)
+        self._lanes = self._make_lanes(http_options(on_loopback=self._calls.on_loopback), transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,6 +160,10 @@ class AsyncClient:
                     await self._sleep(step.duration_s)
                     step = next(flow)
                     continue
+                if isinstance(step, Renew):
+                    failure = await self._renew(step)
+                    step = next(flow) if failure is None else flow.throw(failure)
+                    continue
                 try:
                     reply = await self._exchange(step)
                 except (httpx.RequestError, TimeoutError) as error:
@@ -150,6 +172,24 @@ class AsyncClient:
                     step = flow.send(reply)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
+
+    async def _renew(self, renew: Renew) -> Exception | None:
+        """Renew the credential; return what came in the way."""
+        credential = self._calls.credential
+        try:
+            async with self._renewing:
+                # Whoever waited for the lock may find that another task has done it.
+                if credential.text == renew.stale:
+                    credential.replace(await self._provide(renew.timeout_s), self._clock())
+        except Exception as error:  # noqa: BLE001  # the flow raises it, unless it can go on without
+            return error
+        return None
+
+    async def _provide(self, timeout_s: float) -> str | AccessToken:
+        if self._provider is None:
+            return await self._drive(self._calls.fetch_token(self._key, timeout_s))
+        given = self._provider()
+        return await given if inspect.isawaitable(given) else given
 
     async def _exchange(self, send: Send) -> Reply:
         with self._lanes.lane() as http, anyio.fail_after(send.timeout_s):

@@ -1,44 +1,112 @@
-"""The key in the `Authorization` header."""
+"""What requests carry in the `Authorization` header: a key, or a token that is renewed."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
-import httpx
-
-__all__ = ["KEY_VARIABLE", "BearerKey", "bearer_key"]
+__all__ = [
+    "KEY_VARIABLE",
+    "AccessToken",
+    "AsyncTokenProvider",
+    "Credential",
+    "TokenProvider",
+    "credentials",
+]
 
 KEY_VARIABLE = "STOKER_KEY"
 
+_POSTPONED_S = 10.0
 
-class BearerKey(httpx.Auth):
-    """Puts the key into each request as it is sent.
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """A token, with the time after which another one should be fetched.
+
+    Attributes:
+        text: What stands behind `Bearer`.
+        refresh_in_s: Seconds from now; None renews it only when the server refuses it.
+    """
+
+    text: str = field(repr=False)
+    refresh_in_s: float | None = None
+
+
+TokenProvider: TypeAlias = Callable[[], "str | AccessToken"]
+"""Gives the token, or the key, to be sent from now on."""
+
+AsyncTokenProvider: TypeAlias = Callable[[], "str | AccessToken | Awaitable[str | AccessToken]"]
+"""The same for asynchronous code."""
+
+
+class Credential:
+    """What is sent, and when it is to be renewed; threads may share it.
 
     Args:
-        key: The service's primary or secondary key; None sends none.
+        text: What is sent behind `Bearer`; None sends no header.
+        renewable: Whether there is somebody who gives another one.
 
     Raises:
-        ValueError: The key cannot stand in a header.
+        ValueError: The text cannot stand in a header.
     """
 
-    def __init__(self, key: str | None) -> None:
-        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-            raise ValueError("a key has visible ASCII characters only; the one given has others")
-        self._header = None if key is None else f"Bearer {key}"
+    def __init__(self, text: str | None = None, *, renewable: bool = False) -> None:
+        self.text = None if text is None else _checked(text)
+        self.renewable = renewable
+        self._refresh_at_s: float | None = None
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add the `Authorization` header."""
-        if self._header is not None:
-            request.headers["Authorization"] = self._header
-        yield request
+    def is_due(self, now_s: float) -> bool:
+        """Whether another one should be had before the next request."""
+        if not self.renewable:
+            return False
+        return self.text is None or (self._refresh_at_s is not None and now_s >= self._refresh_at_s)
+
+    def replace(self, given: str | AccessToken, now_s: float) -> None:
+        """Send this one from now on.
+
+        Raises:
+            ValueError: It cannot stand in a header.
+        """
+        token = given if isinstance(given, AccessToken) else AccessToken(given)
+        self.text = _checked(token.text)
+        self._refresh_at_s = None if token.refresh_in_s is None else now_s + token.refresh_in_s
+
+    def postpone(self, now_s: float, reason: BaseException) -> None:
+        """Go on with the present one: renewing it failed, and it may be good for a while yet."""
+        self._refresh_at_s = now_s + _POSTPONED_S
+        _log.warning("the token could not be renewed, trying again in %g s: %s", _POSTPONED_S, reason)
 
 
-def bearer_key(key: str | None) -> BearerKey:
-    """Return the given key, else the one in the variable STOKER_KEY, else none; blank keys count as none.
+def credentials(key: str | None, *, use_tokens: bool, provided: bool) -> tuple[Credential, Credential]:
+    """Return the key, and what scoring requests carry: the key itself, or tokens that are yet to be had.
+
+    Args:
+        key: The key; without one, what the variable STOKER_KEY has; a blank one counts as none.
+        use_tokens: Whether tokens are fetched with the key.
+        provided: Whether somebody else gives them.
 
     Raises:
-        ValueError: The key cannot stand in a header.
+        ValueError: The key cannot stand in a header, there is none to fetch tokens with, or there are two sources.
     """
     given = key if key is not None else os.environ.get(KEY_VARIABLE, "")
-    return BearerKey(given.strip() or None)
+    of_key = Credential(given.strip() or None)
+    if not (use_tokens or provided):
+        return of_key, of_key
+    if use_tokens and provided:
+        raise ValueError("use_tokens and token_provider are two sources of tokens; give one")
+    if provided and key is not None:
+        raise ValueError("a key and token_provider both say what is sent; give one")
+    if use_tokens and of_key.text is None:
+        raise ValueError(f"tokens are fetched with a key; give one, or set {KEY_VARIABLE}")
+    return of_key, Credential(renewable=True)
+
+
+def _checked(text: str) -> str:
+    if not (text.isascii() and text.isprintable() and " " not in text and text):
+        raise ValueError("a key has visible ASCII characters only; the one given has others")
+    return text

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from stoker_client.answers import Answer, Json, Reply, as_arrays
-from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Result, Send, ServiceCalls
+from stoker_client.bearer import credentials
+from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Renew, Result, Send, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
 from stoker_client.lanes import Lanes, http_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from stoker_client.bearer import TokenProvider
     from stoker_client.bodies import Rows
 
 __all__ = ["Client"]
@@ -33,8 +35,13 @@ class Client:
     Args:
         scoring_uri: Where rows are posted to, such as `http://127.0.0.1:8080/score` or
             `http://127.0.0.1:8080/api/v1/service/NAME/score`.
-        key: The service's primary or secondary key; without one, the variable STOKER_KEY; without that, the
-            requests carry no key.
+        key: The service's primary or secondary key, or a token; without one, the variable STOKER_KEY; without
+            that, the requests carry none.
+        use_tokens: Fetch short-lived tokens from the service with the key, and send those instead of it.
+        token_provider: Gives what is to be sent, where it is not the key: a text, or an `AccessToken` with the time
+            after which another one should be had. It is called before the first request, when that time has come,
+            and once after an answer 401, by one thread at a time. What it raises, the call raises; while there is a
+            token that may still be good, that one is used.
         timeout_s: Seconds within which a call has to be answered, all attempts and the pauses between them
             included. A single network operation may take what is left of it.
         retries: How often a request is sent again after the first attempt, when the connection fails or the
@@ -50,7 +57,8 @@ class Client:
         jitter: Random numbers in [0, 1) that spread the pauses.
 
     Raises:
-        ValueError: An argument is out of range, the URI is not absolute, or the key cannot stand in a header.
+        ValueError: An argument is out of range or contradicts another, the URI is not absolute, or the key cannot
+            stand in a header.
     """
 
     def __init__(
@@ -58,6 +66,8 @@ class Client:
         scoring_uri: str,
         key: str | None = None,
         *,
+        use_tokens: bool = False,
+        token_provider: TokenProvider | None = None,
         timeout_s: float = 60.0,
         retries: int = 6,
         transport: httpx.BaseTransport | None = None,
@@ -65,13 +75,22 @@ class Client:
         sleep: Callable[[float], None] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        self._key, credential = credentials(key, use_tokens=use_tokens, provided=token_provider is not None)
         self._calls = ServiceCalls(
-            scoring_uri, timeout_s=timeout_s, retries=retries, clock=clock, jitter=jitter
+            scoring_uri,
+            timeout_s=timeout_s,
+            retries=retries,
+            credential=credential,
+            use_tokens=use_tokens,
+            clock=clock,
+            jitter=jitter,
         )
+        self._provider = token_provider
+        self._renewing = threading.Lock()
         self._clock = clock
         self._sleep = sleep
         self._closed = threading.Event()
-        self._lanes = self._make_lanes(http_options(key, on_loopback=self._calls.on_loopback), transport)
+        self._lanes = self._make_lanes(http_options(on_loopback=self._calls.on_loopback), transport)
 
     def __enter__(self) -> Self:
         return self
@@ -225,6 +244,10 @@ class Client:
                     (self._sleep or stop.wait)(step.duration_s)
                     step = next(flow)
                     continue
+                if isinstance(step, Renew):
+                    failure = self._renew(step, stop)
+                    step = next(flow) if failure is None else flow.throw(failure)
+                    continue
                 try:
                     reply = self._exchange(step)
                 except (httpx.RequestError, TimeoutError) as error:
@@ -233,6 +256,22 @@ class Client:
                     step = flow.send(reply)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
+
+    def _renew(self, renew: Renew, stop: threading.Event) -> Exception | None:
+        """Renew the credential; return what came in the way."""
+        credential = self._calls.credential
+        try:
+            with self._renewing:
+                # Whoever waited for the lock may find that another thread has done it.
+                if credential.text == renew.stale:
+                    if self._provider is not None:
+                        given = self._provider()
+                    else:
+                        given = self._drive(self._calls.fetch_token(self._key, renew.timeout_s), stop)
+                    credential.replace(given, self._clock())
+        except Exception as error:  # noqa: BLE001  # the flow raises it, unless it can go on without
+            return error
+        return None
 
     def _exchange(self, send: Send) -> Reply:
         give_up_at_s = self._clock() + send.timeout_s

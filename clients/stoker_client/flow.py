@@ -1,25 +1,34 @@
 """The client's logic without I/O: flows that yield what to do next and are told what came of it.
 
 A flow is a generator. It yields `Send` and is sent the `Reply` (or has the httpx exception, or TimeoutError,
-thrown into it), yields `Pause` and is resumed after that time, and returns its result. `Client` and
-`AsyncClient` drive the same flows; they only differ in how they wait.
+thrown into it), yields `Pause` and is resumed after that time, yields `Renew` and is resumed with another credential
+(or has the exception of whoever gives those thrown into it), and returns its result. `Client` and `AsyncClient` drive
+the same flows; they only differ in how they wait.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TypeAlias, TypeVar
 
 import httpx
 
 from stoker_client.answers import Json, Reply, decode_json, error_of
+from stoker_client.bearer import AccessToken, Credential
 from stoker_client.bodies import encode_json
-from stoker_client.errors import ConnectionFailed, StokerClientError, TimedOut, Unavailable, UnexpectedAnswer
+from stoker_client.errors import (
+    ConnectionFailed,
+    StokerClientError,
+    TimedOut,
+    Unauthorized,
+    Unavailable,
+    UnexpectedAnswer,
+)
 
-__all__ = ["Flow", "Pause", "Send", "ServiceCalls", "Step"]
+__all__ = ["Flow", "Pause", "Renew", "Send", "ServiceCalls", "Step"]
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
@@ -41,20 +50,27 @@ class Send:
         url: Absolute URL.
         timeout_s: Seconds within which the whole reply has to be there.
         body: A JSON body, or None for no body.
+        bearer: The key or token, or None for none.
     """
 
     method: str
     url: httpx.URL
     timeout_s: float
     body: bytes | None = None
+    bearer: str | None = field(default=None, repr=False)
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Make the httpx request; no single network operation in it may outlast `timeout_s`."""
+        headers = {}
+        if self.body is not None:
+            headers["Content-Type"] = "application/json"
+        if self.bearer is not None:
+            headers["Authorization"] = f"Bearer {self.bearer}"
         return http.build_request(
             self.method,
             self.url,
             content=self.body,
-            headers=None if self.body is None else {"Content-Type": "application/json"},
+            headers=headers,
             timeout=httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S)),
         )
 
@@ -70,7 +86,20 @@ class Pause:
     duration_s: float
 
 
-Step: TypeAlias = Send | Pause
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Have another credential, unless somebody else has had one meanwhile.
+
+    Attributes:
+        stale: The one that is to be replaced; None if there is none yet.
+        timeout_s: Seconds that are left for it.
+    """
+
+    stale: str | None = field(repr=False)
+    timeout_s: float
+
+
+Step: TypeAlias = Send | Pause | Renew
 Result = TypeVar("Result")
 Flow: TypeAlias = Generator[Step, Reply | None, Result]
 
@@ -82,6 +111,8 @@ class ServiceCalls:
         scoring_uri: Absolute http or https URI that rows are posted to.
         timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
         retries: How often a call may be sent again after its first attempt.
+        credential: What requests carry.
+        use_tokens: Whether tokens are fetched from the service.
         clock: Monotonic time in seconds.
         jitter: Random numbers in [0, 1).
 
@@ -95,6 +126,8 @@ class ServiceCalls:
         *,
         timeout_s: float,
         retries: int,
+        credential: Credential,
+        use_tokens: bool,
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
@@ -105,6 +138,11 @@ class ServiceCalls:
             raise ValueError(f"retries has to be 0 or more, not {retries}")
         self._timeout_s = timeout_s
         self._retries = retries
+        self.credential = credential
+        if use_tokens and self.scoring_url.path == _token_path(self.scoring_url.path):
+            raise ValueError(
+                f"tokens are fetched beside a path that ends in /score, not {self.scoring_url.path!r}"
+            )
         self._clock = clock
         self._jitter = jitter
         self._server = f"{self.scoring_url.scheme}://{self.scoring_url.netloc.decode('ascii')}"
@@ -122,39 +160,80 @@ class ServiceCalls:
         prefix = _SCORING_PATH.sub("", path) if _SCORING_PATH.search(path) else ""
         return self.scoring_url.copy_with(path=f"{prefix}/v2/health/ready", query=None, fragment=None)
 
+    @property
+    def token_url(self) -> httpx.URL:
+        """Where the service hands out tokens: beside the scoring path."""
+        return self.scoring_url.copy_with(path=_token_path(self.scoring_url.path), query=None, fragment=None)
+
     def score(self, body: object) -> Flow[Json]:
         """Post a JSON body to the scoring URI and return the plain JSON of the answer.
 
         Raises:
             StokerClientError: Any error of the tree in `stoker_client.errors`.
         """
-        reply = yield from self.exchange("POST", self.scoring_url, encode_json(body))
+        send = Send("POST", self.scoring_url, self._timeout_s, encode_json(body))
+        reply = yield from self.exchange(send, self.credential)
         return decode_json(reply)
 
-    def exchange(self, method: str, url: httpx.URL, body: bytes | None) -> Flow[Reply]:
+    def fetch_token(self, key: Credential, timeout_s: float) -> Flow[AccessToken]:
+        """Have the service hand out a token.
+
+        Raises:
+            StokerClientError: As `score`; Unauthorized if the key is none of the service's.
+        """
+        reply = yield from self.exchange(Send("GET", self.token_url, timeout_s), key)
+        given = decode_json(reply)
+        try:
+            return AccessToken(str(given["accessToken"]), float(given["refreshInSeconds"]))
+        except (TypeError, KeyError, ValueError) as error:
+            raise UnexpectedAnswer(f"{self.token_url} did not answer with a token") from error
+
+    def exchange(self, send: Send, credential: Credential) -> Flow[Reply]:
         """Send a request until a successful reply comes, as often and as long as the limits allow.
 
         Sending again is safe because scoring changes nothing on the server. After 429 and 503 the server's
         Retry-After is the shortest pause. The last error is raised at once when the next attempt would come
-        too late.
+        too late. A refused credential is renewed once, if it can be, and the request sent again at once.
         """
-        give_up_at_s = self._clock() + self._timeout_s
-        losses = 0
+        give_up_at_s = self._clock() + send.timeout_s
+        losses = renewals = 0
         for attempt in count(1):
-            left_s = max(give_up_at_s - self._clock(), SHORTEST_ATTEMPT_S)
-            outcome = yield from self._attempt(Send(method, url, left_s, body), self._timeout_s)
+            yield from self._renew_in_time(credential, give_up_at_s)
+            left_s = self._left_s(give_up_at_s)
+            bearer = credential.text
+            outcome = yield from self._attempt(replace(send, timeout_s=left_s, bearer=bearer), send.timeout_s)
             if isinstance(outcome, Reply):
                 return outcome
             outcome.attempts = attempt
+            if isinstance(outcome, Unauthorized) and credential.renewable and not renewals:
+                renewals = 1
+                yield Renew(bearer, self._left_s(give_up_at_s))
+                continue
             losses += _was_lost(outcome)
             # The first loss is nearly always a kept-alive connection that the server closed as idle at this
             # very moment: there is nothing to wait for.
             at_once = losses == 1 and _was_lost(outcome)
-            pause_s = 0.0 if at_once else self._pause_s(attempt, outcome)
-            if not outcome.retried or attempt > self._retries or self._clock() + pause_s >= give_up_at_s:
+            pause_s = 0.0 if at_once else self._pause_s(attempt - renewals, outcome)
+            too_often = attempt - renewals > self._retries
+            if not outcome.retried or too_often or self._clock() + pause_s >= give_up_at_s:
                 raise outcome
             yield Pause(pause_s)
         raise AssertionError("count() has no end")
+
+    def _renew_in_time(self, credential: Credential, give_up_at_s: float) -> Flow[None]:
+        """Have a credential, and another one before the present one is refused."""
+        if not credential.is_due(self._clock()):
+            return
+        stale = credential.text
+        try:
+            yield Renew(stale, self._left_s(give_up_at_s))
+        except Exception as error:
+            if stale is None:
+                raise
+            credential.postpone(self._clock(), error)
+
+    def _left_s(self, give_up_at_s: float) -> float:
+        return max(give_up_at_s - self._clock(), SHORTEST_ATTEMPT_S)
 
     def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> Flow[StokerClientError | None]:
         """Ask once whether the server is ready; return what speaks against it, None when it is.
@@ -162,7 +241,8 @@ class ServiceCalls:
         Raises:
             StokerClientError: The answer is none of a Stoker server's readiness endpoint.
         """
-        outcome = yield from self._attempt(Send("GET", self.readiness_url, timeout_s), timeout_s)
+        send = Send("GET", self.readiness_url, timeout_s, bearer=self.credential.text)
+        outcome = yield from self._attempt(send, timeout_s)
         if isinstance(outcome, Reply):
             return None
         if isinstance(outcome, ConnectionFailed | TimedOut | Unavailable):
@@ -179,7 +259,7 @@ class ServiceCalls:
         give_up_at_s = self._clock() + timeout_s
         poll_s = FIRST_POLL_S
         while True:
-            left_s = max(give_up_at_s - self._clock(), SHORTEST_ATTEMPT_S)
+            left_s = self._left_s(give_up_at_s)
             reason = yield from self.probe(min(left_s, PROBE_TIMEOUT_S))
             if reason is None:
                 return
@@ -211,6 +291,10 @@ class ServiceCalls:
         if failure.retry_after_s is not None:
             return failure.retry_after_s + self._jitter() * backoff_s
         return backoff_s * (0.5 + 0.5 * self._jitter())
+
+
+def _token_path(scoring_path: str) -> str:
+    return re.sub(r"/score/?$", "/token", scoring_path)
 
 
 def _caused(error: StokerClientError, cause: BaseException) -> StokerClientError:

@@ -14,8 +14,6 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-from stoker_client.bearer import bearer_key
-
 __all__ = ["Http", "Lanes", "http_options"]
 
 # About half the time after which proxies and load balancers commonly drop an idle connection without a word.
@@ -62,19 +60,16 @@ class Lanes(Generic[Http]):
         return self._all
 
 
-def http_options(key: str | None, *, on_loopback: bool) -> dict[str, Any]:
+def http_options(*, on_loopback: bool) -> dict[str, Any]:
     """Return the options that all httpx clients share.
 
     Args:
-        key: As for `bearer_key`.
         on_loopback: Whether the server is reached through this machine's loopback, where no proxy that the
             environment names can be of use.
-
-    Raises:
-        ValueError: The key cannot stand in a header.
     """
     return {
-        "auth": bearer_key(key),
+        # Each request brings its own credential; httpx is not to look for another one in the URI or in .netrc.
+        "auth": httpx.Auth(),
         "headers": {"User-Agent": f"stoker-client/{version('stoker-client')}", "Accept": "application/json"},
         "limits": httpx.Limits(keepalive_expiry=_IDLE_S),
         "trust_env": not on_loopback,

@@ -1,0 +1,188 @@
+"""The settings of a deployment on Azure: their names in the SDK and in the CLI's JSON, their values, their fate here.
+
+One row a setting. Names and limits are those of `azureml-core` 1.61: the keywords of `AksWebservice`, `AciWebservice`
+and `LocalWebservice.deploy_configuration`, and what `az ml model deploy --dc FILE` reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+__all__ = ["FIELDS", "KEPT_BECAUSE", "Field", "Group", "Kind", "fields_of"]
+
+Kind = Literal["aks", "aci", "local"]
+"""Where a deployment was to go: Kubernetes, Container Instances, Docker on the own machine."""
+
+Group = Literal[
+    "here",
+    "autoscaling",
+    "resources",
+    "liveness probe",
+    "placement",
+    "network",
+    "encryption",
+    "monitoring",
+    "labels",
+]
+"""`here`: it has an effect on this machine. Else it has none, and the group says why."""
+
+KEPT_BECAUSE: Final[Mapping[Group, str]] = {
+    "autoscaling": "the number of replicas is fixed on one machine",
+    "resources": "a process is given no share of the machine",
+    "liveness probe": "the supervisor sees at once when a process ends; /v2/health/live is there for probes",
+    "placement": "there is no cluster here",
+    "network": "Stoker speaks plain HTTP; put a proxy with TLS before it",
+    "encryption": "nothing is stored in Azure",
+    "monitoring": "metrics are at /metrics",
+    "labels": "they are said here and do nothing",
+}
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One setting.
+
+    Attributes:
+        keyword: Its name in the SDK.
+        json_names: Its names in the CLI's JSON, with dots for nesting; the first is the documented one. Empty where
+            the CLI has none.
+        kinds: The deployments that have it.
+        check: Returns the value that is used, or raises ValueError with what is allowed ("must be ...").
+        group: What becomes of it here.
+    """
+
+    keyword: str
+    json_names: tuple[str, ...]
+    kinds: frozenset[Kind]
+    check: Callable[[Any], Any]
+    group: Group
+
+    def names(self, origin: Literal["keyword", "json"]) -> tuple[str, ...]:
+        """The names under which it may be given there."""
+        return (self.keyword,) if origin == "keyword" else self.json_names
+
+
+def fields_of(kind: Kind) -> list[Field]:
+    """The settings that a deployment of this kind has."""
+    return [field for field in FIELDS if kind in field.kinds]
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
+        if not is_whole or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return int(value)
+
+    return check
+
+
+def _positive(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError("must be a number above 0")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text")
+    return value
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be an object of names and texts")
+    if not all(isinstance(content, str | int | float) for content in value.values()):
+        raise ValueError("must have texts as values")
+    return {name: str(content) for name, content in value.items()}
+
+
+def _namespace(value: Any) -> str:
+    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
+        raise ValueError("must be 1 to 63 small letters, digits and '-', which neither begins nor ends it")
+    return value
+
+
+_AKS: Final[frozenset[Kind]] = frozenset({"aks"})
+_ACI: Final[frozenset[Kind]] = frozenset({"aci"})
+_LOCAL: Final[frozenset[Kind]] = frozenset({"local"})
+_CLOUD: Final = _AKS | _ACI
+_REPLICAS: Final = _whole(1, 64)
+_SECONDS: Final = _whole(1, 86_400)
+_MILLISECONDS: Final = _whole(1, 3_600_000)
+
+
+def _field(
+    keyword: str, json_names: str, kinds: frozenset[Kind], check: Callable[[Any], Any], group: Group = "here"
+) -> Field:
+    return Field(keyword, tuple(json_names.split()), kinds, check, group)
+
+
+FIELDS: Final = (
+    _field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, _flag),
+    _field("autoscale_min_replicas", "autoScaler.minReplicas", _AKS, _REPLICAS),
+    _field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, _whole(1, 10_000), "autoscaling"),
+    _field("autoscale_refresh_seconds", "autoScaler.refreshPeriodInSeconds", _AKS, _SECONDS, "autoscaling"),
+    _field(
+        "autoscale_target_utilization", "autoScaler.targetUtilization", _AKS, _whole(1, 100), "autoscaling"
+    ),
+    _field("num_replicas", "numReplicas", _AKS, _REPLICAS),
+    _field("collect_model_data", "dataCollection.storageEnabled", _CLOUD, _flag),
+    _field("auth_enabled", "authEnabled", _CLOUD, _flag),
+    _field("token_auth_enabled", "tokenAuthEnabled aadAuthEnabled", _AKS, _flag),
+    _field("primary_key", "keys.primaryKey", _CLOUD, _text),
+    _field("secondary_key", "keys.secondaryKey", _CLOUD, _text),
+    _field("scoring_timeout_ms", "scoringTimeoutMs", _AKS, _MILLISECONDS),
+    _field("replica_max_concurrent_requests", "maxConcurrentRequestsPerContainer", _AKS, _whole(1, 1024)),
+    _field("max_request_wait_time", "maxQueueWaitMs", _AKS, _MILLISECONDS),
+    _field("gpu_cores", "gpuCores containerResourceRequirements.gpu", _AKS, _whole(0, 1024)),
+    _field("cpu_cores", "containerResourceRequirements.cpu", _CLOUD, _positive),
+    _field("port", "port", _LOCAL, _whole(1, 65_535)),
+    _field("description", "description", _CLOUD, _text),
+    _field("tags", "tags", _CLOUD, _texts, "labels"),
+    _field("properties", "properties", _CLOUD, _texts, "labels"),
+    _field("memory_gb", "containerResourceRequirements.memoryInGB", _CLOUD, _positive, "resources"),
+    _field("cpu_cores_limit", "containerResourceRequirements.cpuLimit", _AKS, _positive, "resources"),
+    _field("memory_gb_limit", "containerResourceRequirements.memoryInGBLimit", _AKS, _positive, "resources"),
+    _field("period_seconds", "livenessProbeRequirements.periodSeconds", _AKS, _SECONDS, "liveness probe"),
+    _field(
+        "initial_delay_seconds",
+        "livenessProbeRequirements.initialDelaySeconds",
+        _AKS,
+        _SECONDS,
+        "liveness probe",
+    ),
+    _field("timeout_seconds", "livenessProbeRequirements.timeoutSeconds", _AKS, _SECONDS, "liveness probe"),
+    _field(
+        "success_threshold", "livenessProbeRequirements.successThreshold", _AKS, _SECONDS, "liveness probe"
+    ),
+    _field(
+        "failure_threshold", "livenessProbeRequirements.failureThreshold", _AKS, _SECONDS, "liveness probe"
+    ),
+    _field("namespace", "namespace", _AKS, _namespace, "placement"),
+    _field("compute_target_name", "computeTargetName", _AKS, _text, "placement"),
+    _field("blobfuse_enabled", "", _AKS, _flag, "placement"),
+    _field("location", "location", _ACI, _text, "placement"),
+    _field("enable_app_insights", "appInsightsEnabled", _CLOUD, _flag, "monitoring"),
+    _field("ssl_enabled", "sslEnabled", _ACI, _flag, "network"),
+    _field("ssl_cert_pem_file", "sslCertificate", _ACI, _text, "network"),
+    _field("ssl_key_pem_file", "sslKey", _ACI, _text, "network"),
+    _field("ssl_cname", "cname", _ACI, _text, "network"),
+    _field("dns_name_label", "dnsNameLabel", _ACI, _text, "network"),
+    _field("vnet_name", "vnetName", _ACI, _text, "network"),
+    _field("subnet_name", "subnetName", _ACI, _text, "network"),
+    _field("cmk_vault_base_url", "vaultBaseUrl", _ACI, _text, "encryption"),
+    _field("cmk_key_name", "keyName", _ACI, _text, "encryption"),
+    _field("cmk_key_version", "keyVersion", _ACI, _text, "encryption"),
+)

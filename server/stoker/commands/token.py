@@ -1,0 +1,65 @@
+"""`stoker token`: sign a short-lived token for a caller who is not to hold a key."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import InvalidSettings
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY: Final = "sign a short-lived token for a caller who is not to hold a key"
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = (
+        "The token is printed alone, for 'Authorization: Bearer TOKEN'. Servers take it if they were started with "
+        "--token-auth. 'stoker keys regenerate signing' makes all tokens of a service invalid."
+    )
+    parser.add_argument(
+        "--name", metavar="SERVICE", help="the service; can be left out where only one signs tokens"
+    )
+    parser.add_argument(
+        "--valid",
+        metavar="TIME",
+        default="12h",
+        help="how long it is valid: a number with s, m, h or d (default 12h, at most 30d)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, with the times of refresh and expiry"
+    )
+    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sign a token and print it.
+
+    Raises:
+        InvalidSettings: The service is unknown or signs no tokens, or the time is malformed or out of range.
+    """
+    from stoker.commands.keys import chosen_keyring
+    from stoker.keyring import read_signing_secret
+    from stoker.tokens import issue
+
+    valid_s = _duration_s(args.valid)
+    keyring = chosen_keyring(args, signing=True)
+    secret = read_signing_secret(keyring.keys_dir, keyring.service)
+    token = issue(secret, keyring.service, now_s=time.time(), valid_s=valid_s)
+    sys.stdout.write((json.dumps(token.to_json(), indent=2) if args.json else token.text) + "\n")
+    return 0
+
+
+def _duration_s(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
+    if not match:
+        raise InvalidSettings(f"--valid has to be a number with s, m, h or d, such as 12h, not {text!r}")
+    return int(match[1]) * _UNITS_S[match[2]]

@@ -1,0 +1,189 @@
+"""A service that takes only so many requests at once; the others wait for a little, then they are refused.
+
+What `max_concurrent_requests` and `max_queue_wait_ms` ask for (on Azure `replica_max_concurrent_requests` and
+`max_request_wait_time`). A service without a limit is a plain `Service`, to which this costs nothing: its queue is
+bounded by the rows of its arena.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from stoker.errors import DeadlineExceeded, Overloaded
+from stoker.gateway.service import Call, JoiningCall, Service
+
+if TYPE_CHECKING:
+    from stoker.exchange import Exchange
+    from stoker.gateway.answers import Respond
+    from stoker.gateway.dialect import Dialect
+    from stoker.gateway.request_ids import RequestIds
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["LimitedService"]
+
+_MAX_WAITING: Final = 1024
+_LATE: Final = "The request was not answered in time: it waited to be admitted."
+_WAIT_LINE: Final = b"server-timing: admission;dur=%.3f\r\n"
+
+
+class _Waiting(NamedTuple):
+    call: _LimitedCall
+    body: bytes
+    head: RequestHead | None
+    since_ns: int
+    until_ns: int
+
+
+class LimitedService(Service):
+    """A service that has at most `limit` requests of this frontend in flight.
+
+    Args:
+        name: Name of the service.
+        limit: Most requests between their admission and their answer.
+        max_wait_ms: How long others wait for their admission; at most 1024 do.
+        clock_ns: Monotonic time in nanoseconds.
+        call_later: Calls a function after some seconds; by default the running event loop does.
+        **core: The arguments of `Service`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        limit: int,
+        max_wait_ms: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+        **core: Any,
+    ) -> None:
+        super().__init__(name, **core)
+        self._limit = limit
+        self._max_wait_ms = max_wait_ms
+        self._clock_ns = clock_ns
+        self._call_later = call_later
+        self._call = self._dialect_call = _LimitedCall
+        self._in_flight = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._timer_runs = False
+
+    def attach(self, exchange: Exchange) -> None:
+        """Score through this exchange too from now on."""
+        super().attach(exchange)
+        self._call = _LimitedJoiningCall if issubclass(self._call, JoiningCall) else _LimitedCall
+
+    def leave(self) -> None:
+        """An admitted request has its answer, or its caller has gone: the next one may come in."""
+        self._in_flight -= 1
+        if self._waiting:
+            # Not from within the answer: the next one can be answered at once too, and so on.
+            self._after(0.0, self._admit_waiting)
+
+    def is_staged(self, call: Call) -> bool:
+        """Whether a call has not been submitted to a device yet."""
+        return super().is_staged(call) or any(waiting.call is call for waiting in self._waiting)
+
+    def _admit_waiting(self) -> None:
+        while self._waiting and self._in_flight < self._limit:
+            waiting = self._waiting.popleft()
+            if waiting.call.wanted:
+                waiting.call.waited_ns = self._clock_ns() - waiting.since_ns
+                self._admit(waiting.call, waiting.body, waiting.head)
+
+    def _submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+        assert isinstance(call, _LimitedCall), "made by this service"
+        if self._in_flight < self._limit and not self._waiting:
+            self._admit(call, body, head)
+        elif self._max_wait_ms and len(self._waiting) < _MAX_WAITING:
+            now_ns = self._clock_ns()
+            until_ns = min(now_ns + self._max_wait_ms * 1_000_000, call.deadline_ns)
+            self._waiting.append(_Waiting(call, body, head, now_ns, until_ns))
+            self._watch()
+        else:
+            call.refuse(self._busy())
+
+    def _admit(self, call: _LimitedCall, body: bytes, head: RequestHead | None) -> None:
+        self._in_flight += 1
+        call.admitted = True
+        super()._submit(call, body, head)
+
+    def _watch(self) -> None:
+        """Look again when the request that has waited longest has waited too long."""
+        if self._timer_runs or not self._waiting:
+            return
+        self._timer_runs = True
+        self._after(max(0.0, (self._waiting[0].until_ns - self._clock_ns()) / 1e9), self._expire)
+
+    def _expire(self) -> None:
+        self._timer_runs = False
+        now_ns = self._clock_ns()
+        # All wait equally long: the first in the queue are the first whose time is over.
+        while self._waiting and self._waiting[0].until_ns <= now_ns:
+            call = self._waiting.popleft().call
+            if call.wanted:
+                late = call.deadline_ns <= now_ns
+                call.refuse(DeadlineExceeded(_LATE) if late else self._busy())
+        self._watch()
+
+    def _after(self, delay_s: float, function: Callable[[], None]) -> None:
+        (self._call_later or asyncio.get_running_loop().call_later)(delay_s, function)
+
+    def _busy(self) -> Overloaded:
+        exchange = self.exchange or self.least_loaded()
+        retry_after_s = None if exchange is None else exchange.overloaded().retry_after_s
+        return Overloaded(
+            f"{self.name} has as many requests in flight as it takes at once; try again later.",
+            retry_after_s=retry_after_s or 1,
+        )
+
+
+class _LimitedCall(Call):
+    """A call that tells its service when it is over.
+
+    Attributes:
+        admitted: Whether it counts as in flight.
+        waited_ns: How long it waited for that.
+    """
+
+    __slots__ = ("admitted", "waited_ns")
+
+    def __init__(
+        self,
+        service: Service,
+        ids: RequestIds | None,
+        respond: Respond,
+        received_ns: int,
+        dialect: Dialect | None = None,
+    ) -> None:
+        super().__init__(service, ids, respond, received_ns, dialect)
+        self.admitted = False
+        self.waited_ns = 0
+
+    def abandon(self) -> None:
+        """The caller has gone: rows that have not started do not run."""
+        super().abandon()
+        self._leave()
+
+    def _answer(self, status: int, lines: bytes, body: bytes) -> None:
+        if self.waited_ns:
+            lines += _WAIT_LINE % (self.waited_ns / 1e6)
+        try:
+            super()._answer(status, lines, body)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self.admitted:
+            self.admitted = False
+            service = self._service
+            assert isinstance(service, LimitedService), "who made it"
+            service.leave()
+
+
+class _LimitedJoiningCall(_LimitedCall, JoiningCall):
+    """A limited call whose answer is encoded together with others."""
+
+    __slots__ = ()
