@@ -1,0 +1,78 @@
+"""What is collected of a model's requests: the settings of `collect`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+__all__ = ["CollectionSettings", "Collects", "RecordFormat", "read_collection"]
+
+RecordFormat = Literal["jsonl", "parquet"]
+Collects = Literal["inputs", "outputs"]
+
+_MIN_MB: Final = 16
+_MAX_MB: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSettings:
+    """How requests and answers of a model are collected.
+
+    Attributes:
+        sample_rate: Share of the requests that is collected, above 0 and at most 1.
+        format: JSON lines, or Parquet.
+        max_mb: What the files of one model may take on the disk, in MiB; the oldest are removed beyond it.
+        collections: Whether the bodies of requests (`inputs`), those of answers (`outputs`) or both are kept.
+    """
+
+    sample_rate: float = 1.0
+    format: RecordFormat = "jsonl"
+    max_mb: int = 1024
+    collections: tuple[Collects, ...] = ("inputs", "outputs")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it: the mapping that `read_collection` takes."""
+        return {**dataclasses.asdict(self), "collections": list(self.collections)}
+
+
+def read_collection(value: Any) -> CollectionSettings | Literal[False]:
+    """Read the setting `collect`: true, false, or a mapping of the attributes of `CollectionSettings`.
+
+    Args:
+        value: The setting's value.
+
+    Raises:
+        ValueError: It has unknown keys or bad values. The message is the end of a sentence whose subject is
+            the setting.
+    """
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
+    if isinstance(value, bool):
+        return CollectionSettings() if value else False
+    names = [field.name for field in dataclasses.fields(CollectionSettings)]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be true or false, or hold {', '.join(names)} by name")
+    for name in value:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            raise ValueError(
+                f"has no {name!r}; " + (f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}")
+            )
+    made = CollectionSettings(**value)
+    if not _is_number(made.sample_rate) or not 0 < made.sample_rate <= 1:
+        raise ValueError("has a sample_rate that is not above 0 and at most 1")
+    if made.format not in get_args(RecordFormat):
+        raise ValueError(f"has a format that is none of {', '.join(get_args(RecordFormat))}")
+    if not isinstance(made.max_mb, int) or not _MIN_MB <= made.max_mb <= _MAX_MB:
+        raise ValueError(f"has a max_mb that is not a whole number between {_MIN_MB} and {_MAX_MB}")
+    kept = made.collections
+    if not isinstance(kept, list | tuple) or not kept or not set(kept) <= set(get_args(Collects)):
+        raise ValueError(f"has collections that are not a list of {', '.join(get_args(Collects))}")
+    return dataclasses.replace(made, sample_rate=float(made.sample_rate), collections=tuple(kept))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

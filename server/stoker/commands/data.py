@@ -1,0 +1,60 @@
+"""`stoker data`: look at the requests and answers that were collected."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import InvalidSettings, OperatorError
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY: Final = "look at the requests and answers that were collected"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommand."""
+    actions = parser.add_subparsers(dest="data_action", required=True, metavar="ACTION")
+    tail = actions.add_parser("tail", help="print the last records of a model, one JSON object a line")
+    tail.add_argument("name", metavar="NAME", help="the service's name")
+    tail.add_argument("--lines", type=_count, default=10, metavar="N", help="how many records (default 10)")
+    tail.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the last records.
+
+    Raises:
+        InvalidSettings: Nothing was collected under this name.
+        OperatorError: The records cannot be read.
+    """
+    from stoker.record_files import last_records
+    from stoker.workspace import Workspace
+
+    data_dir = Workspace.find(args.workspace).data_dir
+    collected = sorted(folder.name for folder in data_dir.iterdir()) if data_dir.is_dir() else []
+    if args.name not in collected:
+        raise InvalidSettings(
+            f"nothing was collected of {args.name!r} in {data_dir}; collected: {', '.join(collected) or 'nothing'} "
+            "(stoker serve --collect collects)"
+        )
+    try:
+        records = last_records(data_dir / args.name, args.lines)
+    except ImportError as error:
+        raise OperatorError(
+            "these are Parquet files, read by pyarrow: pip install 'stoker[parquet]'"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"the collected records cannot be read: {error}") from error
+    for record in records:
+        sys.stdout.write(json.dumps(record) + "\n")
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)

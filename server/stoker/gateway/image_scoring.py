@@ -1,0 +1,140 @@
+"""Images of requests become rows: small ones at once, others on a few threads beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from stoker.errors import Overloaded
+from stoker.image_input import ImageInput
+from stoker.tensors import Signature
+from stoker.wire.images import ImageReader, OpenedImages
+
+if TYPE_CHECKING:
+    from stoker.exchange import Rows
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["ImageScoring", "content_type_of"]
+
+_THREADS: Final = 2
+_MAX_WAITING: Final = 128
+# Below both, decoding takes less than a millisecond, which is not worth a change of threads.
+_QUICK_BODY_BYTES: Final = 1 << 16
+_QUICK_PIXELS: Final = 1 << 16
+
+
+class ImageScoring:
+    """The images of one model in one frontend.
+
+    Args:
+        image: The model's image input.
+        max_pixels: Largest image, in pixels.
+        max_rows_bytes: What the rows of one request may add up to.
+        threads: Where larger images are decoded; by default all models of the process share two threads.
+    """
+
+    def __init__(
+        self, image: ImageInput, *, max_pixels: int, max_rows_bytes: int, threads: Executor | None = None
+    ) -> None:
+        self._image = image
+        self._max_pixels = max_pixels
+        self._max_rows_bytes = max_rows_bytes
+        self._threads = threads or _shared_threads()
+        self._reader: ImageReader | None = None
+        self._waiting = 0
+
+    def attach(self, signature: Signature) -> None:
+        """Read images for a model with this signature from now on.
+
+        Raises:
+            InvalidSettings: The model cannot take such images.
+        """
+        self._reader = ImageReader(
+            self._image, signature, max_pixels=self._max_pixels, max_rows_bytes=self._max_rows_bytes
+        )
+
+    def claims(self, body: bytes, head: RequestHead | None) -> bool:
+        """Whether a body may hold images; others are numbers in JSON."""
+        return self._reader is not None and self._reader.claims(body, content_type_of(head))
+
+    def read(
+        self,
+        body: bytes,
+        head: RequestHead | None,
+        check: Callable[[], None],
+        take: Callable[[Rows | BaseException], None],
+    ) -> None:
+        """Decode a body that was claimed.
+
+        Args:
+            body: The body.
+            head: What the request said beside it, if it said more than a plain one.
+            check: Raises when nobody waits for the answer any more; called on any thread.
+            take: Called once with the rows, or with why there are none: at once, or later on the event loop.
+        """
+        reader, content_type = self._reader, content_type_of(head)
+        assert reader is not None, "it claims nothing before there is one"
+        try:
+            opened = _quick(reader, body, content_type, check)
+        except Exception as error:  # noqa: BLE001  # told to whoever waits for the rows
+            take(error)
+            return
+        if isinstance(opened, list):
+            take(opened)
+            return
+        if self._waiting >= _MAX_WAITING:
+            take(Overloaded("Too many images wait to be decoded; try again later.", retry_after_s=1))
+            return
+        self._waiting += 1
+        work = asyncio.get_running_loop().run_in_executor(
+            self._threads, _decode, reader, body, content_type, opened, check
+        )
+
+        def finish(done: asyncio.Future[list[np.ndarray]]) -> None:
+            self._waiting -= 1
+            if not done.cancelled():
+                take(done.exception() or done.result())
+
+        work.add_done_callback(finish)
+
+
+def content_type_of(head: RequestHead | None) -> bytes:
+    """The `Content-Type` of a request, empty if it is not known."""
+    for name, value in () if head is None else head.headers:
+        if name.lower() == "content-type":
+            return value.encode("latin-1")
+    return b""
+
+
+def _quick(
+    reader: ImageReader, body: bytes, content_type: bytes, check: Callable[[], None]
+) -> list[np.ndarray] | OpenedImages | None:
+    """The rows of a body if they cost little; else what was learned about it."""
+    if len(body) > _QUICK_BODY_BYTES:
+        return None
+    opened = reader.open(body, content_type)
+    if isinstance(opened, OpenedImages) and opened.pixels <= _QUICK_PIXELS:
+        return opened.rows(check)
+    return opened
+
+
+def _decode(
+    reader: ImageReader,
+    body: bytes,
+    content_type: bytes,
+    opened: OpenedImages | None,
+    check: Callable[[], None],
+) -> list[np.ndarray]:
+    check()
+    found = opened or reader.open(body, content_type)
+    return found.rows(check) if isinstance(found, OpenedImages) else found
+
+
+@cache
+def _shared_threads() -> Executor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="images")

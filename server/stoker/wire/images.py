@@ -1,0 +1,390 @@
+"""Images to rows: JPEG, PNG and WebP, alone, in a multipart form, or as base64 in JSON.
+
+Pillow is imported when the first `ImageReader` is made, so that frontends without image models do not carry it.
+Nothing here trusts an image: what its header announces is checked before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from email.message import Message
+from email.parser import BytesHeaderParser
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from stoker.errors import (
+    BodyTooLarge,
+    ImageTooLarge,
+    InvalidInput,
+    InvalidSettings,
+    MalformedBody,
+    UnsupportedEncoding,
+)
+from stoker.image_input import ImageInput, Layout
+from stoker.tensors import Signature, TensorSpec
+from stoker.wire.scoring import decode_document, parse_document
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["IMAGE_TYPES", "ImageReader", "OpenedImages", "image_layout", "is_media"]
+
+IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
+_FORMATS: Final = ("JPEG", "PNG", "WEBP")
+_ALIASES: Final = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
+_FIRST_BYTES: Final = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|RIFF....WEBP", re.DOTALL)
+_DATA_URL: Final = re.compile(r"data:[^,]{0,200};base64,")
+_MAX_OTHER_PARTS: Final = 100
+_JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8", 0xDA, 0xD9
+# After the head of a scan: the next marker that is neither a stuffed 0xFF nor a restart within the scan.
+_JPEG_MARKER: Final = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+# Encoders write about ten. Each may be 40 bytes long and cost a pass over all pixels.
+_MAX_JPEG_SCANS: Final = 64
+# A JPEG is decoded at a fraction of its scale where that leaves this many times the pixels that are needed.
+_REDUCING_GAP: Final = 3
+
+
+def is_media(content_type: bytes) -> bool:
+    """Whether a `Content-Type` announces an image or a multipart form."""
+    return content_type[:10].lower().startswith((b"image/", b"multipart/"))
+
+
+def image_layout(image: ImageInput, signature: Signature) -> Layout:
+    """Check that a model can take such images, and return the order of the axes in its input.
+
+    Raises:
+        InvalidSettings: It cannot; the message says what does not fit.
+    """
+    if signature.takes == "body":
+        raise InvalidSettings(
+            "image: the entry script takes whole request bodies; decorate run with @stoker.batched(shape=...), "
+            "or leave the image input out and let the script read images itself"
+        )
+    if len(signature.inputs) != 1:
+        names = ", ".join(spec.name for spec in signature.inputs)
+        raise InvalidSettings(f"image: the model has several inputs ({names}); images need a model with one")
+    (spec,) = signature.inputs
+    _check_values(image, spec)
+    hwc, chw = (
+        (image.height, image.width, image.channels),
+        (image.channels, image.height, image.width),
+    )
+    flat = (image.height * image.width * image.channels,)
+    if spec.shape == flat or (image.channels == 1 and spec.shape == hwc[:2]):
+        return image.layout or "hwc"
+    fitting: list[Layout] = []
+    if spec.shape == hwc:
+        fitting.append("hwc")
+    if spec.shape == chw:
+        fitting.append("chw")
+    if image.layout is None and fitting:
+        return fitting[0]
+    if image.layout in fitting:
+        return image.layout
+    layout = f" in the layout {image.layout}" if image.layout else ""
+    raise InvalidSettings(
+        f"image: {image}{layout} do not fit the input {spec.name!r}, whose rows are {spec.describe_row()}; "
+        "size (height, then width) and channels (3 unless they are given) must be the model's"
+    )
+
+
+def _check_values(image: ImageInput, spec: TensorSpec) -> None:
+    kind = spec.numpy_dtype.kind
+    if spec.variable or kind == "b" or spec.dtype == "int8":
+        raise InvalidSettings(f"image: the input {spec.name!r} is {spec.dtype}, which cannot hold pixels")
+    with np.errstate(all="ignore"):
+        if not np.isfinite(_value_table(image, spec)).all():
+            raise InvalidSettings(
+                f"image: with this scale, mean and std, {spec.dtype} cannot hold the values"
+            )
+    if kind in "iu" and (image.mean or image.std or image.scale not in (None, 1.0)):
+        raise InvalidSettings(
+            f"image: the input {spec.name!r} is {spec.dtype} and takes pixels as they are; "
+            "leave scale, mean and std out"
+        )
+
+
+class ImageReader:
+    """Reads the image bodies of one model.
+
+    Args:
+        image: The model's image input.
+        signature: The model's signature.
+        max_pixels: Largest image, in pixels.
+        max_rows_bytes: What the rows of one request may add up to; one row is always taken.
+
+    Raises:
+        InvalidSettings: The model cannot take such images.
+    """
+
+    def __init__(
+        self, image: ImageInput, signature: Signature, *, max_pixels: int, max_rows_bytes: int
+    ) -> None:
+        self._layout = image_layout(image, signature)
+        self._signature = signature
+        self._spec = signature.inputs[0]
+        self._max_pixels = max_pixels
+        self._max_images = max(1, max_rows_bytes // max(1, self._spec.row_bytes))
+        self._size = (image.width, image.height)
+        self._mode = "L" if image.channels == 1 else "RGB"
+        self._values = _value_table(image, self._spec)
+        _pillow()
+
+    def claims(self, body: bytes, content_type: bytes) -> bool:
+        """Whether a body may hold images; what it does not claim are numbers in JSON.
+
+        Every request asks, so this takes a fraction of a microsecond for a digit's numbers.
+        """
+        if content_type and is_media(content_type):
+            return True
+        if body[:1] == b"{":
+            # Rows of numbers have no strings: another quotation mark behind the key means more than rows.
+            key = body.find(b'"data"')
+            return key >= 0 and body.find(b'"', key + 6) >= 0
+        return _FIRST_BYTES.match(body) is not None or b'"data"' in body[:64]
+
+    def open(self, body: bytes, content_type: bytes) -> OpenedImages | list[np.ndarray]:
+        """Find the images of a body and read their headers; a body of numbers gives its rows at once.
+
+        Raises:
+            MalformedBody: The body is not what its type says, or an image in it is none.
+            InvalidInput: The JSON does not hold what the model takes.
+            UnsupportedEncoding: It is media of another type.
+            BodyTooLarge: It holds more images than a request may.
+            ImageTooLarge: An image has too many pixels.
+        """
+        media_type = content_type.partition(b";")[0].strip().lower().decode("latin-1")
+        media_type = _ALIASES.get(media_type, media_type)
+        if media_type == "multipart/form-data":
+            return self._opened(_form_images(body, content_type, self._max_images + _MAX_OTHER_PARTS))
+        if media_type in IMAGE_TYPES or _FIRST_BYTES.match(body):
+            return self._opened([body])
+        if is_media(content_type):
+            raise UnsupportedEncoding(
+                f"{media_type} is not read; send {', '.join(IMAGE_TYPES)}, multipart/form-data or JSON."
+            )
+        document = parse_document(body)
+        texts = _base64_texts(document)
+        if texts is None:
+            return decode_document(document, self._signature)
+        self._check_count(len(texts))
+        return self._opened([_decode_base64(text, index) for index, text in enumerate(texts)])
+
+    def _opened(self, contents: Sequence[bytes]) -> OpenedImages:
+        self._check_count(len(contents))
+        names = [f"Image {index}" for index in range(len(contents))] if len(contents) > 1 else ["The image"]
+        images = [self._open_one(content, name) for content, name in zip(contents, names, strict=True)]
+        return OpenedImages(self, images, names)
+
+    def _check_count(self, count: int) -> None:
+        if count > self._max_images:
+            raise BodyTooLarge(
+                f"The request holds {count} images; at most {self._max_images} are taken at once."
+            )
+
+    def _open_one(self, content: bytes, name: str) -> Image:
+        try:
+            image: Image = _pillow().open(BytesIO(content), formats=_FORMATS)
+        except Exception as error:
+            raise _not_an_image(name) from error
+        width, height = image.size
+        if width * height > self._max_pixels:
+            raise ImageTooLarge(
+                f"{name} has {width} × {height} pixels; at most {self._max_pixels / 1e6:g} million are decoded."
+            )
+        if content.startswith(_JPEG_START) and _jpeg_scans(content) > _MAX_JPEG_SCANS:
+            raise ImageTooLarge(f"{name} is a JPEG of more than {_MAX_JPEG_SCANS} scans.")
+        return image
+
+    def row(self, image: Image, name: str) -> np.ndarray:
+        """Decode an opened image to a row: `[*row_shape]` in the input's dtype.
+
+        Raises:
+            MalformedBody: It is cut short or damaged.
+        """
+        try:
+            return self._pixels(image).reshape(self._spec.shape)
+        except Exception as error:
+            # Pillow's decoders raise whatever the bytes drive them to.
+            raise _not_an_image(name) from error
+
+    def _pixels(self, image: Image) -> np.ndarray:
+        """One image in the model's size, values and order: `[h, w]`, `[h, w, 3]` or `[3, h, w]`."""
+        from PIL.Image import Resampling
+
+        if image.format == "JPEG":
+            side = _REDUCING_GAP * max(self._size)
+            image.draft(None, (side, side))
+        plain = _flatten(_upright(image), self._mode)
+        if plain.size != self._size:
+            plain = plain.resize(self._size, Resampling.BILINEAR)
+        pixels = np.asarray(plain)
+        if pixels.ndim == 2:
+            grey: np.ndarray = self._values[0, pixels]
+            return grey
+        values: np.ndarray = self._values[np.arange(pixels.shape[-1]), pixels]
+        return values.transpose(2, 0, 1) if self._layout == "chw" else values
+
+
+class OpenedImages:
+    """The images of one request; their headers have been read and checked, their pixels not yet.
+
+    Attributes:
+        pixels: Pixels of all images together.
+    """
+
+    def __init__(self, reader: ImageReader, images: Sequence[Image], names: Sequence[str]) -> None:
+        self._reader = reader
+        self._images = images
+        self._names = names
+        self.pixels = sum(image.width * image.height for image in images)
+
+    def rows(self, check: Callable[[], None]) -> list[np.ndarray]:
+        """Decode them: one row each, in order, `[[rows, *row_shape]]` in the input's dtype.
+
+        Args:
+            check: Called before each image; what it raises ends the work.
+
+        Raises:
+            MalformedBody: An image is cut short or damaged.
+        """
+        rows = []
+        for image, name in zip(self._images, self._names, strict=True):
+            check()
+            with image:
+                rows.append(self._reader.row(image, name))
+        return [np.stack(rows)]
+
+
+@cache
+def _pillow() -> Any:
+    from PIL import Image
+
+    # All its plugins now: it would import them when it first meets bytes that are no image, while requests wait.
+    Image.init()
+    # Our limit is checked before anything is decoded; Pillow's own would only warn.
+    Image.MAX_IMAGE_PIXELS = None
+    return Image
+
+
+def _not_an_image(name: str) -> MalformedBody:
+    return MalformedBody(f"{name} is not a JPEG, PNG or WebP image, or is damaged or cut short.")
+
+
+def _value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
+    """What each of the 256 values of each channel becomes: `[channels, 256]` in the input's dtype."""
+    levels = np.arange(256, dtype=np.float64)
+    if image.invert:
+        levels = levels[::-1]
+    scale = image.scale or (255.0 if spec.numpy_dtype.kind == "f" else 1.0)
+    mean = np.reshape(image.mean or 0.0, (-1, 1))
+    std = np.reshape(image.std or 1.0, (-1, 1))
+    values = np.broadcast_to((levels / scale - mean) / std, (image.channels, 256))
+    return np.ascontiguousarray(values.astype(spec.numpy_dtype))
+
+
+def _upright(image: Image) -> Image:
+    """Turn a photo the way its EXIF orientation says."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # noqa: BLE001  # damaged metadata raise anything, and the pixels may still be whole
+        return image
+
+
+def _flatten(image: Image, mode: str) -> Any:
+    """Bring an image of any mode to 8 bits of grey or RGB; what is transparent becomes white."""
+    pillow = _pillow()
+    if image.mode.startswith("I"):
+        # 16 bits of grey: Pillow's own conversion would clip them.
+        return pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert(mode)
+    if image.has_transparency_data:
+        coloured = image.convert("RGBA")
+        paper = pillow.new("RGBA", coloured.size, "white")
+        image = pillow.alpha_composite(paper, coloured)
+    return image.convert(mode)
+
+
+def _jpeg_scans(content: bytes) -> int:
+    """Count the scans of a JPEG, up to one more than are allowed; damage ends the count."""
+    scans, at = 0, len(_JPEG_START)
+    while scans <= _MAX_JPEG_SCANS:
+        marker = _JPEG_MARKER.search(content, at)
+        if marker is None or content[marker.end() - 1] == _JPEG_END:
+            break
+        scans += content[marker.end() - 1] == _JPEG_SCAN
+        at = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
+    return scans
+
+
+def _form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]:
+    """The image parts of a multipart form, in order: those with an image's type or with a file name."""
+    boundary = _boundary(content_type)
+    if not boundary:
+        raise MalformedBody("The Content-Type multipart/form-data names no boundary.")
+    # A boundary stands at the beginning of a line; the first one may stand at the very beginning.
+    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1"), max_parts + 2)
+    if len(pieces) == max_parts + 3:
+        raise BodyTooLarge(f"The multipart form has more than {max_parts} parts.")
+    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+        raise MalformedBody("The multipart form is cut short: its last boundary is missing.")
+    images = []
+    for piece in pieces[1:-1]:
+        # What follows the boundary in its line is padding.
+        head, found, content = piece.partition(b"\r\n\r\n")
+        if not found:
+            raise MalformedBody("A part of the multipart form has no end of its headers.")
+        if _announces_image(head.partition(b"\r\n")[2]):
+            images.append(content)
+    if not images:
+        raise InvalidInput("The multipart form holds no image: no part has an image's type or a file name.")
+    return images
+
+
+def _boundary(content_type: bytes) -> str | None:
+    header = Message()
+    header["content-type"] = content_type.decode("latin-1")
+    try:
+        return header.get_boundary()
+    except Exception as error:
+        raise MalformedBody("The parameters of the Content-Type cannot be read.") from error
+
+
+def _announces_image(head: bytes) -> bool:
+    try:
+        part = BytesHeaderParser().parsebytes(head)
+        return part.get_content_maintype() == "image" or part.get_filename() is not None
+    except Exception as error:
+        # The parser of the standard library raises whatever odd parameters drive it to.
+        raise MalformedBody("The headers of a part of the multipart form cannot be read.") from error
+
+
+def _base64_texts(document: Any) -> list[str] | None:
+    """The base64 texts in `{"data": ["...", ...]}` or `{"data": [{"b64": "..."}, ...]}`; None for other content."""
+    data = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(data, list):
+        return None
+    items = [item.get("b64") if isinstance(item, dict) else item for item in data]
+    texts = [item for item in items if isinstance(item, str)]
+    if not texts:
+        return None
+    if len(texts) < len(items):
+        index = next(index for index, item in enumerate(items) if not isinstance(item, str))
+        raise InvalidInput(f'"data": row {index} is no image; either all rows are base64 texts, or none is.')
+    return texts
+
+
+def _decode_base64(text: str, index: int) -> bytes:
+    if prefix := _DATA_URL.match(text):
+        text = text[prefix.end() :]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise MalformedBody(f'"data": row {index} is a text, but not base64.') from None

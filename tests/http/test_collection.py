@@ -1,0 +1,109 @@
+"""Collecting while a server runs: what was asked and answered lies in the workspace, and survives its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.http.raw_http import rows_body, scoring
+from tests.live_server import LiveServer, run_stoker, wait_until
+from tests.tiny_models import BODY_SCRIPT, write_doubler, write_script
+
+from stoker.record_files import last_records
+
+
+def collected(server: LiveServer, model: str) -> list[dict[str, Any]]:
+    return last_records(server.workspace / "data" / model, 1_000_000)
+
+
+def on_disk(server: LiveServer, model: str, records: int) -> Callable[[], bool]:
+    return lambda: server.metric("stoker_collected_records_total", model=model) >= records
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Path:
+    """Three models: one collected as the server's setting says, one in part, one not at all."""
+    model = write_doubler(tmp_path / "doubler.onnx")
+    script = write_script(tmp_path / "script", BODY_SCRIPT)
+    file = tmp_path / "deployment.yaml"
+    file.write_text(f"""
+frontends: 1
+collect: true
+models:
+  - {{path: {model}, name: all}}
+  - {{path: {script}, name: answers, collect: {{collections: [outputs], max_mb: 16}}}}
+  - {{path: {model}, name: none, collect: false}}
+""")
+    return file
+
+
+def test_requests_and_answers_are_collected_and_kept(deployment: Path, tmp_path: Path) -> None:
+    """Each request of a collected model has its record with the id that the caller saw; the drain loses none."""
+    asked = {name: f"/api/v1/service/{name}/score" for name in ("all", "answers", "none")}
+    with LiveServer(tmp_path, "--config", deployment) as server, server.connect() as connection:
+        direct = connection.ask(scoring(asked["all"], server.key, rows_body([1, 2, 3, 4])))
+        named = connection.ask(
+            scoring(
+                asked["all"],
+                server.key,
+                rows_body([5, 6, 7, 8]),
+                [("x-request-id", "mine"), ("Content-Type", "application/json")],
+            )
+        )
+        refused = connection.ask(scoring(asked["all"], server.key, b'{"data": 5}'))
+        connection.ask(scoring(asked["none"], server.key, rows_body([1, 2, 3, 4])))
+        wait_until(on_disk(server, "all", 3), "the records are written while the server runs")
+        assert server.metric("stoker_collected_records_total", model="none") == 0
+        script = connection.ask(scoring(asked["answers"], server.key, b'{"return": {"a": [1]}}'))
+        assert script.status == 200
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        records = collected(server, "all")
+        assert [record["request_id"] for record in records] == [
+            direct.header("x-request-id"), "mine", refused.header("x-request-id"),
+        ]  # fmt: skip
+        assert [record["status"] for record in records] == [200, 200, 422]
+        assert records[0]["inputs"] == {"data": [[1, 2, 3, 4]]}
+        assert records[1]["outputs"] == named.json()
+        assert records[2]["outputs"]["code"] == "invalid_input"
+        (answered,) = collected(server, "answers")
+        assert (answered["outputs"], "inputs" in answered) == ({"a": [1]}, False)
+        assert not (server.workspace / "data" / "none").exists()
+        output = server.output()
+    assert "collect  inputs and outputs of 100 % of the requests, at most 1024 MiB, in " in output
+    assert "collect  outputs of 100 % of the requests, at most 16 MiB, in " in output
+    shown = run_stoker("data", "tail", "all", "--lines", "2", "--workspace", server.workspace)
+    assert [json.loads(line) for line in shown.stdout.splitlines()] == records[1:]
+
+
+def test_a_killed_frontend_leaves_what_it_had_written(tmp_path: Path) -> None:
+    """SIGKILL costs no record that was written; the successor writes on, into a file of its own."""
+    model = write_doubler(tmp_path / "doubler.onnx")
+    with LiveServer(tmp_path, model, "--frontends", "1", "--collect") as server:
+        assert server.score([1, 2, 3, 4]).status == 200
+        wait_until(on_disk(server, "doubler", 1), "the record is written")
+        (frontend,) = server.frontend_pids()
+        os.kill(frontend, signal.SIGKILL)
+        wait_until(
+            lambda: server.frontend_pids() not in ([], [frontend]) and server.ready, "its successor serves"
+        )
+        assert server.score([5, 6, 7, 8]).status == 200
+        wait_until(on_disk(server, "doubler", 2), "the second record is written")
+        assert [record["outputs"] for record in collected(server, "doubler")] == [
+            [[2.0, 4.0, 6.0, 8.0]], [[10.0, 12.0, 14.0, 16.0]],
+        ]  # fmt: skip
+        assert len(list((server.workspace / "data").rglob("*.jsonl"))) == 2
+        server.kill()
+        assert len(collected(server, "doubler")) == 2
+
+
+def test_nothing_collected_is_said(tmp_path: Path) -> None:
+    """`stoker data tail` of a model that was never collected says so, and what was."""
+    shown = run_stoker("data", "tail", "mnist", "--workspace", tmp_path / "workspace")
+    assert shown.returncode == 2
+    assert "nothing was collected of 'mnist'" in shown.stderr

@@ -1,0 +1,36 @@
+"""`stoker quickstart`: what it registers, without the training and the server."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from stoker import serving
+from stoker.commands import quickstart
+from stoker.image_input import ImageInput, read_image_input
+from stoker.repository import Repository
+from stoker.settings import ServerSettings
+from stoker.workspace import Workspace
+
+
+def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was trained is registered once, with an image input that turns ink on paper into its light digits."""
+    served: list[Workspace] = []
+
+    def train(folder: Path, _: Path | None) -> None:
+        folder.mkdir(parents=True)
+        (folder / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
+
+    def serve(_: ServerSettings, workspace: Workspace) -> None:
+        served.append(workspace)
+
+    monkeypatch.setattr(quickstart, "_train", train)
+    monkeypatch.setattr(serving, "serve", serve)
+    parser = argparse.ArgumentParser()
+    quickstart.add_arguments(parser)
+    for _ in range(2):
+        assert quickstart.run(parser.parse_args(["--workspace", str(tmp_path / "w")])) == 0
+    (registered,) = Repository(served[1].models_dir).list()
+    assert registered.reference == "mnist:1"
+    assert registered.image is not None
+    assert read_image_input(dict(registered.image)) == ImageInput(28, 28, 1, scale=255, invert=True)
