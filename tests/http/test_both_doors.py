@@ -64,13 +64,27 @@ GOOD: dict[str, tuple[str, bytes, Any]] = {
     ),
 }
 
+FAILED = "An unexpected error occurred in scoring script. Check the logs for more info."
+
 BAD: dict[str, tuple[str, bytes, int, str, str]] = {
     "malformed": ("doubler", b'{"data": [[1, 2, 3, 4]', 400, "malformed_body", "not valid JSON"),
     "not JSON at all": ("doubler", b"data=1", 400, "malformed_body", "not valid JSON"),
     "trailing text": ("doubler", b'{"data": [[1, 2, 3, 4]]} {}', 400, "malformed_body", "not valid JSON"),
     "trailing bracket": ("doubler", b'{"data": [[1, 2, 3, 4]]}]', 400, "malformed_body", "not valid JSON"),
-    "not UTF-8": ("doubler", b'{"data": [[1, 2, 3, 4]], "id": "\xff"}', 400, "malformed_body", "not UTF-8"),
-    "UTF-16": ("doubler", '{"data": [[1, 2, 3, 4]]}'.encode("utf-16"), 400, "malformed_body", "not UTF-8"),
+    "not UTF-8": (
+        "doubler",
+        b'{"data": [[1, 2, 3, 4]], "id": "\xff"}',
+        400,
+        "malformed_body",
+        "decoded as UTF-8",
+    ),
+    "UTF-16": (
+        "doubler",
+        '{"data": [[1, 2, 3, 4]]}'.encode("utf-16"),
+        400,
+        "malformed_body",
+        "decoded as UTF-8",
+    ),
     "NaN": ("doubler", b'{"data": [[1, NaN, 3, 4]]}', 400, "malformed_body", "NaN"),
     "infinity": ("doubler", b'{"data": [[1, -Infinity, 3, 4]]}', 400, "malformed_body", "Infinity"),
     "an overflowing literal": ("doubler", b'{"data": [[1, 1e999, 3, 4]]}', 400, "malformed_body", ""),
@@ -148,18 +162,18 @@ BAD: dict[str, tuple[str, bytes, int, str, str]] = {
         rows_body([PICKY_LIMIT, 1, 1, 1]),
         500,
         "model_failed",
-        "Error id: ",
+        FAILED,
     ),
     "a row that a batched script refuses": (
         "batched",
         rows_body([RAISE, 1, 1, 1]),
         500,
         "model_failed",
-        "Error id: ",
+        FAILED,
     ),
-    "a script that raises": ("body", b'{"tell": "raise"}', 500, "model_failed", "Error id: "),
-    "a script that exits": ("body", b'{"tell": "exit"}', 500, "model_failed", "Error id: "),
-    "a body that the script cannot read": ("body", b"not json", 500, "model_failed", "Error id: "),
+    "a script that raises": ("body", b'{"tell": "raise"}', 500, "model_failed", FAILED),
+    "a script that exits": ("body", b'{"tell": "exit"}', 500, "model_failed", FAILED),
+    "a body that the script cannot read": ("body", b"not json", 400, "malformed_body", "not valid JSON"),
 }
 
 
@@ -234,7 +248,7 @@ def test_a_failure_in_the_script_shows_its_caller_only_an_id(served: Served) -> 
     """The traceback goes to the log under the id that the caller gets, and nowhere else."""
     answer, _ = _by_both_doors(served, "batched", rows_body([RAISE, 0, 0, 0]))
 
-    error_id = answer.json()["message"].rpartition("Error id: ")[2].rstrip(".")
+    error_id = answer.json()["error_id"]
     log = served.server.output()
     logged = log[log.index(error_id) :]
     assert "Traceback" in logged

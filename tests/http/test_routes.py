@@ -81,14 +81,13 @@ def test_score_without_a_name_needs_a_single_service(served: Served, narrow_serv
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("GET", "/api/v1/service/doubler/score", {"POST"}),
-        ("PUT", "/api/v1/service/doubler/score", {"POST"}),
-        ("DELETE", "/api/v1/service/doubler/score", {"POST"}),
-        ("PATCH", "/api/v1/service/doubler/score", {"POST"}),
-        ("POST", "/", {"GET", "HEAD"}),
+        ("PUT", "/api/v1/service/doubler/score", {"GET", "HEAD", "OPTIONS", "POST"}),
+        ("DELETE", "/api/v1/service/doubler/score", {"GET", "HEAD", "OPTIONS", "POST"}),
+        ("PATCH", "/api/v1/service/doubler/score", {"GET", "HEAD", "OPTIONS", "POST"}),
+        ("POST", "/", {"GET", "HEAD", "OPTIONS"}),
         ("POST", "/v2/health/ready", {"GET", "HEAD"}),
         ("DELETE", "/metrics", {"GET", "HEAD"}),
-        ("PUT", "/api/v1/service/doubler/swagger.json", {"GET", "HEAD"}),
+        ("PUT", "/api/v1/service/doubler/swagger.json", {"GET", "HEAD", "OPTIONS"}),
     ],
 )
 def test_wrong_methods_are_told_the_right_ones(

@@ -311,7 +311,7 @@ def _reset(connection: Connection) -> None:
     connection.socket.close()
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+@pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_client_that_goes_away_leaves_nothing_behind(served: Served, door: str, how: str) -> None:
     """Rows of callers that have gone become free, those that wait without running, and the next answers are right."""
@@ -330,8 +330,6 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Served, door: str
                 connection.socket.close()
             case "reset":
                 _reset(connection)
-            case "half-close":
-                connection.socket.shutdown(socket.SHUT_WR)
     wait_until(
         lambda: (
             served.server.metric("stoker_requests_total", model="batched", status="499") == gone_before + 2
@@ -349,8 +347,47 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Served, door: str
     # A batch is counted when its answers have left.
     wait_until(lambda: ran() >= 2, "the first caller's row and the last request have run")
     assert ran() == 2
-    for connection in (waiting, running):
-        connection.socket.close()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("door", DOORS)
+def test_a_client_that_only_stops_sending_is_answered(served: Served, door: str, version: str) -> None:
+    """Whole requests of a client that closes its sending half are answered; it is then asked to close the rest.
+
+    In HTTP/1.1 an interim answer comes first, by which the server finds out that somebody is there.
+    """
+    gate, path = served.gates["batched"], served.path("batched")
+    with served.server.connect() as connection:
+        connection.send(scoring(path, PRIMARY, rows_body([HOLD, 0, 0, 0]), DOORS[door], version=version))
+        wait_until(lambda: gate.entered, "the script holds the request")
+        connection.socket.shutdown(socket.SHUT_WR)
+        statuses = [connection.answer().status] if version == "1.1" else []
+        gate.open()
+        answer = connection.answer()
+        connection.assert_ended()
+
+    assert statuses == ([100] if version == "1.1" else [])
+    assert (answer.status, answer.json(), answer.closes) == (200, [[3 * HOLD, 0, 0, 0]], True)
+
+
+def test_pipelined_requests_of_a_client_that_stops_sending_are_answered(served: Served) -> None:
+    """All that it has asked for before is answered, in order, and then the connection ends."""
+    gate = served.gates["batched"]
+    with served.server.connect() as connection:
+        connection.send(
+            scoring(served.path("batched"), PRIMARY, rows_body([HOLD, 0, 0, 0]))
+            + scoring(served.path("doubler"), PRIMARY, _row(1))
+        )
+        connection.socket.shutdown(socket.SHUT_WR)
+        wait_until(lambda: gate.entered, "the script holds the first request")
+        gate.open()
+        answers = [connection.answer()]
+        while len(answers) < 2 or answers[-1].status == 100:
+            answers.append(connection.answer())
+        connection.assert_ended()
+
+    bodies = [answer.json() for answer in answers if answer.status != 100]
+    assert bodies == [[[3 * HOLD, 0, 0, 0]], _doubled(1)]
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from stoker.errors import MethodNotAllowed, StokerError, Unauthorized
+from stoker.errors import MethodNotAllowed, ModelFailed, StokerError, Unauthorized, UnsupportedEncoding
 
-__all__ = ["CLOSE_LINE", "Respond", "error_body", "error_lines", "json_lines", "split_lines"]
+__all__ = ["CLOSE_LINE", "Respond", "error_body", "error_lines", "failed_line", "json_lines", "split_lines"]
 
 Respond = Callable[[int, bytes, bytes], None]
 """Called once with status, header lines (each ended by CRLF), and body."""
@@ -27,20 +27,29 @@ def json_lines(body: bytes) -> bytes:
 
 
 def error_body(error: StokerError) -> bytes:
-    """The JSON of an error: `{"message": ..., "code": ...}`."""
+    """The JSON of an error: `{"message": ..., "code": ...}`, with `error_id` where the log has more under it."""
     content: dict[str, Any] = {"message": str(error), "code": error.code}
+    if isinstance(error, ModelFailed):
+        content["error_id"] = error.error_id
     return json.dumps(content).encode()
+
+
+def failed_line(failed: bool) -> bytes:
+    """The header line that says whether the model or script is to blame; clients of Azure look for this spelling."""
+    return b"x-ms-run-function-failed: %b\r\n" % (b"True" if failed else b"False")
 
 
 def error_lines(error: StokerError) -> bytes:
     """The header lines that an error adds."""
-    lines = b""
+    lines = failed_line(error.run_failed)
     if error.retry_after_s is not None:
         lines += b"retry-after: %d\r\n" % error.retry_after_s
     if isinstance(error, Unauthorized):
-        lines += b"www-authenticate: Bearer\r\n"
+        lines += b"www-authenticate: %b\r\n" % error.challenge.encode()
     if isinstance(error, MethodNotAllowed) and error.allowed:
         lines += b"allow: %b\r\n" % ", ".join(error.allowed).encode()
+    if isinstance(error, UnsupportedEncoding) and error.accepted:
+        lines += b"accept-encoding: %b\r\n" % ", ".join(error.accepted).encode()
     return lines
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,75 +13,90 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.errors import (
-    MethodNotAllowed,
-    NotFound,
-    NotReady,
-    Overloaded,
-    RequestError,
-    StokerError,
-    UnsupportedEncoding,
-)
-from stoker.gateway.answers import CLOSE_LINE, error_body, error_lines, json_lines, split_lines
-from stoker.gateway.direct import LARGE_BODY_BYTES
+from stoker.errors import MethodNotAllowed, NotFound, StokerError
+from stoker.gateway.answers import CLOSE_LINE, failed_line, split_lines
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
-from stoker.gateway.request_ids import RequestIds
-from stoker.gateway.service import Service
+from stoker.gateway.heads import NOT_ALLOWED, check_head
+from stoker.gateway.oip import oip_routes
+from stoker.gateway.request_ids import RequestIds, sent_ids
+from stoker.gateway.scoring import ScoringEndpoint, refusal, send_answer
 from stoker.gateway.swagger import describe
+from stoker.gateway.tfs import tfs_routes
 
 __all__ = ["create_app"]
 
-_ID_HEADERS: Final = ("x-request-id", "x-ms-request-id", "x-ms-client-request-id")
-_Answer = tuple[int, bytes, bytes]
-_SHORT_BODY_BYTES: Final = 1 << 16
+_AZURE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+_CLOSE: Final = split_lines(CLOSE_LINE)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """Make the app of a frontend."""
-    score = _ScoreEndpoint(gateway)
+    score = ScoringEndpoint(gateway)
     routes = [
-        Route("/", _identified(_healthy)),
+        _azure("/", _healthy),
+        _azure(SERVICE_PATH + "{name}/", _healthy),
         Route("/score", score),
         Route(SERVICE_PATH + "{name}/score", score),
-        Route("/swagger.json", _identified(_swagger)),
-        Route(SERVICE_PATH + "{name}/swagger.json", _identified(_swagger)),
-        Route("/v2/health/live", _identified(_live)),
-        Route("/v2/health/ready", _identified(_ready)),
+        _azure("/swagger.json", _swagger),
+        _azure(SERVICE_PATH + "{name}/swagger.json", _swagger),
+        Route("/token", _identified(_token)),
+        Route(SERVICE_PATH + "{name}/token", _identified(_token)),
         Route("/metrics", _identified(_metrics)),
+        *oip_routes(gateway),
+        *tfs_routes(gateway),
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={StokerError: _on_error, HTTPException: _on_http_exception},
+        exception_handlers={StokerError: _on_error, HTTPException: _on_http_exception, Exception: _on_fault},
     )
     app.router.redirect_slashes = False
     app.state.gateway = gateway
-    return _closing(app, gateway)
+    return _checking(app, gateway)
 
 
-def _closing(app: ASGIApp, gateway: Gateway) -> ASGIApp:
-    """An app whose answers close their connections while the server drains."""
+def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
+    """An app that checks the heads of requests, and adds what the answers of all routes have."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and not any(
-                name == b"connection" for name, _ in message["headers"]
-            ):
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
+        headers = dict(scope["headers"])
+        added = [] if gateway.cors is None else gateway.cors.headers(scope["method"], headers)
+        if b"traceid" in headers:
+            # Callers of Microsoft Office follow their requests by it.
+            added.append((b"traceid", headers[b"traceid"]))
+        if gateway.draining:
+            added += _CLOSE
+
+        async def send_with_added(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *(pair for pair in added if pair[0] not in names),
+                ]
             await send(message)
 
-        await app(scope, receive, send_closing if gateway.draining else send)
+        answer = send_with_added if added else send
+        try:
+            check_head(scope)
+        except StokerError as error:
+            await send_answer(answer, refusal(error, headers))
+            return
+        if scope["path"].startswith("//"):
+            scope = {**scope, "path": "/" + scope["path"].lstrip("/")}
+        await app(scope, receive, answer)
 
     return serve
 
 
-def _identified(
-    handler: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _identified(handler: _Handler) -> _Handler:
     """A handler whose answers carry the request's ids, and that refuses ids that cannot be carried."""
 
     async def handle(request: Request) -> Response:
-        ids = RequestIds(*_sent_ids(request.headers.get))
+        ids = RequestIds(*sent_ids(_headers(request)))
         response = await handler(request)
         response.raw_headers.extend(split_lines(ids.lines))
         return response
@@ -91,23 +104,21 @@ def _identified(
     return handle
 
 
-async def _healthy(_: Request) -> Response:
+def _azure(path: str, handler: _Handler) -> Route:
+    """A route that tells its methods when it is asked, as those of the Azure inference server do."""
+
+    async def handle(request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return PlainTextResponse(headers={"allow": ", ".join(_AZURE_METHODS)}, media_type="text/html")
+        return await handler(request)
+
+    return Route(path, _identified(handle), methods=_AZURE_METHODS)
+
+
+async def _healthy(request: Request) -> Response:
+    if "name" in request.path_params:
+        _gateway(request).service(request.path_params["name"])
     return PlainTextResponse("Healthy", media_type="text/html")
-
-
-async def _live(_: Request) -> Response:
-    return JSONResponse({"live": True})
-
-
-async def _ready(request: Request) -> Response:
-    try:
-        _gateway(request).check_ready()
-    except NotReady as error:
-        # "error" is where clients of the Open Inference Protocol look.
-        content = {"ready": False, "error": str(error), **json.loads(error_body(error))}
-        headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
-        return JSONResponse(content, error.status, headers)
-    return JSONResponse({"ready": True})
 
 
 async def _metrics(request: Request) -> Response:
@@ -116,14 +127,30 @@ async def _metrics(request: Request) -> Response:
         authorization = request.headers.get("authorization", "").encode("latin-1")
         services = list(gateway.services.values())
         if not any(service.authorized(authorization) for service in services):
-            raise services[0].unauthorized()
+            raise services[0].unauthorized(authorization)
     text = render(gateway.metrics, list(gateway.services))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 async def _swagger(request: Request) -> Response:
+    gateway = _gateway(request)
+    service = gateway.service(request.path_params.get("name"))
+    prefix = gateway.naming.path_prefix
+    if "name" in request.path_params:
+        prefix = gateway.path(service)
+    versions = request.query_params.getlist("version")
+    description = describe(service, gateway.naming, prefix, versions[0] if versions else None)
+    response = Response(json.dumps(description), media_type="application/json")
+    response.raw_headers.extend(split_lines(failed_line(False)))
+    return response
+
+
+async def _token(request: Request) -> Response:
     service = _gateway(request).service(request.path_params.get("name"))
-    return JSONResponse(describe(service, request.url.path, request.query_params.get("version")))
+    if service.tokens is None:
+        raise NotFound(f"{service.name} takes no tokens; the server has to be started with --token-auth.")
+    token = service.tokens.fresh(request.headers.get("authorization", "").encode("latin-1"))
+    return JSONResponse(token.to_json(), headers={"cache-control": "no-store"})
 
 
 def _gateway(request: Request) -> Gateway:
@@ -131,10 +158,16 @@ def _gateway(request: Request) -> Gateway:
     return gateway
 
 
+def _headers(request: Request) -> Mapping[bytes, bytes]:
+    return dict(request.headers.raw)
+
+
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StokerError), "registered for this class"
-    lines = _usable_ids(_sent_ids(request.headers.get)).lines + error_lines(error)
-    return _error_response(error, lines)
+    answer = refusal(error, _headers(request))
+    response = Response(answer.body, answer.status)
+    response.raw_headers = split_lines(answer.lines)
+    return response
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -149,147 +182,14 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         )
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        methods = tuple(name.strip() for name in allowed.split(","))
-        return await _on_error(
-            request, MethodNotAllowed("The method is not allowed for the requested URL.", allowed=methods)
-        )
+        methods = tuple(sorted(name.strip() for name in allowed.split(",")))
+        return await _on_error(request, MethodNotAllowed(NOT_ALLOWED, allowed=methods))
     return JSONResponse({"message": error.detail, "code": "http"}, error.status_code)
 
 
-def _error_response(error: StokerError, lines: bytes) -> Response:
-    body = error_body(error)
-    response = Response(body, error.status)
-    response.raw_headers = split_lines(json_lines(body) + lines)
-    return response
-
-
-def _sent_ids(header: Callable[[str], str | None]) -> list[bytes]:
-    return [(header(name) or "").encode("latin-1") for name in _ID_HEADERS]
-
-
-def _usable_ids(sent: Sequence[bytes]) -> RequestIds:
-    """The ids for an error's answer: all, else the request's own, else fresh ones."""
-    for usable in (sent, sent[:1]):
-        try:
-            return RequestIds(*usable)
-        except RequestError:
-            continue
-    return RequestIds()
-
-
-class _ScoreEndpoint:
-    """Scoring as a raw ASGI endpoint: the same core and the same bytes as the direct door."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        sent_ids = [headers.get(name.encode(), b"") for name in _ID_HEADERS]
-        ids = _usable_ids(sent_ids)
-        try:
-            ids = RequestIds(*sent_ids)
-            service = self._admit(scope, headers)
-            length = _content_length(headers)
-            answer = await self._receive_and_score(service, length, ids, receive)
-        except StokerError as error:
-            answer = _refusal(error, ids, _content_length(headers))
-        if answer is not None:
-            await _send_answer(send, *answer)
-
-    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> Service:
-        """Check everything that can be checked before the body is read."""
-        service = self._gateway.service(scope["path_params"].get("name"))
-        if scope["method"] != "POST":
-            service.metrics.count_request(405)
-            raise MethodNotAllowed("The method is not allowed for the requested URL.", allowed=("POST",))
-        if not service.authorized(headers.get(b"authorization", b"")):
-            raise service.unauthorized()
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            service.metrics.count_request(415)
-            raise UnsupportedEncoding(
-                "A compressed request body is not read; send it without Content-Encoding."
-            )
-        if _content_length(headers) > service.max_body_bytes:
-            raise service.too_large()
-        return service
-
-    async def _receive_and_score(
-        self, service: Service, length: int, ids: RequestIds, receive: Receive
-    ) -> _Answer | None:
-        reserved = length if length >= 0 else service.max_body_bytes
-        if reserved <= LARGE_BODY_BYTES:
-            reserved = 0
-        elif not self._gateway.reserve_body(reserved):
-            raise Overloaded("Too many large request bodies are being received.", retry_after_s=1)
-        try:
-            body = await _read_body(service, receive)
-            if body is None:
-                return None
-            return await self._score(service, body, ids, receive)
-        finally:
-            self._gateway.release_body(reserved)
-
-    async def _score(
-        self, service: Service, body: bytes, ids: RequestIds, receive: Receive
-    ) -> _Answer | None:
-        answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-
-        def respond(status: int, lines: bytes, content: bytes) -> None:
-            if not answered.done():
-                answered.set_result((status, lines, content))
-
-        call = service.score(body, ids, respond, time.monotonic_ns())
-        if answered.done():
-            return answered.result()
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
-            if answered.done():
-                return answered.result()
-            return None
-        finally:
-            gone.cancel()
-            call.abandon()
-
-
-def _refusal(error: StokerError, ids: RequestIds, length: int) -> _Answer:
-    body = error_body(error)
-    lines = json_lines(body) + ids.lines + error_lines(error)
-    # Rather end the connection than receive a long body for nothing.
-    return error.status, lines if 0 <= length <= _SHORT_BODY_BYTES else lines + CLOSE_LINE, body
-
-
-def _content_length(headers: dict[bytes, bytes]) -> int:
-    value = headers.get(b"content-length")
-    if value is None:
-        return -1
-    return int(value) if value.isdigit() else -1
-
-
-async def _read_body(service: Service, receive: Receive) -> bytes | None:
-    """The whole body; None if the caller went away."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > service.max_body_bytes:
-            raise service.too_large()
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
-
-
-async def _disconnected(receive: Callable[[], Awaitable[Message]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _send_answer(send: Send, status: int, lines: bytes, body: bytes) -> None:
-    start: dict[str, Any] = {"type": "http.response.start", "status": status, "headers": split_lines(lines)}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
+async def _on_fault(request: Request, error: Exception) -> Response:
+    # The error is raised again after the answer, and logged by the server.
+    del error
+    return await _on_error(
+        request, StokerError("An unexpected internal error occurred. Check the logs for more info.")
+    )

@@ -1,9 +1,11 @@
 """The direct door: plain scoring requests are answered inside uvicorn's HTTP protocol, without an ASGI cycle.
 
-A request is plain when it is HTTP/1.1, a POST to a scoring path with a valid key, has a Content-Length
-within the limit, keeps its connection alive, carries no header that asks for more (Expect, Transfer-
-Encoding, Content-Encoding, Upgrade, Origin), and no other request of its connection is unanswered.
-Everything else goes uvicorn's way to the Starlette app, which gives the same answers byte for byte.
+A request is plain when it is HTTP/1.1 with one Host, a POST to a scoring path with a valid key, has a
+Content-Length within the limit, keeps its connection alive, carries no header that asks for more (Expect,
+Transfer-Encoding, Content-Encoding, Upgrade, Origin, TraceId, an image, a form or an array as Content-Type), its
+model does not want to see its head, and no other request of its connection is unanswered. Everything else goes
+uvicorn's way to the Starlette app, which gives the same answers byte for byte, but for upper case in the names of a
+script's own headers.
 
 Callers send the same head (request line and headers) with every request. So the heads of plain requests are
 remembered byte for byte with what they said, and a request that arrives in one piece behind a known head is
@@ -16,19 +18,33 @@ the versions that passed the tests.
 
 from __future__ import annotations
 
-import time
+import re
+import socket
 from asyncio import Event
+from http import HTTPMethod
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from stoker.errors import HeaderTooLarge, MalformedBody, RequestTimeout, StokerError
-from stoker.gateway.answers import CLOSE_LINE, error_body, json_lines
+from stoker.errors import (
+    HeaderTooLarge,
+    MalformedBody,
+    MethodNotAllowed,
+    RequestTimeout,
+    StokerError,
+    TargetTooLong,
+)
+from stoker.gateway.answers import CLOSE_LINE, error_body, error_lines, json_lines
+from stoker.gateway.binary_dialect import is_array
 from stoker.gateway.gateway import Gateway, PlainHead
+from stoker.gateway.heads import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, NOT_ALLOWED, SCORING_METHODS
+from stoker.gateway.infer_dialect import JSON_LENGTH, InferDialect
 from stoker.gateway.request_ids import RequestIds
+from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
+    from stoker.gateway.dialect import Dialect
     from stoker.gateway.service import Call, Service
 
 __all__ = ["LARGE_BODY_BYTES", "DirectProtocol"]
@@ -38,11 +54,31 @@ LARGE_BODY_BYTES: Final = 1 << 20
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _REMEMBERED_HEAD_BYTES: Final = 4096
-_MAX_HEAD_BYTES: Final = 1 << 16
-_AUTHORIZATION, _LENGTH, _REQUEST_ID, _LEGACY_ID, _CLIENT_ID, _NOT_PLAIN = range(6)
+# A method that this parser does not know ends it; a line like this one is HTTP nevertheless.
+_REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
+_METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
+_GO_ON: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSE_WAIT: Final = 8
+_LOOK_AGAIN_S: Final = 0.05
+(
+    _AUTHORIZATION,
+    _LENGTH,
+    _TYPE,
+    _HOST,
+    _JSON_LENGTH,
+    _ACCEPTS,
+    _REQUEST_ID,
+    _LEGACY_ID,
+    _CLIENT_ID,
+    _NOT_PLAIN,
+) = range(10)
 _HEADERS: Final = {
     b"authorization": _AUTHORIZATION,
     b"content-length": _LENGTH,
+    b"content-type": _TYPE,
+    b"host": _HOST,
+    JSON_LENGTH: _JSON_LENGTH,
+    b"accept-encoding": _ACCEPTS,
     b"x-request-id": _REQUEST_ID,
     b"x-ms-request-id": _LEGACY_ID,
     b"x-ms-client-request-id": _CLIENT_ID,
@@ -51,6 +87,7 @@ _HEADERS: Final = {
     b"content-encoding": _NOT_PLAIN,
     b"upgrade": _NOT_PLAIN,
     b"origin": _NOT_PLAIN,
+    b"traceid": _NOT_PLAIN,
 }
 
 
@@ -86,6 +123,7 @@ class DirectProtocol(HttpToolsProtocol):
         self._declined_bytes = 0
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
+        self._dialect: Dialect | None = None
         self._between = True
         self._new_head = b""
         self._reserved_bytes = 0
@@ -121,7 +159,7 @@ class DirectProtocol(HttpToolsProtocol):
                 if self.timeout_keep_alive_task is not None:
                     self._unset_keepalive_if_required()
                 self.fresh = False
-                self._score(known.service, data[end:], None)
+                self._score(known.service, data[end:], None, known.dialect)
                 return
         self._unset_keepalive_if_required()
         if self._declined_bytes:
@@ -144,6 +182,13 @@ class DirectProtocol(HttpToolsProtocol):
                 rest = self._receive_declined(rest)
             if rest:
                 self._feed(rest)
+        except httptools.HttpParserInvalidMethodError:
+            line = _REQUEST_LINE.match(data)
+            # Behind a method that it knows, it has stumbled over something that followed.
+            if line is not None and line[1] not in _METHODS:
+                self._refuse(MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS))
+            else:
+                self.send_400_response("The request is not HTTP.")
         except httptools.HttpParserError:
             self.send_400_response("The request is not HTTP.")
 
@@ -163,8 +208,12 @@ class DirectProtocol(HttpToolsProtocol):
             self._head_bytes = 0
             return
         self._head_bytes += received_bytes
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(HeaderTooLarge(f"The request's headers are larger than {_MAX_HEAD_BYTES} bytes."))
+        if self._head_bytes <= MAX_HEAD_BYTES:
+            return
+        if not self.headers and len(self.url) > MAX_TARGET_BYTES:
+            self._refuse(TargetTooLong(f"Path and query are longer than {MAX_TARGET_BYTES} bytes."))
+        else:
+            self._refuse(HeaderTooLarge(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
         # uvicorn's scope is made later, for those requests that need one.
@@ -186,10 +235,14 @@ class DirectProtocol(HttpToolsProtocol):
             self._take_normally()
 
     def _take_directly(self) -> bool:
-        service = self._gateway.routes.get(self.url)
-        parser = self.parser
+        gateway, parser = self._gateway, self.parser
+        service = gateway.routes.get(self.url)
+        infers = service is None
+        if service is None:
+            service = gateway.infer_routes.get(self.url)
         if (
             service is None
+            or not service.direct
             or (self.cycle is not None and not self.cycle.response_complete)
             or parser.get_method() != b"POST"
             or parser.get_http_version() != "1.1"
@@ -199,10 +252,17 @@ class DirectProtocol(HttpToolsProtocol):
         values = self._plain_headers()
         if values is None:
             return False
-        authorization, length_text, *sent_ids = values
+        authorization, length_text, content_type, _, json_length, accepts, *sent_ids = values
         length = int(length_text or 0)
         if not 0 < length <= service.max_body_bytes or not service.authorized(authorization):
             return False
+        if infers:
+            if not self._takes_infer(json_length, accepts):
+                return False
+        elif is_media(content_type) or is_array(content_type):
+            return False
+        else:
+            self._dialect = None
         self._ids = None
         if any(sent_ids):
             try:
@@ -210,7 +270,7 @@ class DirectProtocol(HttpToolsProtocol):
             except StokerError:
                 return False
         elif self._is_whole(self._new_head):
-            self._gateway.remember(self._new_head, PlainHead(service, authorization, length))
+            self._gateway.remember(self._new_head, PlainHead(service, authorization, length, self._dialect))
         if length > LARGE_BODY_BYTES:
             if not self._gateway.reserve_body(length):
                 return False
@@ -221,16 +281,25 @@ class DirectProtocol(HttpToolsProtocol):
         self.cycle = self._direct  # type: ignore[assignment]
         return True
 
+    def _takes_infer(self, json_length: bytes, accepts: bytes) -> bool:
+        if b"gzip" in accepts or b"deflate" in accepts:
+            return False
+        try:
+            self._dialect = InferDialect.for_length(json_length)
+        except StokerError:
+            return False
+        return True
+
     def _plain_headers(self) -> list[bytes] | None:
-        """Authorization, Content-Length and the three ids, empty where absent; None if the request is not plain."""
+        """Values in the order of the names above, empty where absent; None if the request is not plain."""
         values = [b""] * _NOT_PLAIN
         for name, value in self.headers:
             known = _HEADERS.get(name)
-            if known == _NOT_PLAIN:
+            if known == _NOT_PLAIN or (known == _HOST and values[_HOST]):
                 return None
             if known is not None:
                 values[known] = value
-        return values
+        return values if values[_HOST] and len(self.headers) <= MAX_HEADERS else None
 
     def _is_whole(self, head: bytes) -> bool:
         """Whether these bytes are the request line and the headers that were parsed, and nothing else."""
@@ -268,15 +337,13 @@ class DirectProtocol(HttpToolsProtocol):
             body = b"".join((body, *self._more_chunks))
             self._more_chunks.clear()
         self._first_chunk = b""
-        self._score(service, body, self._ids)
+        self._score(service, body, self._ids, self._dialect)
 
-    def _score(self, service: Service, body: bytes, ids: RequestIds | None) -> None:
+    def _score(self, service: Service, body: bytes, ids: RequestIds | None, dialect: Dialect | None) -> None:
         direct = self._direct
         direct.response_complete = False
         self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
-        call = service.score(body, ids, self._respond, time.monotonic_ns())
-        if not direct.response_complete:
-            self._call = call
+        self._call = service.score_soon(body, ids, self._respond, dialect)
 
     def _respond(self, status: int, lines: bytes, body: bytes) -> None:
         direct = self._direct
@@ -308,15 +375,38 @@ class DirectProtocol(HttpToolsProtocol):
             self._refuse(RequestTimeout("The request did not arrive in time."))
         self.transport.close()
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio expects; uvicorn says None
+        """The client sends no more: it has gone, or it only waits for what it has asked for."""
         if self.receiving:
             self._refuse(MalformedBody("The request ended before its body was complete."))
+        if self.transport.is_closing() or not self.busy:
+            return False
+        self.cycle.keep_alive = False
+        direct = self.cycle is self._direct  # type: ignore[comparison-overlap]  # see _take_directly
+        modern = direct or self.parser.get_http_version() == "1.1"
+        if modern and not getattr(self.cycle, "response_started", False):
+            # From here both look the same. A client that has gone resets the connection when something
+            # arrives; one that waits ignores an interim answer (RFC 9110, section 15.2).
+            self.transport.write(_GO_ON)
+            self.loop.call_later(_LOOK_AGAIN_S, self._look_after_end)
+        return True
+
+    def _look_after_end(self) -> None:
+        """End a connection whose client has gone; nothing is read from it that would say so."""
+        if self.transport.is_closing() or not self.busy:
+            return
+        state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        if state == _CLOSE_WAIT:
+            self.loop.call_later(_LOOK_AGAIN_S, self._look_after_end)
+        else:
+            self.transport.abort()
 
     def _refuse(self, error: StokerError) -> None:
         if self.transport.is_closing():
             return
         body = error_body(error)
-        head = STATUS_LINE[error.status] + self._gateway.default_lines + json_lines(body) + CLOSE_LINE
+        lines = json_lines(body) + error_lines(error) + CLOSE_LINE
+        head = STATUS_LINE[error.status] + self._gateway.default_lines + lines
         self.transport.write(b"".join((head, b"\r\n", body)))
         self.transport.close()
 

@@ -33,6 +33,7 @@ class _ServerCollector(Collector):
         named = [(name, totals.model(slot)) for slot, name in enumerate(self._models)]
         yield from _request_metrics(named)
         yield from _batch_metrics(named)
+        yield from _collection_metrics(named)
         yield from _process_metrics(totals)
 
 
@@ -46,6 +47,7 @@ def _request_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
     rows = CounterMetricFamily("stoker_rows", "Rows of the requests answered with 200.", labels=["model"])
     in_flight = GaugeMetricFamily("stoker_rows_in_flight", "Rows leased by requests.", labels=["model"])
     queued = GaugeMetricFamily("stoker_queue_rows", "Rows that wait for the device.", labels=["model"])
+    replicas = GaugeMetricFamily("stoker_ready_replicas", "Replicas that are loaded.", labels=["model"])
     for name, model in named:
         for status, count in model.requests().items():
             if count or status == 200:
@@ -55,7 +57,8 @@ def _request_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
         rows.add_metric([name], model.rows)
         in_flight.add_metric([name], model.rows_in_flight)
         queued.add_metric([name], model.queue_rows)
-    yield from (requests, rejections, rows, in_flight, queued)
+        replicas.add_metric([name], model.ready_replicas)
+    yield from (requests, rejections, rows, in_flight, queued, replicas)
 
 
 def _batch_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
@@ -76,6 +79,20 @@ def _batch_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
         for stage, times in model.stage_seconds().items():
             stages.add_metric([name, stage], _buckets(times), times.sum)
     yield from (dispatches, sizes, stages)
+
+
+def _collection_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
+    collected = CounterMetricFamily(
+        "stoker_collected_records", "Sampled requests written to the workspace.", labels=["model"]
+    )
+    dropped = CounterMetricFamily(
+        "stoker_collection_dropped", "Sampled requests that were not written.", labels=["model", "reason"]
+    )
+    for name, model in named:
+        collected.add_metric([name], model.collected)
+        for reason, count in model.collection_dropped().items():
+            dropped.add_metric([name, reason], count)
+    yield from (collected, dropped)
 
 
 def _process_metrics(totals: Totals) -> Iterator[Metric]:

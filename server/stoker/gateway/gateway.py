@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from stoker.errors import NotReady, UnknownService
+from stoker.gateway.cors import Cors
+from stoker.gateway.served_models import ServedModel, State
 from stoker.gateway.service import Service
+from stoker.gateway.swagger import Naming
 from stoker.metrics import MetricMemory
+
+if TYPE_CHECKING:
+    from stoker.gateway.dialect import Dialect
 
 __all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
 
@@ -23,6 +29,7 @@ class PlainHead(NamedTuple):
     service: Service
     authorization: bytes
     body_bytes: int
+    dialect: Dialect | None
 
 
 @dataclass
@@ -30,46 +37,127 @@ class Gateway:
     """The services of one frontend.
 
     Attributes:
-        services: By name, in the order of their metric slots.
+        services: The default version of each model that is served, by name. Requests keep the service that they
+            began with, so another version becomes the default by one replacement here.
         metrics: The counters of all processes.
         metrics_need_key: Whether `/metrics` needs a key of any service.
         draining: Set once, when the server shuts down: answers then close their connections.
         large_body_budget_bytes: What bodies above 1 MiB that are being received may add up to.
+        cors: Which origins may read answers; None leaves that to browsers.
+        naming: What descriptions call the services.
+        tells_version: Whether answers name the server's version.
     """
 
-    services: Mapping[str, Service]
+    services: dict[str, Service]
     metrics: MetricMemory
     metrics_need_key: bool = False
     draining: bool = False
     large_body_budget_bytes: int = 1 << 30
+    cors: Cors | None = None
+    naming: Naming = field(default_factory=Naming)
+    tells_version: bool = True
     default_lines: bytes = b""
     """Header lines of every answer, with the date; what the direct door writes and uvicorn adds."""
     heads: dict[bytes, PlainHead] = field(default_factory=dict)
     """Heads of plain scoring requests that have been parsed before, byte for byte; see `remember`."""
+    models: dict[str, ServedModel] = field(init=False)
+    """All versions of all models, by name; those that have been unloaded too."""
+    only: str | None = field(init=False)
+    """The model that is meant where a path names none: the one that the server was started with, if it was one."""
     routes: dict[bytes, Service] = field(init=False)
     """The exact request targets of scoring, for the direct door."""
+    infer_routes: dict[bytes, Service] = field(init=False)
+    """The same for infer requests of the Open Inference Protocol."""
 
     def __post_init__(self) -> None:
-        self.routes = {f"{SERVICE_PATH}{quote(name)}/score".encode(): s for name, s in self.services.items()}
-        if len(self.services) == 1:
-            self.routes[b"/score"] = next(iter(self.services.values()))
+        self.models = {
+            name: ServedModel.of(service, slot) for slot, (name, service) in enumerate(self.services.items())
+        }
+        self.only = next(iter(self.services)) if len(self.services) == 1 else None
+        self._find_routes()
+
+    def route(self, name: str, model: ServedModel) -> None:
+        """Take note of what is served of a model from now on."""
+        self.models[name] = model
+        default = None if model.default is None else model.versions[model.default].service
+        if default is None:
+            self.services.pop(name, None)
+        else:
+            self.services[name] = default
+        self._find_routes()
+        # What heads mean was found by the old routes.
+        self.heads.clear()
+
+    def _find_routes(self) -> None:
+        self.routes = {f"{self.path(service)}/score".encode(): service for service in self.services.values()}
+        if self.only in self.services:
+            self.routes[b"/score"] = self.services[self.only]
+        self.infer_routes = {}
+        for name, service in self.services.items():
+            path = f"/v2/models/{quote(name)}"
+            self.infer_routes[f"{path}/infer".encode()] = service
+            for version in self.models[name].services:
+                self.infer_routes[f"{path}/versions/{version.version}/infer".encode()] = version
+
+    def path(self, service: Service) -> str:
+        """What stands before `/score` and `/swagger.json` of a service, percent-encoded."""
+        return SERVICE_PATH + quote(service.name)
+
+    @property
+    def all_services(self) -> Iterator[Service]:
+        """Those of all versions of all models."""
+        for model in self.models.values():
+            yield from model.services
 
     def service(self, name: str | None) -> Service:
-        """Find a service by name; None means the only one.
+        """Find the default version of a model by name; None means the only model.
 
         Raises:
             UnknownService: No model is served under this name, or several are and none was named.
         """
         names = ", ".join(self.services)
         if name is None:
-            if len(self.services) == 1:
-                return next(iter(self.services.values()))
+            if self.only in self.services:
+                return self.services[self.only]
             raise UnknownService(
                 f"Several services are here, use {SERVICE_PATH}<name>/score with one of: {names}."
+                if names
+                else "No service is here now: none is loaded."
             )
         if name not in self.services:
             raise UnknownService(f"There is no service {name!r}; served here: {names}.")
         return self.services[name]
+
+    def find(self, name: str, version: str | None = None, label: str | None = None) -> Service:
+        """Find a version of a model, in the words of the Open Inference Protocol.
+
+        Args:
+            name: Name of the model.
+            version: Its number; None means what the label means, or the default.
+            label: A label of the version, if no number was given.
+
+        Raises:
+            UnknownService: There is no such model, version or label, or it has been unloaded.
+            NotReady: It is being loaded for the first time.
+        """
+        model = self.models.get(name)
+        number = version
+        if model is not None and number is None:
+            number = model.default if label is None else model.labels.get(label)
+        served = None if model is None or number is None else model.versions.get(number)
+        if served is not None and served.service is not None:
+            return served.service
+        shown = f"'{name}'"
+        if version is not None or label is not None:
+            shown += f" version {version}" if label is None else f" label {label!r}"
+        if served is not None and served.state in ("START", "LOADING"):
+            raise NotReady(f"Model {shown} is not ready: it is being loaded.", retry_after_s=1)
+        raise UnknownService(f"Request for unknown model: {shown} is not found")
+
+    def model_versions(self, name: str) -> dict[str, State]:
+        """The state of each version of a model by its number, ascending; empty if there is no such model."""
+        model = self.models.get(name)
+        return {} if model is None else {number: version.state for number, version in model.versions.items()}
 
     def check_ready(self) -> None:
         """Raise NotReady, with the reason, unless every service can score."""
@@ -88,7 +176,7 @@ class Gateway:
     def start_draining(self) -> None:
         """Turn readiness off and let every answer close its connection."""
         self.draining = True
-        for service in self.services.values():
+        for service in self.all_services:
             service.draining = True
 
     def reserve_body(self, size_bytes: int) -> bool:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from stoker import __version__
 from stoker.gateway.direct import DirectProtocol
 from stoker.gateway.gateway import Gateway
 
@@ -35,6 +36,7 @@ _DROP_SYN: Final = (
     (0x06, 0, 0, 0xFFFFFFFF),
 )
 _SERVER: Final = (b"server", b"stoker")
+_VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
 
 class Listener:
@@ -88,7 +90,12 @@ class Listener:
 
     def _tick(self) -> None:
         headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]
+        if self._gateway.tells_version:
+            headers.append(_VERSION)
         self._state.default_headers = headers
+        if self._gateway.cors is not None:
+            # The direct door leaves requests of browsers to the app.
+            headers = [*headers, self._gateway.cors.without_origin]
         self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
     async def stop_listening(self) -> None:

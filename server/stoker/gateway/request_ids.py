@@ -11,11 +11,12 @@ import itertools
 import os
 import re
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from stoker.errors import HeaderTooLarge, RequestError
 
-__all__ = ["RequestIds", "fresh_id_lines"]
+__all__ = ["RequestIds", "fresh_id_lines", "refusal_id_lines", "sent_ids"]
 
 _MAX_CHARS: Final = 100
 # A uuid4 per process and a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per
@@ -26,6 +27,28 @@ _counter = itertools.count(_START)
 _COUNTER_MASK: Final = (1 << 48) - 1
 _FRESH_LINES: Final = b"x-request-id: %b%%012x\r\nx-ms-request-id: %b%%012x\r\n" % (_PREFIX, _PREFIX)
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
+_HEADERS: Final = (b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id")
+
+
+def sent_ids(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    """Return the three ids that a request carries, empty where it carries none, in the order of `RequestIds`."""
+    return [headers.get(name, b"") for name in _HEADERS]
+
+
+def refusal_id_lines(sent: Sequence[bytes]) -> bytes:
+    """Header lines for a request that is refused before its ids are taken over.
+
+    As from the Azure inference server: where one of the others cannot be carried, the request's own id alone; where
+    that one cannot, none.
+    """
+    try:
+        return RequestIds(*sent).lines
+    except RequestError:
+        pass
+    try:
+        return b"x-request-id: %b\r\n" % RequestIds(sent[0]).request_id
+    except RequestError:
+        return b""
 
 
 def fresh_id_lines() -> bytes:

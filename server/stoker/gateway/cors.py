@@ -1,0 +1,53 @@
+"""Cross-origin requests of browsers: headers that allow them, as the Azure inference server sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Cors", "is_preflight"]
+
+_ALLOWED_METHODS: Final = (b"GET", b"POST")
+_Pair = tuple[bytes, bytes]
+
+
+def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser asks what it may send, before it sends that."""
+    return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
+
+
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """Which origins may read answers. Nothing is refused here: browsers keep answers from other origins.
+
+    Attributes:
+        origins: The origins, at least one; `*` stands for all.
+    """
+
+    origins: tuple[str, ...]
+
+    @property
+    def without_origin(self) -> _Pair:
+        """The header of answers to requests that say no origin."""
+        return b"access-control-allow-origin", self.origins[0].encode("latin-1")
+
+    def headers(self, method: str, headers: Mapping[bytes, bytes]) -> list[_Pair]:
+        """Return the headers that an answer gets.
+
+        Args:
+            method: Of the request.
+            headers: Of the request, by lower-case name.
+        """
+        origin = headers.get(b"origin")
+        if origin is None:
+            return [self.without_origin]
+        if "*" not in self.origins and origin.decode("latin-1") not in self.origins:
+            return []
+        allowed = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        if is_preflight(method, headers) and headers[b"access-control-request-method"] in _ALLOWED_METHODS:
+            allowed.append((b"access-control-allow-methods", b", ".join(_ALLOWED_METHODS)))
+            names = headers.get(b"access-control-request-headers", b"").split(b",")
+            if asked := b", ".join(name.strip() for name in names if name.strip()):
+                allowed.append((b"access-control-allow-headers", asked))
+        return allowed

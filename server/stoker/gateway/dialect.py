@@ -1,0 +1,34 @@
+"""Protocols other than Azure's: how one reads the requests of a service, and writes its answers and refusals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from stoker.errors import StokerError
+
+if TYPE_CHECKING:
+    from stoker.exchange import Exchange
+    from stoker.gateway.service import Call, Service
+
+__all__ = ["Dialect"]
+
+
+class Dialect(Protocol):
+    """One protocol, for one kind of request. Stateless: one object serves many requests."""
+
+    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Decode a body and queue what it holds; `Service.submit_tensors` does the latter.
+
+        Raises:
+            StokerError: The request is refused.
+        """
+
+    def answer(self, call: Call) -> tuple[bytes, bytes]:
+        """Return header lines (without the length) and body for a request that was scored.
+
+        Raises:
+            StokerError: It cannot be answered as it was asked for.
+        """
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes]:
+        """Return status and JSON of an error."""

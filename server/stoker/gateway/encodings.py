@@ -1,0 +1,93 @@
+"""Compressed request bodies: `Content-Encoding: gzip` and `deflate`, inflated piece by piece."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from stoker.errors import MalformedBody, UnsupportedEncoding
+
+__all__ = ["ENCODINGS", "PIECE_BYTES", "Inflater", "inflater_for"]
+
+ENCODINGS: Final = ("gzip", "deflate")
+"""The content encodings that are read."""
+
+PIECE_BYTES: Final = 1 << 18
+"""Most bytes that one step of inflating makes: well below a millisecond's work."""
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_IDENTITY: Final = b"identity"
+
+
+def inflater_for(encodings: Iterable[bytes]) -> Inflater | None:
+    """Return what reads a body with these values of `Content-Encoding`; None if it is not compressed.
+
+    Raises:
+        UnsupportedEncoding: The encoding is not known, or there are several, one around the other.
+    """
+    named = [name.strip().lower() for value in encodings for name in value.split(b",") if name.strip()]
+    if all(name == _IDENTITY for name in named):
+        return None
+    match named:
+        case [b"gzip" | b"x-gzip"]:
+            return Inflater(_GZIP)
+        case [b"deflate"]:
+            return Inflater(None)
+        case _:
+            shown = b", ".join(named).decode("latin-1")
+            raise UnsupportedEncoding(
+                f"The content encoding {shown!r} is not read; send gzip, deflate, or the body as it is.",
+                accepted=ENCODINGS,
+            )
+
+
+class Inflater:
+    """Inflates one body. What it makes is bounded by its caller, who can stop after each piece."""
+
+    def __init__(self, window_bits: int | None) -> None:
+        """Begin.
+
+        Args:
+            window_bits: As zlib has it; None takes deflate with or without zlib's frame, whichever comes.
+        """
+        self._window_bits = window_bits
+        self._stream: zlib._Decompress | None = None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield what more of the compressed body makes, in pieces of at most `PIECE_BYTES`.
+
+        Raises:
+            MalformedBody: It is not what the encoding says.
+        """
+        more_to_come = False
+        while data or more_to_come:
+            if self._stream is None or self._stream.eof:
+                self._stream = self._begin(data)
+            try:
+                piece = self._stream.decompress(data, PIECE_BYTES)
+            except zlib.error as error:
+                raise MalformedBody(f"The compressed request body is corrupt: {error}.") from None
+            data = self._stream.unconsumed_tail or self._stream.unused_data
+            # A full piece may have left something behind although all input is taken.
+            more_to_come = len(piece) == PIECE_BYTES and not self._stream.eof
+            if piece:
+                yield piece
+
+    def finish(self) -> None:
+        """Take note that the body has ended.
+
+        Raises:
+            MalformedBody: Its compressed data have not.
+        """
+        if self._stream is not None and not self._stream.eof:
+            raise MalformedBody("The compressed request body ends too early.")
+
+    def _begin(self, data: bytes) -> zlib._Decompress:
+        if self._window_bits == _GZIP:
+            # Members may stand one behind the other (RFC 1952, section 2.2).
+            return zlib.decompressobj(_GZIP)
+        if self._stream is not None:
+            raise MalformedBody("The compressed request body is corrupt: something follows its end.")
+        framed = data[0] & 0x0F == zlib.DEFLATED
+        return zlib.decompressobj(zlib.MAX_WBITS if framed else -zlib.MAX_WBITS)

@@ -1,0 +1,131 @@
+"""What every call has: its metadata, its ids, its deadline, and the status it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from stoker.errors import DeadlineExceeded, ModelFailed, StokerError
+from stoker.gateway.grpc.statuses import status_of
+from stoker.gateway.request_ids import RequestIds
+
+__all__ = ["Call", "CallsUnderWay", "authorization_of", "fault", "refusing", "shown"]
+
+logger = logging.getLogger(__name__)
+
+_DETAILS_CHARS: Final = 1024
+
+
+class Call:
+    """One call or stream: who makes it, and how long they wait.
+
+    Attributes:
+        authorization: The value of the metadata `authorization`.
+        ids: Its request id, from the metadata `x-request-id` or a fresh one.
+        write: Sends an answer of a stream.
+    """
+
+    __slots__ = ("_context", "authorization", "ids", "write")
+
+    def __init__(self, context: Any) -> None:
+        """Read the metadata, and name the call in what goes out behind its answer.
+
+        Raises:
+            RequestError: Its request id cannot be taken over.
+        """
+        self._context = context
+        self.write: Callable[[Any], Awaitable[None]] = context.write
+        metadata = dict(context.invocation_metadata())
+        self.authorization = authorization_of(metadata)
+        self.ids = RequestIds(metadata.get("x-request-id", "").encode("latin-1"))
+        context.set_trailing_metadata((("x-request-id", self.ids.request_id.decode("latin-1")),))
+
+    def patience_ns(self, timeout_ns: int | None) -> int | None:
+        """The time until the caller's deadline, or `timeout_ns` if that is shorter; None for neither.
+
+        Raises:
+            DeadlineExceeded: The deadline has passed.
+        """
+        remaining_s = self._context.time_remaining()
+        if remaining_s is None:
+            return timeout_ns
+        if remaining_s <= 0:
+            raise DeadlineExceeded("The request was not answered within its timeout.")
+        remaining_ns = int(remaining_s * 1e9)
+        return remaining_ns if timeout_ns is None else min(remaining_ns, timeout_ns)
+
+
+def authorization_of(metadata: dict[str, Any]) -> bytes:
+    """The value of `authorization` as HTTP has it."""
+    value: str = metadata.get("authorization", "")
+    return value.encode("latin-1", "replace")
+
+
+class CallsUnderWay:
+    """The calls and streams that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def handler(self, method: Callable[[Any, Call], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """The handler of a method: it ends a call with the status of the error that the method raises."""
+
+        async def handle(request: Any, context: Any) -> Any:
+            self._count += 1
+            self._none.clear()
+            try:
+                return await method(request, Call(context))
+            except StokerError as error:
+                await _refuse(context, error)
+            except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
+                await _refuse(context, fault(error))
+            finally:
+                self._count -= 1
+                if not self._count:
+                    self._none.set()
+
+        return handle
+
+    async def finish(self, timeout_s: float) -> int:
+        """Wait until there are none; return how many are left after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none.wait(), timeout_s)
+        return self._count
+
+
+def refusing(error: StokerError) -> grpc.RpcMethodHandler:
+    """A handler, for any method, that ends the call with an error and does not read its message."""
+
+    async def refuse(_: Any, context: Any) -> None:
+        await _refuse(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def fault(error: Exception, call: Call | None = None) -> StokerError:
+    """Log an error that should not have been, and return what the caller is told."""
+    name = "without id" if call is None else call.ids.request_id.decode("latin-1")
+    logger.error("request %s: scoring failed", name, exc_info=error)
+    return StokerError("An unexpected internal error occurred. Check the logs for more info.")
+
+
+async def _refuse(context: Any, error: StokerError) -> None:
+    metadata = tuple(context.trailing_metadata() or ())
+    if error.retry_after_s is not None:
+        metadata += (("retry-after", str(error.retry_after_s)),)
+    if isinstance(error, ModelFailed):
+        metadata += (("error-id", error.error_id),)
+    await context.abort(status_of(error), shown(error), metadata)
+
+
+def shown(error: StokerError) -> str:
+    """The message of an error, cut to what clients take as metadata."""
+    text = str(error)
+    return text if len(text) <= _DETAILS_CHARS else text[: _DETAILS_CHARS - 1] + "…"

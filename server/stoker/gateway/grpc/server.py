@@ -1,0 +1,81 @@
+"""The gRPC server of one frontend."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.grpc.health import Health
+from stoker.gateway.grpc.messages import POOL, SERVICE
+from stoker.gateway.grpc.servicer import Infer, InferenceServicer
+from stoker.gateway.inference import infer as scored
+
+__all__ = ["GrpcServer"]
+
+_LINGER_S: Final = 1.0
+
+
+class GrpcServer:
+    """Answers the calls of one frontend, with health checks and reflection; belongs to one event loop.
+
+    Args:
+        gateway: The frontend's services.
+        address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections (SO_REUSEPORT).
+        max_message_bytes: Longest message that is received.
+        certificate: PEM file of the certificate chain; None serves without TLS.
+        key: PEM file of its private key.
+        infer: Scores tensors.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        address: str,
+        *,
+        max_message_bytes: int,
+        certificate: str | None = None,
+        key: str | None = None,
+        infer: Infer = scored,
+    ) -> None:
+        self._servicer = InferenceServicer(gateway, infer)
+        self._server: Any = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 1),
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+            ]
+        )
+        self._server.add_generic_rpc_handlers((self._servicer,))
+        health_pb2_grpc.add_HealthServicer_to_server(Health(gateway), self._server)
+        self._describe()
+        if certificate is None or key is None:
+            self.port: int = self._server.add_insecure_port(address)
+        else:
+            pair = (Path(key).read_bytes(), Path(certificate).read_bytes())
+            self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+
+    def _describe(self) -> None:
+        names = [SERVICE]
+        for module in (health_pb2, reflection_pb2):
+            POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+            names += [service.full_name for service in module.DESCRIPTOR.services_by_name.values()]
+        reflection.enable_server_reflection(names, self._server, POOL)
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        await self._server.start()
+
+    async def stop(self, timeout_s: float) -> int:
+        """Accept nothing new, answer what is under way, end; return how many were cut off after `timeout_s`."""
+        stopping = asyncio.ensure_future(self._server.stop(timeout_s + _LINGER_S))
+        cut_off = await self._servicer.finish(timeout_s)
+        # The last answers are on their way; watchers of health would stay for ever.
+        await self._server.stop(_LINGER_S if not cut_off else None)
+        await stopping
+        return cut_off

@@ -1,0 +1,221 @@
+"""The methods of the gRPC service: health, metadata, inference of single requests and of streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
+
+import grpc
+import numpy as np
+
+from stoker import __version__
+from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.grpc.calls import Call, CallsUnderWay, authorization_of, fault, refusing, shown
+from stoker.gateway.grpc.contents import RequestDecoder, fill_answer
+from stoker.gateway.grpc.messages import (
+    METHODS,
+    SERVICE,
+    ModelInferResponse,
+    ModelMetadataResponse,
+    ModelReadyResponse,
+    ModelStreamInferResponse,
+    ServerLiveResponse,
+    ServerMetadataResponse,
+    ServerReadyResponse,
+    message,
+)
+from stoker.gateway.grpc.streams import Streams
+from stoker.gateway.infer_dialect import tensors_of
+from stoker.gateway.oip import EXTENSIONS, platform
+from stoker.gateway.request_ids import RequestIds
+from stoker.gateway.service import Service
+from stoker.tensors import ModelTensors
+from stoker.wire.oip import DATATYPES
+
+__all__ = ["Infer", "InferenceServicer"]
+
+_NEED_KEY: Final = ("ModelInfer", "ModelStreamInfer")
+_EXTENSIONS: Final = {
+    "ModelConfig": "model_configuration",
+    "ModelStatistics": "statistics",
+    "Repository": "model_repository",
+    "SystemSharedMemory": "system_shared_memory",
+    "CudaSharedMemory": "cuda_shared_memory",
+    "TraceSetting": "trace",
+    "LogSettings": "logging",
+}
+"""Extensions by how the names of their methods begin, to name those that are not spoken here."""
+
+
+class Infer(Protocol):
+    """How tensors are scored; see `stoker.gateway.inference.infer`."""
+
+    async def __call__(
+        self,
+        service: Service,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        ids: RequestIds | None = None,
+        timeout_ns: int | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return the outputs by name."""
+
+
+class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Finds the handler of each call."""
+
+    def __init__(self, gateway: Gateway, infer: Infer) -> None:
+        self._gateway = gateway
+        self._infer = infer
+        self._under_way = CallsUnderWay()
+        self._streams = Streams()
+        self._decoders: WeakKeyDictionary[Service, RequestDecoder] = WeakKeyDictionary()
+        unary = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+        self._handlers = {name: self._unary(name, method) for name, method in unary.items()}
+        self._handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._under_way.handler(self._model_stream_infer),
+            message("ModelInferRequest").FromString,
+            ModelStreamInferResponse.SerializeToString,
+        )
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
+        """Return the handler of a call, before its message has been read; None if it is for another service."""
+        service_name, _, method = handler_call_details.method.lstrip("/").rpartition("/")
+        if service_name != SERVICE:
+            return None
+        handler = self._handlers.get(method)
+        if handler is None:
+            return refusing(_unknown_method(method))
+        if method in _NEED_KEY:
+            error = self._check_key(authorization_of(dict(handler_call_details.invocation_metadata)))
+            if error is not None:
+                return refusing(error)
+        return handler
+
+    async def finish(self, timeout_s: float) -> int:
+        """Answer what is under way, and end streams behind that; return how much is left after `timeout_s`."""
+        self._streams.close()
+        return await self._under_way.finish(timeout_s)
+
+    def _check_key(self, authorization: bytes) -> StokerError | None:
+        """The error for a caller whose key is no model's: it need not send its message."""
+        services = list(self._gateway.services.values())
+        if not services or any(service.authorized(authorization) for service in services):
+            return None
+        error = services[0].unauthorized(authorization)
+        if len(services) == 1:
+            services[0].count_refusal(error)
+        return error
+
+    def _unary(self, name: str, method: Callable[[Any, Call], Awaitable[Any]]) -> grpc.RpcMethodHandler:
+        descriptor = METHODS[name]
+        return grpc.unary_unary_rpc_method_handler(
+            self._under_way.handler(method),
+            message(descriptor.input_type.name).FromString,
+            message(descriptor.output_type.name).SerializeToString,
+        )
+
+    # --- health and metadata ---
+
+    async def _server_live(self, _: Any, __: Call) -> Any:
+        return ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: Any, __: Call) -> Any:
+        try:
+            self._gateway.check_ready()
+        except NotReady:
+            return ServerReadyResponse(ready=False)
+        return ServerReadyResponse(ready=True)
+
+    async def _model_ready(self, request: Any, _: Call) -> Any:
+        try:
+            ready = self._gateway.find(request.name, request.version or None).ready
+        except NotReady:
+            ready = False
+        except UnknownService:
+            # A version that has been unloaded is known, and not ready.
+            versions = self._gateway.model_versions(request.name)
+            if not versions or (request.version and request.version not in versions):
+                raise
+            ready = False
+        return ModelReadyResponse(ready=ready)
+
+    async def _server_metadata(self, _: Any, __: Call) -> Any:
+        return ServerMetadataResponse(name="stoker", version=__version__, extensions=EXTENSIONS)
+
+    async def _model_metadata(self, request: Any, _: Call) -> Any:
+        service = self._gateway.find(request.name, request.version or None)
+        versions = self._gateway.models[service.name].served
+        answer = ModelMetadataResponse(
+            name=service.name, versions=versions, platform=platform(service.framework)
+        )
+        tensors = None if service.signature is None else service.signature.model_tensors
+        if tensors is not None:
+            for side, infos in ((answer.inputs, tensors.inputs), (answer.outputs, tensors.outputs)):
+                for info in infos:
+                    side.add(name=info.name, datatype=DATATYPES[info.dtype], shape=info.shape)
+        return answer
+
+    # --- inference ---
+
+    async def _model_infer(self, request: Any, call: Call) -> Any:
+        answer = ModelInferResponse()
+        await self._score(request, call, answer)
+        return answer
+
+    async def _score(self, request: Any, call: Call, answer: Any) -> None:
+        """Score a `ModelInferRequest` into a `ModelInferResponse`."""
+        service = self._gateway.find(request.model_name, request.model_version or None)
+        try:
+            if not service.authorized(call.authorization):
+                raise service.unauthorized(call.authorization)
+            tensors = tensors_of(service)
+            decoded = self._decoder(service, tensors).decode(request)
+            timeout_ns = call.patience_ns(decoded.timeout_ns)
+        except StokerError as error:
+            service.count_refusal(error)
+            raise
+        outputs = await self._infer(service, decoded.inputs, ids=call.ids, timeout_ns=timeout_ns)
+        fill_answer(answer, service.name, service.version, decoded, outputs, batched=tensors.batched)
+
+    def _decoder(self, service: Service, tensors: ModelTensors) -> RequestDecoder:
+        decoder = self._decoders.get(service)
+        # A model that was loaded again may have other tensors.
+        if decoder is None or decoder.tensors is not tensors:
+            decoder = self._decoders[service] = RequestDecoder(service.name, tensors)
+        return decoder
+
+    async def _model_stream_infer(self, requests: AsyncIterator[Any], call: Call) -> None:
+        async def reply(request: Any) -> Any:
+            answer = ModelStreamInferResponse()
+            try:
+                await self._score(request, call, answer.infer_response)
+            except StokerError as error:
+                return _failed(request, error)
+            except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the stream
+                return _failed(request, fault(error, call))
+            answer.infer_response.parameters["triton_final_response"].bool_param = True
+            return answer
+
+        await self._streams.serve(requests, reply, call.write)
+
+
+def _failed(request: Any, error: StokerError) -> Any:
+    named = ModelInferResponse(model_name=request.model_name, id=request.id)
+    return ModelStreamInferResponse(error_message=shown(error), infer_response=named)
+
+
+def _unknown_method(name: str) -> StokerError:
+    for beginning, extension in _EXTENSIONS.items():
+        if name.startswith(beginning):
+            return NotSupported(f"{extension} extension is not supported")
+    return NotSupported(f"The service has no method {name}.")

@@ -1,0 +1,35 @@
+"""Which gRPC status an error has: one table over the error tree."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from stoker import errors
+
+__all__ = ["status_of"]
+
+_STATUSES: Final[dict[type[errors.StokerError], grpc.StatusCode]] = {
+    errors.StokerError: grpc.StatusCode.INTERNAL,
+    errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownService: grpc.StatusCode.NOT_FOUND,
+    errors.NotSupported: grpc.StatusCode.UNIMPLEMENTED,
+    errors.MethodNotAllowed: grpc.StatusCode.UNIMPLEMENTED,
+    errors.UnsupportedEncoding: grpc.StatusCode.UNIMPLEMENTED,
+    errors.RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.BodyTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.NotReady: grpc.StatusCode.UNAVAILABLE,
+    errors.DeviceLost: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ScoringTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""By class; a class that is not here has the status of the nearest one above it in the tree."""
+
+
+def status_of(error: errors.StokerError) -> grpc.StatusCode:
+    """Return the status that a call ends with which raised this error."""
+    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)

@@ -1,0 +1,94 @@
+"""Infer requests of the Open Inference Protocol v2 as a dialect of scoring."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from stoker.errors import InvalidInput, MalformedBody, NotReady, StokerError
+from stoker.tensors import ModelTensors
+from stoker.wire.oip import decode_infer, encode_infer
+
+if TYPE_CHECKING:
+    from stoker.exchange import Exchange
+    from stoker.gateway.service import Call, Service
+
+__all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "tensors_of"]
+
+JSON_LENGTH: Final = b"inference-header-content-length"
+_JSON_TYPE: Final = b"content-type: application/json\r\n"
+_BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+
+
+def error_answer(error: StokerError) -> tuple[int, bytes]:
+    """Return status and body of an error; what does not fit the model is 400 here."""
+    status = 400 if isinstance(error, InvalidInput) else error.status
+    return status, json.dumps({"error": str(error)}).encode()
+
+
+class InferDialect:
+    """Infer requests whose JSON has a certain length before their binary data."""
+
+    __slots__ = ("_json_bytes",)
+
+    def __init__(self, json_bytes: int | None) -> None:
+        """Serve requests with this `Inference-Header-Content-Length`; None for those without."""
+        self._json_bytes = json_bytes
+
+    @classmethod
+    def of(cls, headers: Mapping[bytes, bytes]) -> InferDialect:
+        """The dialect of a request with these headers.
+
+        Raises:
+            MalformedBody: The length of the JSON is not a number.
+        """
+        return cls.for_length(headers.get(JSON_LENGTH))
+
+    @classmethod
+    def for_length(cls, value: bytes | None) -> InferDialect:
+        """The dialect of a request with this value of `Inference-Header-Content-Length`, if it has one; see `of`."""
+        if not value:
+            return cls(None)
+        if not re.fullmatch(rb"[0-9]{1,18}", value):
+            raise MalformedBody(f"inference header size should be a number, got: {value.decode('latin-1')}")
+        return cls(int(value))
+
+    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Decode the request and queue its tensors."""
+        request = decode_infer(service.name, tensors_of(service), body, self._json_bytes)
+        if request.timeout_ns is not None:
+            call.deadline_ns = min(call.deadline_ns, call.received_ns + request.timeout_ns)
+        call.request = request
+        service.submit_tensors(call, exchange, request.inputs)
+
+    def answer(self, call: Call) -> tuple[bytes, bytes]:
+        """Encode the outputs that were asked for."""
+        service = call.service
+        batched = tensors_of(service).batched
+        length, body = encode_infer(
+            service.name, service.version, call.request, call.tensors(), batched=batched
+        )
+        return _JSON_TYPE if length is None else _BINARY_TYPE % length, body
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes]:
+        """Return `{"error": ...}`."""
+        return error_answer(error)
+
+
+def tensors_of(service: Service) -> ModelTensors:
+    """Return what a model takes and gives.
+
+    Raises:
+        NotReady: It has not been loaded yet.
+        InvalidInput: It is an entry script that takes whole bodies.
+    """
+    if service.signature is None:
+        raise NotReady(f"{service.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
+    tensors = service.signature.model_tensors
+    if tensors is None:
+        raise InvalidInput(
+            f"'{service.name}' is an entry script that takes whole bodies: post them to its scoring URI"
+        )
+    return tensors

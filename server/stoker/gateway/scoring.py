@@ -1,0 +1,268 @@
+"""The scoring endpoint of the app: every method, script forms that want the head, compressed and chunked bodies.
+
+It shares the core and the bytes of its answers with the direct door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+from starlette.types import Message, Receive, Scope, Send
+
+from stoker.errors import MethodNotAllowed, StokerError
+from stoker.gateway.answers import (
+    CLOSE_LINE,
+    error_body,
+    error_lines,
+    failed_line,
+    json_lines,
+    split_lines,
+)
+from stoker.gateway.binary_dialect import BinaryDialect
+from stoker.gateway.bodies import Allowance, content_length, receive_body
+from stoker.gateway.cors import is_preflight
+from stoker.gateway.encodings import inflater_for
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.heads import NOT_ALLOWED, SCORING_METHODS
+from stoker.gateway.query import query_body
+from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
+from stoker.gateway.service import Service
+from stoker.wire.envelope import RequestHead
+
+if TYPE_CHECKING:
+    from stoker.gateway.dialect import Dialect
+
+__all__ = ["Answer", "DialectEndpoint", "ScoringEndpoint", "refusal", "send_answer"]
+
+_METHODS_WITHOUT_HEAD: Final = ("GET", "OPTIONS", "POST")
+_SHORT_BODY_BYTES: Final = 1 << 16
+_OK: Final = 200
+_EMPTY_LINES: Final = b"content-type: text/html; charset=utf-8\r\ncontent-length: 0\r\n"
+
+
+class Answer(NamedTuple):
+    """Status, header lines and body."""
+
+    status: int
+    lines: bytes
+    body: bytes
+
+
+class _Content(NamedTuple):
+    """What `Service.score` takes."""
+
+    body: bytes
+    ids: RequestIds
+    head: RequestHead | None
+    received_ns: int
+    dialect: Dialect | None = None
+
+
+class ScoringEndpoint:
+    """Scoring as a raw ASGI endpoint."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        service = None
+        try:
+            service = self._gateway.service(scope["path_params"].get("name"))
+            answer = await self._answer(service, scope, headers, receive)
+        except StokerError as error:
+            if service is not None:
+                service.count_refusal(error)
+            answer = refusal(error, headers)
+        if answer is not None:
+            await send_answer(send, answer)
+
+    async def _answer(
+        self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> Answer | None:
+        """Check what can be checked before the body is read, then score; None if the caller went away."""
+        method, raw = scope["method"], _is_raw(service)
+        if method not in SCORING_METHODS:
+            raise MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS)
+        ids = RequestIds(*sent_ids(headers))
+        if method == "OPTIONS" and (not raw or (self._gateway.cors and is_preflight(method, headers))):
+            return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
+        if method == "HEAD" and not raw:
+            raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
+        authorization = headers.get(b"authorization", b"")
+        if not service.authorized(authorization):
+            raise service.unauthorized(authorization)
+        service.check_media(headers.get(b"content-type", b""))
+        # A script that gets the request itself gets its body as it came.
+        inflater = None if raw else inflater_for(_values(scope, b"content-encoding"))
+        length = content_length(headers)
+        if length > service.max_body_bytes:
+            raise service.too_large()
+        with Allowance(self._gateway) as allowance:
+            allowance.cover(length)
+            body = await receive_body(receive, service, inflater, allowance)
+            if body is None:
+                return None
+            received_ns = time.monotonic_ns()
+            head = _head(scope, None if inflater is None else len(body)) if service.wants_head else None
+            dialect = BinaryDialect.of(service, headers) if method == "POST" else None
+            if method == "GET" and not raw:
+                body = query_body(scope["query_string"])
+            return await _score(service, _Content(body, ids, head, received_ns, dialect), receive)
+
+
+class DialectEndpoint:
+    """Scoring by another protocol as a raw ASGI endpoint."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        find: Callable[[Scope, Mapping[bytes, bytes]], tuple[Service, Dialect]],
+        refuse: Callable[[StokerError], tuple[int, bytes]],
+        compress: Callable[[bytes, bytes], tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        """Make the endpoint.
+
+        Args:
+            gateway: The frontend's services.
+            find: Finds service and dialect of a request, given its scope and headers.
+            refuse: Status and body of an error in this protocol.
+            compress: Compresses a body as `Accept-Encoding` asks; returns it with the header line that says so.
+        """
+        self._gateway = gateway
+        self._find = find
+        self._refuse = refuse
+        self._compress = compress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        service = None
+        try:
+            service, dialect = self._find(scope, headers)
+            answer = await self._answer(service, dialect, scope, headers, receive)
+        except StokerError as error:
+            if service is not None:
+                service.count_refusal(error)
+            answer = refusal(error, headers, *self._refuse(error))
+        if answer is not None:
+            await send_answer(send, self._shrunk(answer, headers.get(b"accept-encoding", b"")))
+
+    async def _answer(
+        self,
+        service: Service,
+        dialect: Dialect,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+    ) -> Answer | None:
+        ids = RequestIds(*sent_ids(headers))
+        authorization = headers.get(b"authorization", b"")
+        if not service.authorized(authorization):
+            raise service.unauthorized(authorization)
+        inflater = inflater_for(_values(scope, b"content-encoding"))
+        length = content_length(headers)
+        if length > service.max_body_bytes:
+            raise service.too_large()
+        with Allowance(self._gateway) as allowance:
+            allowance.cover(length)
+            body = await receive_body(receive, service, inflater, allowance)
+            if body is None:
+                return None
+            content = _Content(body, ids, None, time.monotonic_ns(), dialect)
+            return await _score(service, content, receive)
+
+    def _shrunk(self, answer: Answer, accepted: bytes) -> Answer:
+        if self._compress is None or not accepted or answer.status != _OK:
+            # Clients of these protocols read errors as they are.
+            return answer
+        body, line = self._compress(answer.body, accepted)
+        lines = answer.lines.replace(
+            b"content-length: %d\r\n" % len(answer.body), b"content-length: %d\r\n" % len(body)
+        )
+        return Answer(answer.status, lines + line, body)
+
+
+def _is_raw(service: Service) -> bool:
+    return service.script is not None and service.script.kind == "raw"
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    return [value for given, value in scope["headers"] if given == name]
+
+
+async def _score(service: Service, content: _Content, receive: Receive) -> Answer | None:
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def respond(status: int, lines: bytes, body: bytes) -> None:
+        if not answered.done():
+            answered.set_result(Answer(status, lines, body))
+
+    call = service.score(
+        content.body, content.ids, respond, content.received_ns, content.head, content.dialect
+    )
+    if answered.done():
+        return answered.result()
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+        return answered.result() if answered.done() else None
+    finally:
+        gone.cancel()
+        call.abandon()
+
+
+def _head(scope: Scope, inflated_bytes: int | None) -> RequestHead:
+    """What a script may see of a request; where its body was inflated, as if it had come so."""
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    if inflated_bytes is not None:
+        framing = ("content-encoding", "content-length", "transfer-encoding")
+        pairs = [pair for pair in pairs if pair[0] not in framing]
+        pairs.append(("content-length", str(inflated_bytes)))
+    path = scope.get("raw_path") or quote(scope["path"]).encode()
+    remote = scope.get("client")
+    return RequestHead(
+        scope["method"],
+        path.decode("latin-1"),
+        scope["query_string"].decode("latin-1"),
+        pairs,
+        remote[0] if remote else "",
+    )
+
+
+def refusal(
+    error: StokerError, headers: Mapping[bytes, bytes], status: int | None = None, body: bytes | None = None
+) -> Answer:
+    """Return the answer to a request whose body is not read, with these headers; in Azure's shape by default."""
+    if body is None:
+        body = error_body(error)
+    lines = json_lines(body) + refusal_id_lines(sent_ids(headers)) + error_lines(error)
+    length = content_length(headers)
+    nothing_follows = length <= 0 and b"transfer-encoding" not in headers
+    if not nothing_follows and (b"expect" in headers or not 0 <= length <= _SHORT_BODY_BYTES):
+        # Rather end the connection than receive a long body for nothing. A client that has asked whether it
+        # may send its body may not send it now.
+        lines += CLOSE_LINE
+    return Answer(status or error.status, lines, body)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer by ASGI."""
+    start: Message = {
+        "type": "http.response.start",
+        "status": answer.status,
+        "headers": split_lines(answer.lines),
+    }
+    await send(start)
+    content: dict[str, Any] = {"type": "http.response.body", "body": answer.body}
+    await send(content)

@@ -1,0 +1,64 @@
+"""The versions of a model as a frontend sees them: which are served, which is the default, what the labels mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from stoker.gateway.service import Service
+
+__all__ = ["ServedModel", "ServedVersion", "State"]
+
+State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+"""The life of a version, in the words of TensorFlow Serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """One version of a model.
+
+    Attributes:
+        slot: Its slot in the metrics.
+        state: Where it is in its life.
+        service: What scores with it; None before it is loaded and after it has been unloaded.
+        reason: Why it is not available, if something has failed.
+    """
+
+    slot: int
+    state: State
+    service: Service | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """All that a frontend knows of the versions of one model; replaced as a whole when something changes.
+
+    Attributes:
+        versions: By number, in ascending order; those that have been unloaded too.
+        default: The version that is meant where none is named; None if nothing of the model is served.
+        labels: Versions by label.
+    """
+
+    versions: Mapping[str, ServedVersion]
+    default: str | None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, service: Service, slot: int) -> ServedModel:
+        """A model of which one version is served."""
+        return cls({service.version: ServedVersion(slot, "AVAILABLE", service)}, service.version)
+
+    @property
+    def services(self) -> Iterator[Service]:
+        """Those of all versions that are served."""
+        for version in self.versions.values():
+            if version.service is not None:
+                yield version.service
+
+    @property
+    def served(self) -> list[str]:
+        """The versions that are served, in ascending order."""
+        return [number for number, version in self.versions.items() if version.service is not None]

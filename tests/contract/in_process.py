@@ -1,0 +1,225 @@
+"""A gateway with both doors on a real port and its models on threads beside it: one process, no start-up time.
+
+What runs is what `stoker serve` runs in its processes: listener, app, direct door, exchange, arena, worker and the
+calls of entry scripts. A test makes one with the `run` functions that it wants to see served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import uvloop
+from tests.http.raw_http import Answer, Connection, Headers, bearer, request
+
+from stoker.arena import Arena
+from stoker.exchange import Exchange
+from stoker.gateway.app import create_app
+from stoker.gateway.cors import Cors
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.listener import Listener
+from stoker.gateway.service import Service
+from stoker.gateway.swagger import Naming
+from stoker.keyring import Keys, KeyVerifier
+from stoker.metrics import MetricMemory
+from stoker.planner import BatchPolicy
+from stoker.runtimes.base import Runtime
+from stoker.runtimes.script import BodyScript
+from stoker.scripts import coroutines
+from stoker.scripts.batching import BatchedCalls
+from stoker.scripts.calls import ScriptCalls
+from stoker.worker import Lane, Worker
+
+__all__ = ["APP", "DIRECT", "DOORS", "KEY", "InProcessServer", "script"]
+
+KEY: Final = "a-key-of-the-contract-tests-01"
+MAX_BODY_BYTES: Final = 1 << 20
+
+DIRECT: Headers = []
+APP: Headers = [("Upgrade", "nothing"), ("Connection", "keep-alive")]
+"""Headers that change nothing but the door: the direct one leaves offers to upgrade to the app."""
+DOORS: Final = {"direct": DIRECT, "app": APP}
+
+
+def script(run: Callable[..., Any], *, raw: bool = False) -> Runtime:
+    """An entry script with this `run`, one request at a time; `raw` as if `rawhttp` had decorated it."""
+    calls = ScriptCalls(run, raw=raw)
+    one_by_one = BatchedCalls(lambda requests: [calls.answer(request) for request in requests], calls.form)
+    return BodyScript(one_by_one, MAX_BODY_BYTES)
+
+
+class InProcessServer:
+    """One running gateway; everything of it ends with its context.
+
+    Attributes:
+        port: Where it listens.
+        gateway: What its frontend knows.
+    """
+
+    def __init__(
+        self,
+        runtimes: Mapping[str, Runtime] | Runtime,
+        *,
+        key: str | None = None,
+        timeout_ms: int = 20_000,
+        cors: Sequence[str] = (),
+        naming: Naming | None = None,
+        tells_version: bool = True,
+    ) -> None:
+        """Make it; it starts with its context.
+
+        Args:
+            runtimes: The models by service name; one alone is called `model`.
+            key: What requests need; None lets all in.
+            timeout_ms: How long a request may take.
+            cors: Origins that may read answers.
+            naming: What descriptions call the services.
+            tells_version: Whether answers name the version.
+        """
+        self._runtimes = runtimes if isinstance(runtimes, Mapping) else {"model": runtimes}
+        fd = MetricMemory.create()
+        self.memory = MetricMemory(fd)
+        os.close(fd)
+        services = {
+            name: Service(
+                name,
+                verifier=None if key is None else KeyVerifier(Path("no-keys"), name, Keys(key, key)),
+                metrics=self.memory.page(0).model(slot),
+                timeout_ms=timeout_ms,
+                max_body_bytes=MAX_BODY_BYTES,
+            )
+            for slot, name in enumerate(self._runtimes)
+        }
+        self.gateway = Gateway(
+            services,
+            self.memory,
+            cors=Cors(tuple(cors)) if cors else None,
+            naming=naming or Naming(),
+            tells_version=tells_version,
+        )
+        self.key = key
+        self.port = 0
+        self._loop = uvloop.new_event_loop()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._exchanges: list[Exchange] = []
+
+    def __enter__(self) -> Self:
+        self._spawn(self._loop.run_forever)
+        self._do(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._stop())
+        self._ended.set()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        self._loop.close()
+
+    @property
+    def service(self) -> Service:
+        """The only service."""
+        (service,) = self.gateway.services.values()
+        return service
+
+    def connect(self) -> Connection:
+        """A new connection."""
+        return Connection(self.port)
+
+    def ask(
+        self,
+        method: str = "POST",
+        path: str = "/score",
+        headers: Headers = (),
+        body: bytes | None = None,
+        *,
+        bodiless: bool = False,
+    ) -> Answer:
+        """Ask on a connection of its own, with the key if there is one."""
+        keys = [] if self.key is None else [bearer(self.key)]
+        with self.connect() as connection:
+            connection.send(request(method, path, [*keys, *headers], body))
+            return connection.answer(bodiless=bodiless or method == "HEAD")
+
+    def by_both_doors(self, body: bytes, headers: Headers = ()) -> Answer:
+        """POST to the only service through each door, make sure that both give the same, and return that."""
+        direct, app = (self.ask("POST", "/score", [*headers, *door], body) for door in DOORS.values())
+        assert _with_lower_names(app) == _with_lower_names(direct)
+        return direct
+
+    def _spawn(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _do(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    async def _start(self) -> None:
+        for name, runtime in self._runtimes.items():
+            self._attach(self.gateway.services[name], runtime)
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.port = sock.getsockname()[1]
+        self._listener = Listener(create_app(self.gateway), self.gateway, [sock])
+        await self._listener.start()
+        self._sweeper = self._loop.create_task(self._sweep())
+
+    def _attach(self, service: Service, runtime: Runtime) -> None:
+        fd = Arena.create(runtime.signature, 64)
+        near, far = socket.socketpair()
+        exchange = Exchange(
+            Arena(fd, runtime.signature, 64),
+            near,
+            clock_ns=time.monotonic_ns,
+            on_lost=service.detach,
+            loop=self._loop,
+        )
+        rows = 1 if runtime.signature.takes == "body" else 16
+        worker = Worker(runtime, BatchPolicy(max_batch_rows=rows), self.memory.page(64).model(0))
+        worker.add_lane(Lane(Arena(fd, runtime.signature, 64), far))
+        os.close(fd)
+        service.attach(exchange)
+        self._exchanges.append(exchange)
+
+        def serve() -> None:
+            while not self._ended.is_set():
+                worker.turn(0.02)
+            far.close()
+            worker._poller.close()
+            os.close(worker._wake_fd)
+            # A device process ends with its threads, and so do the loops of their coroutines.
+            if hasattr(coroutines._thread, "loop"):
+                coroutines._thread.loop.close()
+
+        self._spawn(serve)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            for exchange in self._exchanges:
+                exchange.sweep(time.monotonic_ns())
+
+    async def _stop(self) -> None:
+        self._sweeper.cancel()
+        await self._listener.stop_listening()
+        await self._listener.finish(2)
+        for exchange in self._exchanges:
+            exchange.close()
+        # uvloop closes what it has been told to close in its next turns.
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def _with_lower_names(answer: Answer) -> bytes:
+    """An answer's bytes as they can be compared; the app writes the names of a script's headers in lower case."""
+    head, _, body = answer.comparable().partition(b"\r\n\r\n")
+    lines = [line.partition(b": ") for line in head.split(b"\r\n")]
+    return b"\r\n".join([*(name.lower() + colon + value for name, colon, value in lines), b"", body])
