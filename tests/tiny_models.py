@@ -26,6 +26,7 @@ __all__ = [
     "write_doubler",
     "write_mlp",
     "write_picky",
+    "write_pictures",
     "write_script",
 ]
 
@@ -157,6 +158,23 @@ def write_mlp(path: Path, seed: int = 7) -> Path:
     return _save(path, nodes, constants, sizes[0], sizes[-1])
 
 
+def write_pictures(path: Path, seed: int = 7) -> Path:
+    """Write a classifier of float32[rows, 3, 8, 8] pictures into 3 classes, with random weights."""
+    random = np.random.default_rng(seed)
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "pictures",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 3])],
+        [numpy_helper.from_array(random.standard_normal((192, 3)).astype(np.float32) / 8, "weights")],
+    )
+    return _save_graph(path, graph)
+
+
 def _save(
     path: Path, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], width: int, outputs: int
 ) -> Path:
@@ -167,6 +185,10 @@ def _save(
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", outputs])],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
+    return _save_graph(path, graph)
+
+
+def _save_graph(path: Path, graph: onnx.GraphProto) -> Path:
     # The oldest versions that hold these operators, so that every supported ONNX Runtime loads the file.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
     onnx.checker.check_model(model)

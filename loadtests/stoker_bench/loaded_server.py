@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urljoin
 
 import numpy as np
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from stoker_bench.contest import Case
     from stoker_bench.load_generator import LoadGenerator
     from stoker_bench.process_tree import ProcessTree
-    from stoker_bench.scoring_request import Dialect
+    from stoker_bench.scoring_request import Dialect, ScoringRequest
 
 __all__ = ["LoadedServer", "check_answers"]
 
@@ -99,8 +101,7 @@ class LoadedServer:
 
     def run(self, case: Case, seconds: int) -> Slice:
         """Take a turn; the CPU time is that of the server's whole tree, its idle time included."""
-        body = self.dialect.encode(random_rows(case.rows, self._row_shape))
-        request = scoring_request(self.uri, body, self.key)
+        request = self.request(random_rows(case.rows, self._row_shape))
         batches = self._batches(request.host, request.port)
         before = _Clocks.read(self.tree)
         figures = self._generator.run(request, case.connections, seconds)
@@ -118,6 +119,17 @@ class LoadedServer:
             foreign_cores=spent.foreign_cores,
             mean_batch_rows=mean_batch_rows(batches, self._batches(request.host, request.port)),
         )
+
+    def speaking(self, name: str, path: str, dialect: Dialect) -> LoadedServer:
+        """Return the same server under another name, asked at another path in another dialect."""
+        other = copy.copy(self)
+        other.name, other.dialect = name, dialect
+        other.uri = urljoin(self.uri, path)
+        return other
+
+    def request(self, rows: NDArray[np.float32]) -> ScoringRequest:
+        """Return the request that scores some rows."""
+        return scoring_request(self.uri, self.dialect.encode(rows), self.key, self.dialect.headers(rows))
 
     def _batches(self, host: str, port: int) -> tuple[float, float] | None:
         if self._metrics_path is None:
@@ -159,7 +171,7 @@ def check_answers(
 
     def score(number: int) -> None:
         rows = random_rows(1 + number % max_rows, row_shape, seed=number)
-        request = scoring_request(server.uri, server.dialect.encode(rows), server.key)
+        request = server.request(rows)
         status, body = post(request.host, request.port, request.path, request.body, request.headers)
         if status != HTTP_OK:
             raise BenchedServerError(f"{server.name} answered {status}: {body[:200]!r}")

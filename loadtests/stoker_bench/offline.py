@@ -1,7 +1,7 @@
-"""What the runtime alone reaches: parse a body with pysimdjson, run ONNX Runtime, in one process, no HTTP.
+"""What the runtime alone reaches in one process, without HTTP: ONNX Runtime, after pysimdjson or by itself.
 
-`python -m stoker_bench.offline MODEL BODY --threads N` reads seconds, one number a line, on stdin and answers
-each with one line of JSON; so it can take its turns among servers without loading the model anew.
+`python -m stoker_bench.offline MODEL (--body FILE | --rows N) --threads N` reads seconds, one number a line, on
+stdin and answers each with one line of JSON; so it can take its turns among servers without loading the model anew.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ import numpy as np
 import orjson
 
 from stoker_bench.contest import Slice
+from stoker_bench.scoring_request import random_rows
 from stoker_bench.servers import BenchedServerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from stoker_bench.contest import Case
 
-__all__ = ["NAME_PREFIX", "OfflineRuntime", "main"]
+__all__ = ["NAME_PREFIX", "RUNTIME", "OfflineRuntime", "main"]
 
-NAME_PREFIX = "pysimdjson + ONNX Runtime"
+RUNTIME = "ONNX Runtime"
+NAME_PREFIX = f"pysimdjson + {RUNTIME}"
 STOP_TIMEOUT_S = 5.0
 
 
@@ -35,14 +38,17 @@ class OfflineRuntime:
 
     Args:
         model: ONNX file with one float32 input.
-        body: File with the request's JSON body.
         threads: Intra-op threads of ONNX Runtime; 0 leaves its default, one a core.
+        work: What is done over and over: a file with a JSON body, which is parsed and run; or so many rows, which
+            are run from memory.
     """
 
-    def __init__(self, model: Path, body: Path, threads: int) -> None:
-        self.name = f"{NAME_PREFIX}, {'1 thread' if threads == 1 else 'default threads'}"
-        self._command = [sys.executable, "-m", "stoker_bench.offline", str(model), str(body)]
-        self._command += ["--threads", str(threads)]
+    def __init__(self, model: Path, threads: int, work: Path | int) -> None:
+        rows_alone = isinstance(work, int)
+        parts = RUNTIME if rows_alone else NAME_PREFIX
+        self.name = f"{parts}, {'1 thread' if threads == 1 else 'default threads'}"
+        self._command = [sys.executable, "-m", "stoker_bench.offline", str(model)]
+        self._command += ["--rows" if rows_alone else "--body", str(work), "--threads", str(threads)]
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -82,21 +88,14 @@ class OfflineRuntime:
         )
 
 
-def _measure(session: Any, body: bytes, seconds: float) -> dict[str, float]:
-    import simdjson
-
-    parser = simdjson.Parser()
-    tensor = session.get_inputs()[0]
+def _measure(work: Callable[[], object], seconds: float) -> dict[str, float]:
+    """Do the work over and over."""
     latencies_s: list[float] = []
     cpu_s, started_s = time.process_time(), time.perf_counter()
     ended_s = started_s
     while not latencies_s or ended_s - started_s < seconds:
         began_s = ended_s
-        rows: Any = cast("Any", parser.parse(body))["data"]
-        flat = np.frombuffer(rows.as_buffer(of_type="d"), np.float64)
-        batch = flat.reshape(len(rows), *tensor.shape[1:]).astype(np.float32)
-        del rows  # the parser is reusable only once nothing refers to its document
-        session.run(None, {tensor.name: batch})
+        work()
         ended_s = time.perf_counter()
         latencies_s.append(ended_s - began_s)
     p50_s, p99_s = np.percentile(latencies_s, (50, 99)).tolist()
@@ -109,22 +108,48 @@ def _measure(session: Any, body: bytes, seconds: float) -> dict[str, float]:
     }
 
 
+def _scoring(session: Any, body: bytes) -> Callable[[], object]:
+    """Return what parses a body and runs its rows."""
+    import simdjson
+
+    parser = simdjson.Parser()
+    tensor = session.get_inputs()[0]
+
+    def score() -> None:
+        rows: Any = cast("Any", parser.parse(body))["data"]
+        flat = np.frombuffer(rows.as_buffer(of_type="d"), np.float64)
+        batch = flat.reshape(len(rows), *tensor.shape[1:]).astype(np.float32)
+        del rows  # the parser is reusable only once nothing refers to its document
+        session.run(None, {tensor.name: batch})
+
+    return score
+
+
+def _running(session: Any, rows: int) -> Callable[[], object]:
+    """Return what runs rows that are there."""
+    tensor = session.get_inputs()[0]
+    feeds = {tensor.name: random_rows(rows, tuple(tensor.shape[1:]))}
+    return lambda: session.run(None, feeds)
+
+
 def main() -> None:
     """Answer each line of stdin, a number of seconds, with the figures of a loop of that length."""
     import onnxruntime
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("body", type=Path)
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument("--body", type=Path, help="file with a JSON body, which is parsed and run")
+    work.add_argument("--rows", type=int, help="run so many rows from memory")
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = args.threads
     session = onnxruntime.InferenceSession(args.model, options, providers=["CPUExecutionProvider"])
-    body = args.body.read_bytes()
-    _measure(session, body, seconds=0.2)
+    done = _scoring(session, args.body.read_bytes()) if args.body else _running(session, args.rows)
+    _measure(done, seconds=0.2)
     for line in sys.stdin:
-        print(orjson.dumps(_measure(session, body, float(line))).decode(), flush=True)
+        print(orjson.dumps(_measure(done, float(line))).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -21,11 +21,13 @@ __all__ = [
     "OPEN_INFERENCE",
     "Dialect",
     "ScoringRequest",
+    "binary_open_inference",
     "random_rows",
     "scoring_request",
 ]
 
 VALUE_DECIMALS = 4
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 def random_rows(count: int, row_shape: tuple[int, ...], seed: int = 11) -> NDArray[np.float32]:
@@ -41,10 +43,12 @@ class Dialect:
     Attributes:
         encode: rows [n, ...] to a body.
         decode: an answer's body and n to the outputs [n, ...]; raises ValueError where it holds none.
+        headers: rows to the headers that go with their body.
     """
 
     encode: Callable[[NDArray[np.float32]], bytes]
     decode: Callable[[bytes, int], NDArray[np.float64]]
+    headers: Callable[[NDArray[np.float32]], dict[str, str]] = lambda _: JSON_HEADERS
 
 
 def _decimals(rows: NDArray[np.float32]) -> list[Any]:
@@ -105,6 +109,38 @@ OPEN_INFERENCE = Dialect(_encode_open_inference, _decode_open_inference)
 """The Open Inference Protocol (v2) with JSON tensors."""
 
 
+def binary_open_inference(input_name: str) -> Dialect:
+    """Return the Open Inference Protocol (v2) with its binary extension, for requests and answers."""
+
+    def describe(rows: NDArray[np.float32]) -> bytes:
+        tensor = {
+            "name": input_name,
+            "shape": list(rows.shape),
+            "datatype": "FP32",
+            "parameters": {"binary_data_size": rows.nbytes},
+        }
+        return _compact({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+
+    def headers(rows: NDArray[np.float32]) -> dict[str, str]:
+        length = str(len(describe(rows)))
+        return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": length}
+
+    def encode(rows: NDArray[np.float32]) -> bytes:
+        return describe(rows) + rows.astype("<f4", copy=False).tobytes()
+
+    return Dialect(encode, _decode_binary, headers)
+
+
+def _decode_binary(body: bytes, rows: int) -> NDArray[np.float64]:
+    """Read the first output, float32, from behind the answer's JSON."""
+    try:
+        answer, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+        size_bytes = answer["outputs"][0]["parameters"]["binary_data_size"]
+        return _as_outputs(np.frombuffer(body[end : end + size_bytes], "<f4"), rows)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError("no binary output in the answer") from error
+
+
 @dataclass(frozen=True)
 class ScoringRequest:
     """One POST, whole: what wrk gets in parts and the own generator as bytes."""
@@ -128,8 +164,10 @@ class ScoringRequest:
         return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + self.body
 
 
-def scoring_request(uri: str, body: bytes, key: str | None = None) -> ScoringRequest:
-    """Build the request for a scoring URI such as `http://127.0.0.1:8080/score`.
+def scoring_request(
+    uri: str, body: bytes, key: str | None = None, headers: Mapping[str, str] = JSON_HEADERS
+) -> ScoringRequest:
+    """Build the request for a scoring URI such as `http://127.0.0.1:8080/score`; the key goes to the headers.
 
     Raises:
         InvalidSettings: If the URI is not a plain http one.
@@ -137,8 +175,6 @@ def scoring_request(uri: str, body: bytes, key: str | None = None) -> ScoringReq
     parts = urlsplit(uri)
     if parts.scheme != "http" or not parts.hostname:
         raise InvalidSettings(f"{uri!r} is no scoring URI; give one such as http://127.0.0.1:8080/score")
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
+    authorization = {"Authorization": f"Bearer {key}"} if key else {}
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return ScoringRequest(parts.hostname, parts.port or 80, path, body, headers)
+    return ScoringRequest(parts.hostname, parts.port or 80, path, body, {**headers, **authorization})

@@ -19,7 +19,7 @@ from stoker_bench.process_tree import ProcessTree, serving_roots
 from stoker_bench.scoring_request import scoring_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import FrameType, TracebackType
 
@@ -97,15 +97,24 @@ def uvicorn_launch(name: str, app: str, environment: dict[str, str] | None = Non
     )
 
 
-def stoker_launch(model: Path, workspace: Path, key: str, frontends: int | None = None) -> Launch:
-    """Start `stoker serve MODEL` with the given key in a workspace of its own."""
+def stoker_launch(
+    model: Path,
+    workspace: Path,
+    key: str,
+    frontends: int | None = None,
+    *,
+    name: str = "Stoker",
+    options: Sequence[str] = (),
+) -> Launch:
+    """Start `stoker serve MODEL`, with further options, with the given key in a workspace of its own."""
     port = free_port()
     command = [sys.executable, "-m", "stoker.cli", "serve", str(model), "--name", "bench"]
     command += ["--host", HOST, "--port", str(port), "--workspace", str(workspace)]
     if frontends is not None:
         command += ["--frontends", str(frontends)]
+    command += options
     environment = {"STOKER_PRIMARY_KEY": key}
-    return Launch("Stoker", tuple(command), port, "/v2/health/ready", environment=environment, key=key)
+    return Launch(name, tuple(command), port, "/v2/health/ready", environment=environment, key=key)
 
 
 class RunningServer:

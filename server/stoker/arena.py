@@ -41,12 +41,13 @@ _BODY_CAPACITY_ROWS = 1024
 
 
 class Outcome(IntEnum):
-    """What became of a row, as the device reports it."""
+    """What became of a row, as the device reports it; the first output of one that is REFUSED says why."""
 
     OK = 0
     FAILED = 1
     EXPIRED = 2
     TOO_LARGE = 3
+    REFUSED = 4
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ _DONE_COLUMNS = ("outcome", "started_ns", "finished_ns", "error_id")
 def capacity_rows(signature: Signature, max_batch_rows: int) -> int:
     """Choose how many rows an arena has: the admission limit of one frontend for one servable.
 
-    Tensor rows share a budget of 512 MiB, and there are always enough for two full batches. Body rows are
-    sparse: only the bytes of bodies in flight take memory.
+    Tensor rows share a budget of 512 MiB, and there are always enough for two full batches. Rows of whole requests
+    are sparse: only the bytes of requests in flight take memory.
     """
-    if signature.takes == "body":
+    if signature.takes != "rows":
         return _BODY_CAPACITY_ROWS
     fixed = sum(spec.row_bytes for spec in (*signature.inputs, *signature.outputs) if not spec.variable)
     wanted = min(_MAX_CAPACITY_ROWS, _ARENA_BUDGET_BYTES // max(1, fixed))

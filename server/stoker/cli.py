@@ -13,7 +13,18 @@ from stoker.errors import StokerError
 
 __all__ = ["main"]
 
-_COMMANDS: Final = ("quickstart", "serve", "train", "models", "keys", "score", "bench")
+_COMMANDS: Final = (
+    "quickstart",
+    "serve",
+    "train",
+    "models",
+    "keys",
+    "token",
+    "score",
+    "data",
+    "doctor",
+    "bench",
+)
 _INTERRUPTED: Final = 130
 
 

@@ -6,9 +6,11 @@ end sees EOF when the other process ends, however it ends; a process whose super
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ class ControlChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
 
     @staticmethod
     def pair() -> tuple[ControlChannel, socket.socket]:
@@ -46,13 +49,42 @@ class ControlChannel:
         return self._socket.fileno()
 
     def send(self, kind: str, fds: Sequence[int] = (), **content: Any) -> bool:
-        """Send a message; False if the other process has gone, or has left hundreds of messages unread."""
+        """Send a message; False if the other process has gone.
+
+        On an end that does not block, what the other process is too busy to read is sent by the running event loop as
+        soon as it can be.
+        """
         packet = json.dumps({"kind": kind, **content}).encode()
-        try:
-            socket.send_fds(self._socket, [packet], list(fds))
-        except (BrokenPipeError, ConnectionResetError, BlockingIOError):
-            return False
+        if not self._unsent:
+            try:
+                socket.send_fds(self._socket, [packet], list(fds))
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(self._socket.fileno(), self._send_rest)
+            except (BrokenPipeError, ConnectionResetError):
+                return False
+            else:
+                return True
+        # The caller may close its descriptors.
+        self._unsent.append((packet, [os.dup(fd) for fd in fds]))
         return True
+
+    def _send_rest(self) -> None:
+        while self._unsent:
+            packet, fds = self._unsent[0]
+            try:
+                socket.send_fds(self._socket, [packet], fds)
+            except BlockingIOError:
+                return
+            except OSError:
+                break
+            self._unsent.popleft()
+            _close_all(fds)
+        self._forget_unsent()
+
+    def _forget_unsent(self) -> None:
+        asyncio.get_running_loop().remove_writer(self._socket.fileno())
+        while self._unsent:
+            _close_all(self._unsent.popleft()[1])
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """Wait for a message; None at EOF.
@@ -68,4 +100,11 @@ class ControlChannel:
 
     def close(self) -> None:
         """Close this end."""
+        if self._unsent:
+            self._forget_unsent()
         self._socket.close()
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

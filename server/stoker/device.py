@@ -1,13 +1,16 @@
 """The device process: one device, the models on it, a thread for each model.
 
 Started by the supervisor as `python -m stoker.device --control-fd N`. Messages it gets: `start` (device and
-models), `attach` (a frontend's arena and doorbell for a model). Messages it sends: `device`, `loaded` for
-each model, or `failed`. It ends when the control channel does.
+models), `attach` (a frontend's arena and doorbell for a model), `unload`. Messages it sends: `device`, `loaded` for
+each model, or `failed`; `unloaded`. It ends when the control channel does.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -22,16 +25,17 @@ from stoker.lifecycle import Loaded, load
 from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory, ModelMetrics
 from stoker.planner import BatchPolicy
+from stoker.scripts.environment import enter_script_process
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
 from stoker.worker import Lane, Worker
+from stoker.yielding import yielding_cores
 
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
 
 _CRASHED = 70
-_ONE_BY_ONE = BatchPolicy(max_batch_rows=1)
 
 
 class _Instance:
@@ -48,12 +52,14 @@ class _Instance:
         self._outcome: Loaded | BaseException | None = None
         self._loaded = threading.Event()
         self._worker: Worker | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self, device: Device, threads: int) -> Loaded:
         """Load the model on a new thread and return once it is warm."""
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._live, args=(device, threads), name=f"model {self.servable.name}", daemon=True
-        ).start()
+        )
+        self._thread.start()
         self._loaded.wait()
         if not isinstance(self._outcome, Loaded):
             assert self._outcome is not None, "set before the event"
@@ -65,12 +71,23 @@ class _Instance:
         assert self._worker is not None, "the supervisor attaches only loaded models"
         self._worker.add_lane(lane)
 
+    def stop(self) -> None:
+        """Serve no more, and return when the thread has ended."""
+        assert self._worker is not None, "the supervisor unloads only loaded models"
+        assert self._thread is not None, "it has loaded the model"
+        self._worker.stop()
+        self._thread.join()
+
     def _live(self, device: Device, threads: int) -> None:
         try:
             loaded = load(self.servable, device, threads)
             self._metrics.clear_gauges()
-            # Whole bodies run one by one: an answer must not wait for those behind it.
-            policy = _ONE_BY_ONE if loaded.signature.takes == "body" else self._policy
+            policy, script = self._policy, loaded.signature.script
+            if script is not None:
+                # It may take requests one by one only: then an answer must not wait for those behind it.
+                policy = dataclasses.replace(policy, max_batch_rows=script.max_requests)
+            elif (tensors := loaded.signature.tensors) is not None and not tensors.batched:
+                policy = dataclasses.replace(policy, max_batch_rows=1)
             self._worker = Worker(loaded.runtime, policy, self._metrics)
             self._outcome = loaded
         except BaseException as error:  # noqa: BLE001  # raised again on the main thread
@@ -89,7 +106,7 @@ class _Instance:
 class _DeviceProcess:
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
-        self._instances: dict[str, _Instance] = {}
+        self._instances: dict[int, _Instance] = {}
 
     def serve(self) -> int:
         while (received := self._channel.receive()) is not None:
@@ -110,8 +127,15 @@ class _DeviceProcess:
             case "attach":
                 arena_fd, doorbell_fd = fds
                 self._attach(message, arena_fd, doorbell_fd)
+            case "unload":
+                # A batch may be under way for callers that have gone.
+                threading.Thread(target=self._unload, args=(message["number"],), daemon=True).start()
 
     def _start(self, message: Message, metrics_fd: int) -> None:
+        with yielding_cores() if message["quiet"] else contextlib.nullcontext():
+            self._load(message, metrics_fd)
+
+    def _load(self, message: Message, metrics_fd: int) -> None:
         page = MetricMemory(metrics_fd).page(message["page"])
         os.close(metrics_fd)
         models = message["models"]
@@ -119,33 +143,40 @@ class _DeviceProcess:
             message["device"], {model["servable"]["framework"] for model in models}
         )
         self._channel.send("device", device=str(device), description=device.description, reason=reason)
-        threads = message["threads"]
         for model in models:
             servable = Servable.from_json(model["servable"])
             policy = BatchPolicy(servable.max_batch_rows, model["max_delay_ms"])
+            if servable.framework == "script":
+                enter_script_process(servable)
             instance = _Instance(servable, policy, page.model(model["slot"]))
             try:
-                loaded = instance.start(device, threads)
+                loaded = instance.start(device, model["threads"])
             except OperatorError:
                 raise
             except Exception as error:
                 logger.exception("loading %s failed", servable.name)
                 raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
-            self._instances[servable.name] = instance
+            self._instances[model["number"]] = instance
             self._channel.send(
                 "loaded",
-                model=servable.name,
+                number=model["number"],
                 signature=loaded.signature.to_json(),
                 load_s=loaded.load_s,
                 warm_up_s=loaded.warm_up_s,
             )
 
     def _attach(self, message: Message, arena_fd: int, doorbell_fd: int) -> None:
-        instance = self._instances[message["model"]]
+        instance = self._instances[message["number"]]
         signature = Signature.from_json(message["signature"])
         arena = Arena(arena_fd, signature, message["capacity"])
         os.close(arena_fd)
         instance.add_lane(Lane(arena, socket.socket(fileno=doorbell_fd)))
+
+    def _unload(self, number: int) -> None:
+        self._instances.pop(number).stop()
+        # Frameworks' objects refer to each other in circles.
+        gc.collect()
+        self._channel.send("unloaded", number=number)
 
 
 def main() -> int:

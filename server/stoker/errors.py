@@ -10,14 +10,19 @@ StokerError                     500 internal
 │  ├─ MethodNotAllowed          405 method_not_allowed
 │  ├─ RequestTimeout            408 request_timeout     the request did not arrive in time
 │  ├─ BodyTooLarge              413 body_too_large
+│  ├─ ImageTooLarge             413 image_too_large     too many pixels to decode
+│  ├─ TargetTooLong             414 target_too_long     path and query
 │  ├─ UnsupportedEncoding       415 unsupported_encoding
-│  └─ HeaderTooLarge            431 header_too_large
+│  ├─ ExpectationFailed         417 expectation_failed  an Expect other than 100-continue
+│  ├─ HeaderTooLarge            431 header_too_large
+│  └─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
 ├─ ServingError                 the server cannot answer this request now
 │  ├─ Overloaded                503 overloaded          Retry-After from the measured service rate
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
 │  ├─ DeadlineExceeded          504 deadline_exceeded
 │  ├─ ModelFailed               500 model_failed        run() raised or the runtime refused the row
+│  ├─ ScoringTimeout            500 scoring_timeout     run() had begun and did not return in time
 │  └─ OutputTooLarge            500 output_too_large    the answer does not fit its row
 └─ OperatorError                the operator can mend it: settings, files, devices; exit code 2
    ├─ InvalidSettings
@@ -26,6 +31,7 @@ StokerError                     500 internal
    │  ├─ ModelInUse
    │  └─ CorruptModel
    ├─ DeviceUnavailable
+   ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
    └─ LoadFailed                exit code 3, as the Azure inference server has it
 """
 
@@ -39,7 +45,10 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceLost",
     "DeviceUnavailable",
+    "EnvironmentUnusable",
+    "ExpectationFailed",
     "HeaderTooLarge",
+    "ImageTooLarge",
     "InvalidInput",
     "InvalidSettings",
     "LoadFailed",
@@ -49,14 +58,17 @@ __all__ = [
     "ModelInUse",
     "NotFound",
     "NotReady",
+    "NotSupported",
     "OperatorError",
     "OutputTooLarge",
     "Overloaded",
     "RepositoryError",
     "RequestError",
     "RequestTimeout",
+    "ScoringTimeout",
     "ServingError",
     "StokerError",
+    "TargetTooLong",
     "Unauthorized",
     "UnknownModel",
     "UnknownService",
@@ -69,6 +81,8 @@ class StokerError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
+    run_failed: ClassVar[bool] = False
+    """Whether the model or script is to blame: what the header `x-ms-run-function-failed` says."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -95,9 +109,13 @@ class InvalidInput(RequestError):
 
 
 class Unauthorized(RequestError):
-    """No key, or not a valid one."""
+    """No key or token, or not a valid one; `challenge` is what `WWW-Authenticate` says."""
 
     status, code = 401, "unauthorized"
+
+    def __init__(self, message: str, *, challenge: str = "Bearer") -> None:
+        super().__init__(message)
+        self.challenge = challenge
 
 
 class NotFound(RequestError):
@@ -134,16 +152,44 @@ class BodyTooLarge(RequestError):
     status, code = 413, "body_too_large"
 
 
+class ImageTooLarge(RequestError):
+    """Decoding the image would take too much memory or time: more pixels than `max_image_mpx`, too many scans."""
+
+    status, code = 413, "image_too_large"
+
+
+class TargetTooLong(RequestError):
+    """Path and query of the request are longer than the server reads."""
+
+    status, code = 414, "target_too_long"
+
+
 class UnsupportedEncoding(RequestError):
-    """The content encoding or media type is not one that the server reads."""
+    """The content encoding or media type is not one that the server reads; `accepted` are the encodings it does."""
 
     status, code = 415, "unsupported_encoding"
+
+    def __init__(self, message: str, *, accepted: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+
+class ExpectationFailed(RequestError):
+    """The header `Expect` asks for something else than `100-continue`."""
+
+    status, code = 417, "expectation_failed"
 
 
 class HeaderTooLarge(RequestError):
     """A header exceeds its limit."""
 
     status, code = 431, "header_too_large"
+
+
+class NotSupported(RequestError):
+    """A part of a protocol that this server does not have."""
+
+    status, code = 501, "not_supported"
 
 
 class ServingError(StokerError):
@@ -175,15 +221,33 @@ class DeadlineExceeded(ServingError):
 
 
 class ModelFailed(ServingError):
-    """The entry script raised, or the runtime refused this request's rows."""
+    """The entry script raised, or the runtime refused the rows; the log has the reason under `error_id`."""
 
     status, code = 500, "model_failed"
+    run_failed = True
+
+    def __init__(self, *, error_id: str) -> None:
+        # The text of the Azure inference server, which clients know.
+        super().__init__("An unexpected error occurred in scoring script. Check the logs for more info.")
+        self.error_id = error_id
+
+
+class ScoringTimeout(ServingError):
+    """`run` began and did not return within `timeout_ms`."""
+
+    status, code = 500, "scoring_timeout"
+    run_failed = True
+
+    def __init__(self, timeout_ms: int) -> None:
+        # The text of the Azure inference server, as above.
+        super().__init__(f"Scoring timeout after {timeout_ms} ms")
 
 
 class OutputTooLarge(ServingError):
     """The model's answer is larger than the space that its rows have."""
 
     status, code = 500, "output_too_large"
+    run_failed = True
 
 
 class OperatorError(StokerError):
@@ -226,6 +290,12 @@ class DeviceUnavailable(OperatorError):
     """A device was asked for that cannot be used; the message names the missing library or driver."""
 
     code = "device_unavailable"
+
+
+class EnvironmentUnusable(OperatorError):
+    """A model's environment file cannot be read, or its environment cannot be built."""
+
+    code = "environment_unusable"
 
 
 class LoadFailed(OperatorError):

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["FRAMEWORKS", "Detected", "Framework", "detect", "find_models"]
+__all__ = ["FRAMEWORKS", "SERVED_ALONE", "Detected", "Framework", "detect", "find_models"]
 
-Framework = Literal["script", "tensorflow", "onnx", "tf1-checkpoint"]
+Framework = Literal["script", "tensorflow", "onnx", "tf1-checkpoint", "files"]
+"""`files` are any that an entry script loads; nothing is recognised as that, it has to be said."""
+
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
+SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx"})
+"""Those that can be served; the others are for entry scripts to load."""
 
 ENTRY_SCRIPT = "score.py"
 ONNX_FILE = "model.onnx"
@@ -32,7 +36,7 @@ class Detected:
     Attributes:
         framework: Its framework.
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or the
-            `.meta` file of the checkpoint.
+            `.meta` file of the checkpoint; for `files` what was given.
     """
 
     framework: Framework
@@ -51,6 +55,8 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
     """
     if not path.exists():
         raise RepositoryError(f"{path} does not exist")
+    if framework == "files":
+        return Detected(framework, path)
     found = find_models(path)
     if framework is not None:
         found = [model for model in found if model.framework == framework]
@@ -107,4 +113,5 @@ _FINDERS: Mapping[Framework, Callable[[Path], list[Path]]] = {
     "tensorflow": _saved_models,
     "onnx": _onnx_models,
     "tf1-checkpoint": _checkpoints,
+    "files": lambda _: [],
 }

@@ -2,7 +2,8 @@
 
 Each service has a primary and a secondary key, both valid, so that callers can move from one to the other
 while the first is replaced. Two files hold them, both for the owner alone: `SERVICE.keys` can be read by
-`stoker keys show`, `SERVICE.verify` has only SHA-256 hashes and is all that a frontend opens.
+`stoker keys show`, `SERVICE.verify` has only SHA-256 hashes and is all that a frontend opens. A service that takes
+tokens has a third file, `SERVICE.signing`, with the secret that signs them; see `stoker.tokens`.
 
 A replacement is effective at once in every running frontend, without signals and without looking at files
 for each request: after the files are replaced, the shared counter in `generation` is raised. Frontends have
@@ -23,7 +24,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from stoker.durable import locked, private_folder, replace_file
 from stoker.errors import InvalidSettings
@@ -33,14 +34,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["KeyVerifier", "Keyring", "Keys", "Slot", "services_with_keys"]
+__all__ = [
+    "ADMIN",
+    "AdminKey",
+    "KeyVerifier",
+    "Keyring",
+    "Keys",
+    "Slot",
+    "map_generation",
+    "read_signing_secret",
+    "services_that_sign",
+    "services_with_keys",
+]
 
 Slot = Literal["primary", "secondary"]
+
+ADMIN: Final = ".admin"
+"""Stands in the place of a service for the key of those who load and unload models; no service can be called so."""
 
 MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 512
 _KEY = re.compile(r"[!-~]*", re.ASCII)
 _GENERATION_BYTES = 8
+_SECRET_BYTES = 32
 # Stands for "no header was accepted yet": random, so that no header equals it, not even an empty one.
 _NO_HEADER = secrets.token_bytes(32)
 
@@ -100,7 +116,7 @@ class Keyring:
     """
 
     def __init__(self, keys_dir: Path, service: str) -> None:
-        self.service = checked_name(service, "service")
+        self.service = _checked(service)
         self.keys_dir = keys_dir
         self.path = keys_dir / f"{service}.keys"
         """The readable keys, for messages that say where they are."""
@@ -117,10 +133,13 @@ class Keyring:
                 keys = self.show()
                 self.path.chmod(0o600)
             except FileNotFoundError:
-                keys = Keys.generate()
+                keys = self._generate()
                 self._write_keys(keys)
             self._publish(keys)
         return keys
+
+    def _generate(self) -> Keys:
+        return Keys.generate()
 
     def show(self) -> Keys:
         """Return the keys.
@@ -155,6 +174,52 @@ class Keyring:
             self._publish(keys)
         return keys
 
+    def remove(self) -> None:
+        """Delete the keys and the signing secret of a service that is not served any more."""
+        if not self.keys_dir.is_dir():
+            return
+        with locked(self.keys_dir / ".lock"):
+            for path in (
+                self.path,
+                _verify_path(self.keys_dir, self.service),
+                _signing_path(self.keys_dir, self.service),
+            ):
+                path.unlink(missing_ok=True)
+
+    def ensure_signing_secret(self) -> bytes:
+        """Return the secret that signs tokens, made of 256 random bits where there is none yet.
+
+        Raises:
+            InvalidSettings: Its file is there, but malformed.
+        """
+        private_folder(self.keys_dir)
+        with locked(self.keys_dir / ".lock"):
+            try:
+                return read_signing_secret(self.keys_dir, self.service)
+            except FileNotFoundError:
+                return self._write_signing_secret()
+
+    def regenerate_signing_secret(self) -> None:
+        """Replace the secret that signs tokens: those given out so far are refused at once by running frontends.
+
+        Raises:
+            InvalidSettings: The service signs no tokens.
+        """
+        if not _signing_path(self.keys_dir, self.service).exists():
+            raise InvalidSettings(
+                f"service {self.service} signs no tokens; start it with --token-auth, which makes the secret"
+            )
+        with locked(self.keys_dir / ".lock"):
+            self._write_signing_secret()
+
+    def _write_signing_secret(self) -> bytes:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        stored = {"service": self.service, "signing_secret": secret.hex()}
+        path = _signing_path(self.keys_dir, self.service)
+        replace_file(path, json.dumps(stored, indent=2).encode() + b"\n")
+        _raise_generation(self.keys_dir)
+        return secret
+
     def _write_keys(self, keys: Keys) -> None:
         stored = {"service": self.service, "primary": keys.primary, "secondary": keys.secondary}
         replace_file(self.path, json.dumps(stored, indent=2).encode() + b"\n")
@@ -164,6 +229,32 @@ class Keyring:
         stored = {"service": self.service, "primary_sha256": primary, "secondary_sha256": secondary}
         replace_file(_verify_path(self.keys_dir, self.service), json.dumps(stored, indent=2).encode() + b"\n")
         _raise_generation(self.keys_dir)
+
+
+class AdminKey(Keyring):
+    """The stored key for loading and unloading models: one, in both places of a pair."""
+
+    def __init__(self, keys_dir: Path) -> None:
+        super().__init__(keys_dir, ADMIN)
+
+    def _generate(self) -> Keys:
+        key = _new_key()
+        return Keys(key, key)
+
+    def replace(self, value: str | None = None) -> str:
+        """Replace it, by a random one unless a value is given; running servers follow at once.
+
+        Raises:
+            FileNotFoundError: There is none yet.
+            InvalidSettings: The value is too short, too long, or cannot stand in a header.
+        """
+        key = _new_key() if value is None else value
+        keys = Keys(key, key)
+        with locked(self.keys_dir / ".lock"):
+            self.show()
+            self._write_keys(keys)
+            self._publish(keys)
+        return key
 
 
 class KeyVerifier:
@@ -189,7 +280,7 @@ class KeyVerifier:
             self._generation = memoryview(bytes(_GENERATION_BYTES)).cast("Q")
             self._loaded_generation = 0
         else:
-            self._generation = _map_generation(keys_dir)
+            self._generation = map_generation(keys_dir)
             self._loaded_generation = -1
             self._reload()
 
@@ -250,19 +341,55 @@ class KeyVerifier:
                 )
 
 
+def read_signing_secret(keys_dir: Path, service: str) -> bytes:
+    """Return the secret that signs a service's tokens.
+
+    Raises:
+        FileNotFoundError: The service has none: it takes no tokens.
+        InvalidSettings: Its file is malformed.
+    """
+    path = _signing_path(keys_dir, service)
+    content = path.read_bytes()
+    try:
+        secret = bytes.fromhex(json.loads(content)["signing_secret"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidSettings(
+            f"the signing secret of service {service} in {path} is malformed; "
+            "restore that file, or delete it to get a new secret at the next start"
+        ) from error
+    if len(secret) < _SECRET_BYTES:
+        raise InvalidSettings(
+            f"the signing secret of service {service} in {path} is shorter than {_SECRET_BYTES} bytes"
+        )
+    return secret
+
+
 def services_with_keys(keys_dir: Path) -> list[str]:
     """Names of the services that have keys in the folder, sorted."""
-    return sorted(_services(keys_dir))
+    return sorted(_services(keys_dir, ".keys"))
 
 
-def _services(keys_dir: Path) -> Iterator[str]:
-    for path in keys_dir.glob("*.keys"):
+def services_that_sign(keys_dir: Path) -> list[str]:
+    """Names of the services that have a signing secret in the folder, sorted."""
+    return sorted(_services(keys_dir, ".signing"))
+
+
+def _services(keys_dir: Path, suffix: str) -> Iterator[str]:
+    for path in keys_dir.glob(f"*{suffix}"):
         if not path.name.startswith("."):
-            yield path.name.removesuffix(".keys")
+            yield path.name.removesuffix(suffix)
 
 
 def _verify_path(keys_dir: Path, service: str) -> Path:
-    return keys_dir / f"{checked_name(service, 'service')}.verify"
+    return keys_dir / f"{_checked(service)}.verify"
+
+
+def _checked(service: str) -> str:
+    return service if service == ADMIN else checked_name(service, "service")
+
+
+def _signing_path(keys_dir: Path, service: str) -> Path:
+    return keys_dir / f"{checked_name(service, 'service')}.signing"
 
 
 def _new_key() -> str:
@@ -289,8 +416,12 @@ def _stored_digest(digest: str) -> bytes:
     return value
 
 
-def _map_generation(keys_dir: Path) -> memoryview:
-    """Map the shared counter for reading."""
+def map_generation(keys_dir: Path) -> memoryview:
+    """Map the shared counter for reading: its only element moves when a key or a signing secret is replaced.
+
+    Raises:
+        FileNotFoundError: The folder has no keys and no signing secrets yet.
+    """
     descriptor = os.open(keys_dir / "generation", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return memoryview(mmap.mmap(descriptor, _GENERATION_BYTES, access=mmap.ACCESS_READ)).cast("Q")

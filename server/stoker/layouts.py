@@ -9,22 +9,22 @@ PATH/NAME/1/manifest.json                                   registered models, a
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from stoker.errors import RepositoryError
+from stoker.errors import OperatorError, RepositoryError
 from stoker.frameworks import LOOKED_FOR, Detected, Framework, detect, find_models
 from stoker.names import checked_name, name_from_file
 from stoker.repository import MANIFEST, Registered, Repository
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["ModelSource", "discover"]
+__all__ = ["Broken", "ModelSource", "discover"]
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 _MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*([0-9]{1,9})\b", re.MULTILINE | re.ASCII)
+_CONFIG = "config.pbtxt"
 # Files that are always called so: their folder's name says more.
 _CONVENTIONAL_STEMS = {"score", "model", "main"}
 
@@ -41,6 +41,7 @@ class ModelSource:
         max_batch_rows: `max_batch_size` of Triton's config.pbtxt, None where none is given. Zero is Triton's
             way to say that the first axis of the model is not a batch axis.
         registered: The registered version, whose files can be verified and whose lease can be held.
+        base: The folder with all versions of the model; None where the layout has none.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelSource:
     path: Path
     max_batch_rows: int | None = None
     registered: Registered | None = None
+    base: Path | None = None
 
     @property
     def model_dir(self) -> Path:
@@ -61,15 +63,58 @@ class ModelSource:
     def of(cls, registered: Registered) -> ModelSource:
         """A registered version as a source."""
         return cls(
-            registered.name, registered.version, registered.framework, registered.path, registered=registered
+            registered.name,
+            registered.version,
+            registered.framework,
+            registered.path,
+            registered=registered,
+            base=registered.folder.parent,
         )
 
+    def fingerprint(self) -> str:
+        """Return what changes when its files do; a registered version never does.
 
-def discover(path: Path) -> list[ModelSource]:
+        Names, lengths and times of modification are compared. Of an entry script only the Python files count: it
+        may write others beside itself.
+
+        Raises:
+            OSError: A file cannot be looked at, for instance because it has just been removed.
+        """
+        if self.registered is not None:
+            return self.registered.created_at
+        content = hashlib.sha256()
+        for file in self._files():
+            status = file.stat()
+            content.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="replace"))
+        return content.hexdigest()
+
+    def _files(self) -> list[Path]:
+        """What belongs to the version, as far as `fingerprint` looks at it."""
+        scripts = self.framework == "script"
+        if self.base is None and self.path.is_file():
+            beside = self.path.parent.iterdir()
+            files = [path for path in beside if scripts or path.name.startswith(self.path.name)]
+        else:
+            root = self.path if self.base is None else self.base / self.path.relative_to(self.base).parts[0]
+            files = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
+        if scripts:
+            files = [path for path in files if path.suffix == ".py"]
+        if self.base is not None:
+            files.append(self.base / _CONFIG)
+        return sorted(path for path in files if path.is_file())
+
+
+Broken = dict[tuple[str, int], OperatorError]
+"""Versions that cannot be served, by name and number, with the reason."""
+
+
+def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     """Find the models that `stoker serve PATH` serves.
 
     Args:
         path: A model file or a folder in one of the layouts above.
+        broken: Receives the versions that hold no model, for instance because they are still being written; without
+            it the first of them is an error.
 
     Returns:
         Every version of every model: names in alphabetical order, and the newest version of each last.
@@ -83,8 +128,12 @@ def discover(path: Path) -> list[ModelSource]:
         raise RepositoryError(f"{path} does not exist")
     # Links keep the name that the operator gave them; `..` has none.
     path = path.resolve() if ".." in path.parts else path.absolute()
-    found = _registered(path) or _single(path) or _layout(path)
-    if not found:
+    strict = broken is None
+    broken = {} if broken is None else broken
+    found = _registered(path) or _single(path) or _layout(path, broken)
+    if strict and broken:
+        raise next(iter(broken.values()))
+    if not found and not broken:
         raise RepositoryError(
             f"nothing to serve in {path}; looked for {LOOKED_FOR}, for numbered versions of such a model "
             "(1/saved_model.pb), for a repository of such models as Triton and TensorFlow Serving have it "
@@ -118,18 +167,18 @@ def _single(path: Path) -> list[ModelSource]:
         source = ModelSource(
             name_from_file(path.parent.name), int(path.name), detected.framework, detected.path
         )
-        return [replace(source, max_batch_rows=_max_batch_rows(path.parent))]
+        return [replace(source, max_batch_rows=_max_batch_rows(path.parent), base=path.parent)]
     return [ModelSource(name_from_file(path.name), 1, detected.framework, detected.path)]
 
 
-def _layout(path: Path) -> list[ModelSource]:
+def _layout(path: Path, broken: Broken) -> list[ModelSource]:
     """A base path with numbered versions, or a folder of such base paths."""
-    own = _versions(path, name_from_file(path.name))
+    own = _versions(path, name_from_file(path.name), broken)
     below = [
         source
         for folder in _subfolders(path)
         if not _VERSION.fullmatch(folder.name)
-        for source in _versions(folder, folder.name)
+        for source in _versions(folder, folder.name, broken)
     ]
     if own and below:
         versions = ", ".join(str(source.version) for source in own)
@@ -141,7 +190,7 @@ def _layout(path: Path) -> list[ModelSource]:
     return own or below
 
 
-def _versions(base: Path, name: str) -> list[ModelSource]:
+def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     numbered = [folder for folder in _subfolders(base) if _VERSION.fullmatch(folder.name)]
     if not numbered:
         return []
@@ -152,11 +201,16 @@ def _versions(base: Path, name: str) -> list[ModelSource]:
         if version in versions:
             raise RepositoryError(f"{versions[version]} and {folder} are the same version; remove one")
         versions[version] = folder
-    limit = _max_batch_rows(base)
-    return [_version(name, version, folder, limit) for version, folder in versions.items()]
+    found = []
+    for version, folder in versions.items():
+        try:
+            found.append(_version(name, version, folder))
+        except RepositoryError as error:
+            broken[name, version] = error
+    return found
 
 
-def _version(name: str, version: int, folder: Path, max_batch_rows: int | None) -> ModelSource:
+def _version(name: str, version: int, folder: Path) -> ModelSource:
     # Triton keeps models that have several files in a folder with the file's name.
     folders = [folder / "model.savedmodel", folder / "model.onnx"]
     holder = next((candidate for candidate in folders if candidate.is_dir()), folder)
@@ -167,7 +221,9 @@ def _version(name: str, version: int, folder: Path, max_batch_rows: int | None) 
             f"looked for {LOOKED_FOR}, model.savedmodel/ and model.onnx/"
         )
     detected = _servable(detect(holder))
-    return ModelSource(name, version, detected.framework, detected.path, max_batch_rows)
+    return ModelSource(
+        name, version, detected.framework, detected.path, _max_batch_rows(folder.parent), base=folder.parent
+    )
 
 
 def _servable(detected: Detected) -> Detected:
@@ -187,7 +243,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _max_batch_rows(base: Path) -> int | None:
-    config = base / "config.pbtxt"
+    config = base / _CONFIG
     if not config.is_file():
         return None
     given = _MAX_BATCH_SIZE.search(config.read_text(encoding="utf-8", errors="replace"))

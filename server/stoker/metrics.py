@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ DEVICE_SLOTS: Final = 16
 STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 431, 499, 500, 503, 504, 0)
 """Statuses counted by name; 0 stands for every other one. 499 is a caller who went away."""
 REJECTIONS: Final = ("overloaded", "not_ready", "unauthorized", "malformed", "deadline", "body_too_large")
+COLLECTION_DROPS: Final = ("queue_full", "write_failed")
+"""Why the record of a sampled request was not kept: the writer did not keep up; the disk refused it."""
 REASONS: Final = ("full", "idle", "delay", "deadline")
 """Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""
 STAGES: Final = ("parse", "queue", "compute", "total")
@@ -63,7 +66,13 @@ _QUEUED: Final = _Block(_IN_FLIGHT.end, 1)
 _REASONS: Final = _Block(_QUEUED.end, len(REASONS))
 _BATCH: Final = _Block(_REASONS.end, _BATCH_WORDS)
 _STAGE: Final = _Block(_BATCH.end, _STAGE_WORDS * len(STAGES))
-_SLOT_WORDS: Final = _STAGE.end
+_READY_REPLICAS: Final = _Block(_STAGE.end, 1)
+_COLLECTED: Final = _Block(_READY_REPLICAS.end, 1)
+_COLLECTION_DROPPED: Final = _Block(_COLLECTED.end, len(COLLECTION_DROPS))
+_LAST_SCORED: Final = _Block(_COLLECTION_DROPPED.end, 1)
+# In microseconds: nanoseconds would fill the word within days, where batches are large.
+_ROW_COMPUTE: Final = _Block(_LAST_SCORED.end, 1)
+_SLOT_WORDS: Final = _ROW_COMPUTE.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 _RESTARTS: Final = _Block(MODEL_SLOTS * _SLOT_WORDS, 2)
@@ -98,9 +107,17 @@ class MetricMemory:
         return MetricPage(memoryview(self._memory)[index * _PAGE_BYTES :][:_PAGE_BYTES].cast("q"))
 
     def totals(self) -> Totals:
-        """The sum of all pages at this moment."""
+        """The sum of all pages at this moment; of times the latest."""
         words = np.frombuffer(self._memory, np.int64).reshape(PAGES, -1)
-        return Totals(words.sum(axis=0))
+        totals = words.sum(axis=0)
+        latest = _LAST_SCORED.offset + np.arange(MODEL_SLOTS) * _SLOT_WORDS
+        totals[latest] = words[:, latest].max(axis=0)
+        return Totals(totals)
+
+    def clear_model(self, slot: int) -> None:
+        """Zero the counters of a slot in all pages; no process may write them any more."""
+        words = np.frombuffer(self._memory, np.int64).reshape(PAGES, -1)
+        words[:, slot * _SLOT_WORDS : (slot + 1) * _SLOT_WORDS] = 0
 
 
 class MetricPage:
@@ -168,6 +185,7 @@ class ModelMetrics:
             return
         self._words[_STATUS_INDEX[200]] += len(self._parse_ns)
         self._words[_ROWS.offset] += self._scored_rows
+        self._words[_LAST_SCORED.offset] = time.time_ns() // 1_000_000
         self._observe_many(_PARSE_STAGE, np.array(self._parse_ns))
         self._observe_many(_TOTAL_STAGE, np.array(self._total_ns))
         self._parse_ns.clear()
@@ -181,6 +199,21 @@ class ModelMetrics:
     def set_queued_rows(self, rows: int) -> None:
         """Set how many rows wait in the device process."""
         self._words[_QUEUED.offset] = rows
+
+    def set_ready_replicas(self, count: int) -> None:
+        """Set how many of the model's replicas are loaded; the supervisor does."""
+        self._words[_READY_REPLICAS.offset] = count
+
+    def count_collected(self, records: int) -> None:
+        """Count records of requests that were written."""
+        self._words[_COLLECTED.offset] += records
+
+    def count_collection_dropped(self, reason: str, records: int) -> None:
+        """Count records of sampled requests that were not written; `reason` is one of `COLLECTION_DROPS`.
+
+        Each reason is counted by one thread alone.
+        """
+        self._words[_COLLECTION_DROPPED.offset + COLLECTION_DROPS.index(reason)] += records
 
     def _observe(self, stage: int, elapsed_ns: int) -> None:
         start = _STAGE.offset + stage * _STAGE_WORDS
@@ -219,6 +252,7 @@ class ModelMetrics:
         words[_REASONS.offset + _REASON_INDEX[reason]] += 1
         words[_BATCH.offset + bisect_left(BATCH_BOUNDS_ROWS, rows)] += 1
         words[_BATCH.offset + _BATCH_WORDS - 1] += rows
+        words[_ROW_COMPUTE.offset] += rows * elapsed_ns // 1000
         self._observe(_COMPUTE_STAGE, elapsed_ns)
 
 
@@ -285,6 +319,39 @@ class ModelTotals:
     def queue_rows(self) -> int:
         """Rows that wait in the device process now."""
         return int(self._words[_QUEUED.offset])
+
+    @property
+    def ready_replicas(self) -> int:
+        """Replicas that are loaded now."""
+        return int(self._words[_READY_REPLICAS.offset])
+
+    @property
+    def collected(self) -> int:
+        """Records of requests that were written."""
+        return int(self._words[_COLLECTED.offset])
+
+    @property
+    def last_scored_ms(self) -> int:
+        """When a request was last answered with 200, in milliseconds since 1970; 0 for never."""
+        return int(self._words[_LAST_SCORED.offset])
+
+    @property
+    def row_compute_ns(self) -> int:
+        """The compute time of each row's batch, summed over all rows."""
+        return 1000 * int(self._words[_ROW_COMPUTE.offset])
+
+    def stage_ns(self) -> dict[str, tuple[int, int]]:
+        """How many times were observed of each stage, and their sum in nanoseconds."""
+        stages = {}
+        for index, stage in enumerate(STAGES):
+            *counts, total = self._words[_STAGE.offset + index * _STAGE_WORDS :][:_STAGE_WORDS]
+            stages[stage] = (sum(counts), total)
+        return stages
+
+    def collection_dropped(self) -> dict[str, int]:
+        """Records of sampled requests that were not written, by reason."""
+        dropped = self._words[_COLLECTION_DROPPED.offset : _COLLECTION_DROPPED.end]
+        return dict(zip(COLLECTION_DROPS, dropped, strict=True))
 
     def batch_rows(self) -> HistogramTotals:
         """Sizes of the batches, in rows."""

@@ -4,6 +4,7 @@ models/NAME/VERSION/manifest.json   what was registered
 models/NAME/VERSION/model/…         its files, read-only
 models/NAME/VERSION/.lease          locked (shared) by each process that serves the version
 models/NAME/.last_version           the highest number that was ever given out
+models/NAME/labels.json             what the labels of its versions mean; see `stoker.labels`
 models/.staging/…                   copies under way; the ones of dead processes are swept
 """
 
@@ -15,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -60,6 +61,8 @@ class Registered:
         description: The operator's own words.
         created_at: Time of registration, RFC 3339 in UTC.
         source: Name of the file or folder that was registered.
+        image: What `stoker.image_input.ImageInput.to_json` gave, for a model that takes images.
+        properties: Labels that whoever registered it has given for good.
     """
 
     name: str
@@ -73,6 +76,8 @@ class Registered:
     description: str
     created_at: str
     source: str
+    image: Mapping[str, Any] | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reference(self) -> str:
@@ -144,6 +149,8 @@ class Registered:
             "description": self.description,
             "created_at": self.created_at,
             "source": self.source,
+            "image": self.image,
+            "properties": dict(self.properties),
         }
 
 
@@ -167,6 +174,8 @@ class Repository:
         description: str = "",
         tags: Mapping[str, str] = MappingProxyType({}),
         signature: Mapping[str, Any] | None = None,
+        image: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] = MappingProxyType({}),
         progress: Callable[[int, int], None] | None = None,
     ) -> Registered:
         """Copy a model into the repository as its next version; until the last moment nothing can be seen.
@@ -179,6 +188,8 @@ class Repository:
             description: Free text.
             tags: Free labels.
             signature: The model's signature as JSON, where the caller has read it.
+            image: The model's image input as JSON, if it takes images.
+            properties: Further labels.
             progress: Called with the bytes copied so far and the bytes in all.
 
         Raises:
@@ -211,6 +222,8 @@ class Repository:
                     description=description,
                     created_at=now.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
                     source=root.resolve().name,
+                    image=image,
+                    properties=dict(properties),
                 )
                 return self._publish(unnumbered)
         except OSError as error:
@@ -224,7 +237,7 @@ class Repository:
         """
         found: list[Registered] = []
         for model in self._names() if name is None else [name]:
-            for version in self._versions(model):
+            for version in self.versions(model):
                 with contextlib.suppress(UnknownModel):  # deleted while the list is made
                     found.append(self._read(model, version))
         return found
@@ -236,7 +249,7 @@ class Repository:
             UnknownModel: There is none.
             CorruptModel: Its manifest cannot be read.
         """
-        versions = self._versions(name)
+        versions = self.versions(name)
         if not versions:
             names = ", ".join(self._names()) or "nothing"
             raise UnknownModel(f"no model {name!r} is registered in {self.models_dir}; registered: {names}")
@@ -247,6 +260,13 @@ class Repository:
                 f"model {name} has no version {version}; it has {', '.join(map(str, versions))}"
             )
         return self._read(name, version)
+
+    def versions(self, name: str) -> Sequence[int]:
+        """Return the numbers of all versions of a model, ascending; none if it is not registered."""
+        folder = self.models_dir / checked_name(name)
+        if not folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in folder.iterdir() if _VERSION.fullmatch(entry.name))
 
     def resolve(self, reference: str) -> Registered:
         """Return the version that `NAME[:VERSION]` means.
@@ -273,7 +293,7 @@ class Repository:
         """
         folder = self.models_dir / checked_name(name) / str(version)
         with contextlib.ExitStack() as cleanup:
-            if version not in self._versions(name):
+            if version not in self.versions(name):
                 self.get(name, version)
             staging = cleanup.enter_context(self._staging())
             cleanup.enter_context(locked(folder.parent / _LOCK))
@@ -293,13 +313,7 @@ class Repository:
         if not self.models_dir.is_dir():
             return []
         names = (entry.name for entry in self.models_dir.iterdir() if is_name(entry.name))
-        return sorted(name for name in names if self._versions(name))
-
-    def _versions(self, name: str) -> Sequence[int]:
-        folder = self.models_dir / checked_name(name)
-        if not folder.is_dir():
-            return []
-        return sorted(int(entry.name) for entry in folder.iterdir() if _VERSION.fullmatch(entry.name))
+        return sorted(name for name in names if self.versions(name))
 
     def _read(self, name: str, version: int) -> Registered:
         folder = self.models_dir / name / str(version)
@@ -342,7 +356,7 @@ class Repository:
         last_path = model_dir / _LAST_VERSION
         with locked(model_dir / _LOCK):
             last = int(last_path.read_text("ascii")) if last_path.exists() else 0
-            version = 1 + max([last, *self._versions(staged.name)])
+            version = 1 + max([last, *self.versions(staged.name)])
             registered = replace(staged, version=version, folder=model_dir / str(version))
             manifest = json.dumps(registered.to_json(), indent=2).encode() + b"\n"
             replace_file(staged.folder / MANIFEST, manifest, mode=0o444)
@@ -383,4 +397,6 @@ def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
         description=manifest["description"],
         created_at=manifest["created_at"],
         source=manifest["source"],
+        image=manifest.get("image"),
+        properties=manifest.get("properties", {}),
     )

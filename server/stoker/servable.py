@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,14 @@ class Servable:
         model_dir: Folder that an entry script finds under `AZUREML_MODEL_DIR`.
         max_batch_rows: Most rows that `run` is given at once.
         max_body_bytes: Longest request body, for entry scripts that take it whole.
+        timeout_ms: How long a request may take; an entry script's `run` is interrupted after that.
+        tensorflow_compat: Which API of TensorFlow an entry script gets: `v1` for scripts of TensorFlow 1, `off`
+            for the present one, `auto` for what its text needs.
+        environment_variables: Those of an entry script's process, beside the operator's.
+        batching: How requests to an entry script that takes whole bodies are to be batched: one of
+            `script_form.Batching`, or `auto` for what its self-check allows.
+        sample_input: A request body that the script is known to answer; None to look for one.
+        pad: By input what its free sizes are filled up with, so that requests of different sizes run as one batch.
     """
 
     name: str
@@ -43,14 +52,21 @@ class Servable:
     model_dir: Path
     max_batch_rows: int
     max_body_bytes: int
+    timeout_ms: int = 60_000
+    tensorflow_compat: str = "auto"
+    environment_variables: Mapping[str, str] = field(default_factory=dict)
+    batching: Literal["auto", "merge", "handle", "none"] = "auto"
+    sample_input: Path | None = None
+    pad: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Servable:
         """Inverse of `to_json`."""
-        paths = {name: Path(values[name]) for name in ("path", "model_dir")}
+        names = ("path", "model_dir", "sample_input")
+        paths = {name: Path(values[name]) for name in names if values.get(name) is not None}
         return cls(**{**values, **paths})

@@ -7,17 +7,22 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from stoker import __version__
-from stoker.deployment import resolve
-from stoker.keyring import Keyring, Keys
+from stoker.binding import bind
+from stoker.deployment import Deployed
+from stoker.grpc_port import reserve_grpc_port
+from stoker.keyring import AdminKey, Keyring
 from stoker.logs import configure_logging
 from stoker.settings import ServerSettings
-from stoker.supervisor import ModelReport, StartUp, Supervisor, bind
+from stoker.start_up import DeviceReport, ModelReport, StartUp
+from stoker.stock import Stock
+from stoker.supervisor import Supervisor
 from stoker.workspace import Workspace
 
 __all__ = ["serve"]
@@ -32,25 +37,33 @@ def serve(settings: ServerSettings, workspace: Workspace) -> None:
         OperatorError: A setting is bad, or a model or device cannot be used.
     """
     configure_logging("supervisor")
-    with ExitStack() as leases:
-        models = resolve(settings, workspace, leases)
-        given = Keys.given(settings.primary_key, settings.secondary_key)
-        if settings.auth and given is None:
-            for model in models:
-                Keyring(workspace.keys_dir, model.servable.name).ensure()
+    with ExitStack() as resources:
+        stock = resources.enter_context(Stock(settings, workspace, _say))
+        models = stock.take_first()
+        offers = stock.offers()
+        _provide_admin_key(settings, workspace)
         sockets = bind(settings.host, settings.port, settings.frontend_count)
         port = sockets[0].getsockname()[1]
-        _say(f"Stoker {__version__} starts: {', '.join(model.servable.name for model in models)}")
+        if settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key:
+            resources.enter_context(reserve_grpc_port(settings, sockets[0]))
+        _say(f"Stoker {__version__} starts: {', '.join(dict.fromkeys(model.servable.name for model in models))}")
 
         def on_ready(start_up: StartUp) -> None:
             for line in _banner(settings, workspace, port, start_up):
                 _say(line)
 
         async def run() -> None:
-            await Supervisor(settings, models, workspace.keys_dir, sockets, on_ready).run()
+            await Supervisor(settings, models, workspace.keys_dir, sockets, on_ready, stock, offers).run()
 
         asyncio.run(run())
         _say("Stoker has stopped.")
+
+
+def _provide_admin_key(settings: ServerSettings, workspace: Workspace) -> None:
+    """Make the key for loading and unloading models; where nothing can be written there is none."""
+    if settings.admin_key is None and (settings.auth or settings.token_auth):
+        with suppress(OSError):
+            AdminKey(workspace.create().keys_dir).ensure()
 
 
 def _say(line: str) -> None:
@@ -59,10 +72,7 @@ def _say(line: str) -> None:
 
 
 def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up: StartUp) -> list[str]:
-    lines = [
-        f"  device   {device.device}: {device.description} ({device.reason})"
-        for device in dict.fromkeys(start_up.devices)
-    ]
+    lines = _device_lines(start_up.devices)
     for model in start_up.models:
         servable = model.deployed.servable
         lines.append(
@@ -72,34 +82,108 @@ def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up:
             f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
             f"batches of at most {servable.max_batch_rows} rows"
         )
+        lines += _batching_lines(model)
+        lines += _replica_lines(model)
+        lines += _environment_lines(model.deployed)
+        lines += _data_lines(model.deployed)
+    lines += [f"  azure    {note}" for note in settings.notes]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
     base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    for model in start_up.models:
-        name = model.deployed.servable.name
-        path = "/score" if len(start_up.models) == 1 else f"/api/v1/service/{name}/score"
+    # Of several versions of a model, the newest one's sample serves for all.
+    by_name = {model.deployed.servable.name: model for model in start_up.models}
+    for name, model in by_name.items():
+        path = "/score" if len(by_name) == 1 else f"/api/v1/service/{name}/score"
         lines += _service_lines(settings, workspace, model, base + path)
+    lines += _grpc_lines(settings, host)
     lines.append(f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {base}/metrics; stop with Ctrl-C")
+    return lines
+
+
+def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
+    if not settings.grpc_port:
+        return []
+    security = " with TLS" if settings.grpc_tls_cert else ""
+    address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
+    return [f"  grpc     {address}{security}: the Open Inference Protocol v2"]
+
+
+def _batching_lines(model: ModelReport) -> list[str]:
+    script = model.signature.script
+    return [] if script is None else [f"           batching: {script.batching}, {script.batching_reason}"]
+
+
+def _device_lines(devices: Sequence[DeviceReport]) -> list[str]:
+    lines = [
+        f"  device   {device.device}: {device.description} ({device.reason})"
+        for device in dict.fromkeys(devices)
+    ]
+    for device, processes in Counter(device.device for device in devices).items():
+        if processes > 1:
+            shared = "the cores" if device == "cpu" else f"the memory of {device}"
+            lines.append(f"           {processes} device processes share {shared}")
+    return lines
+
+
+def _environment_lines(model: Deployed) -> list[str]:
+    if model.environment is None:
+        return []
+    first, *others = model.environment.lines()
+    return [f"  packages {first}", *(f"           {line}" for line in others)]
+
+
+def _data_lines(model: Deployed) -> list[str]:
+    lines = []
+    if model.image is not None:
+        lines.append(f"  images   JPEG, PNG and WebP of any size become {model.image}")
+    if model.collection is not None and model.data_dir is not None:
+        kept, percent = " and ".join(model.collection.collections), 100 * model.collection.sample_rate
+        lines.append(
+            f"  collect  {kept} of {percent:.4g} % of the requests, at most {model.collection.max_mb} MiB, "
+            f"in {_shown(model.data_dir)}"
+        )
+    return lines
+
+
+def _replica_lines(model: ModelReport) -> list[str]:
+    lines = []
+    if len(model.devices) > 1:
+        places = Counter(model.devices)
+        shown = ", ".join(f"{count} on {device}" for device, count in places.items())
+        lines.append(f"           {len(model.devices)} replicas: {shown}")
+    if model.deployed.placement.shortfall:
+        lines.append(f"           {model.deployed.placement.shortfall}")
     return lines
 
 
 def _service_lines(settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str) -> list[str]:
     name = model.deployed.servable.name
-    lines = [f"  scoring  {uri}"]
-    header = ""
-    if not settings.auth:
-        lines.append("  keys     none needed (--no-auth)")
-    elif settings.given_keys:
-        lines.append(f"  keys     from the environment: {' and '.join(settings.given_keys)}")
-        header = f'-H "Authorization: Bearer ${settings.given_keys[0]}" '
-    else:
-        stoker = _command("stoker")
-        lines.append(f"  keys     {_shown(Keyring(workspace.keys_dir, name).path)}")
-        show = f"{stoker} keys show primary --name {name} --workspace {_shown(workspace.root)}"
-        header = f'-H "Authorization: Bearer $({show})" '
+    access, bearer = _access(settings, workspace, name)
+    lines = [f"  scoring  {uri}", *access]
     sample = _sample_file(workspace, model)
     if sample is not None:
+        header = f'-H "Authorization: Bearer {bearer}" ' if bearer else ""
         lines.append(f"  try      curl -s {header}-d @{_shown(sample)} {uri}")
     return lines
+
+
+def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[list[str], str]:
+    """What callers have to send: for the operator, and as a shell takes it."""
+    if not (settings.auth or settings.token_auth):
+        return ["  keys     none needed (--no-auth)"], ""
+    stoker, service = _command("stoker"), f"--name {name} --workspace {_shown(workspace.root)}"
+    if settings.keys_file:
+        keys, bearer = f"from {settings.keys_file}", "$KEY"
+    elif settings.given_keys:
+        keys = f"from the environment: {' and '.join(settings.given_keys)}"
+        bearer = f"${settings.given_keys[0]}"
+    else:
+        keys = _shown(Keyring(workspace.keys_dir, name).path)
+        bearer = f"$({stoker} keys show primary {service})"
+    if not settings.token_auth:
+        return [f"  keys     {keys}"], bearer
+    sign = f"{stoker} token {service}"
+    use = "" if settings.auth else ", to fetch tokens with"
+    return [f"  keys     {keys}{use}", f"  tokens   {sign}"], f"$({sign})"
 
 
 def _command(name: str) -> str:
@@ -116,11 +200,11 @@ def _shown(path: Path) -> str:
 
 
 def _sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
-    """A body that the model takes: the sample beside it, or rows of zeros; None if only the script knows."""
+    """A body that the model takes: the sample beside it, or rows of zeros; None if only the model knows."""
     beside = model.deployed.servable.model_dir / _SAMPLE
     if beside.is_file():
         return beside
-    if model.signature.takes == "body":
+    if model.signature.takes != "rows":
         return None
     data: Any = {spec.name: [_zeros(spec.shape, spec.dtype)] for spec in model.signature.inputs}
     if len(data) == 1:

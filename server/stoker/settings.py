@@ -11,18 +11,34 @@ import argparse
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
 
+from stoker.collection import CollectionSettings, read_collection
 from stoker.errors import InvalidSettings
+from stoker.image_input import ImageInput, read_image_input
+from stoker.names import parse_reference
+from stoker.versions import read_labels, read_versions
 
-__all__ = ["ModelSettings", "ServerSettings", "add_server_options", "load_settings"]
+__all__ = [
+    "ImportedSettings",
+    "ModelSettings",
+    "ServerSettings",
+    "add_server_options",
+    "load_settings",
+    "model_settings",
+]
 
-_MODEL_KEYS_HELP: Final = "path, registered, name, model_dir, max_batch_rows, max_delay_ms"
+
+_AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
+"""Variables of the Azure inference server that are heeded too; those of Stoker win."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def _number(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:
@@ -64,6 +80,83 @@ def _path(value: Any) -> Path:
         raise ValueError("names a home folder that does not exist") from None
 
 
+def _choice(*words: str) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return str(value)
+
+    return convert
+
+
+def _devices(value: Any) -> tuple[str, ...]:
+    """One device, several with commas between them, or a list of them."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and name.strip() for name in names
+    ):
+        raise ValueError("must name a device, or several with commas between them")
+    devices = tuple(name.strip() for name in names)
+    if not devices:
+        raise ValueError("must name at least one device")
+    if len(set(devices)) < len(devices):
+        raise ValueError("names a device twice; use replicas for several device processes on one device")
+    if "auto" in devices and len(devices) > 1:
+        raise ValueError("cannot have auto beside other devices")
+    return devices
+
+
+def _references(value: Any) -> tuple[str, ...]:
+    """Registered models as NAME[:VERSION]: one, or a list of them."""
+    references = [value] if isinstance(value, str) else value
+    if not isinstance(references, list | tuple) or not references:
+        raise ValueError("must name registered models, as a list of NAME or NAME:VERSION")
+    for reference in references:
+        try:
+            parse_reference(str(reference))
+        except InvalidSettings as error:
+            raise ValueError(f"must name registered models ({error})") from None
+    return tuple(map(str, references))
+
+
+def _variables(value: Any) -> dict[str, str]:
+    """Environment variables by name; numbers and switches are taken as they would be typed."""
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of names to values")
+    for name, content in value.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(f"must have names of letters, digits and '_', not {name!r}")
+        if not isinstance(content, str | int | float) or "\0" in str(content):
+            raise ValueError(f"must have texts as values, not {type(content).__name__} for {name}")
+    return {name: _typed(content) for name, content in value.items()}
+
+
+def _numbers_by_name(value: Any) -> dict[str, float]:
+    """Numbers by the names of inputs."""
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a mapping of names of inputs to numbers")
+    for name, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"must have numbers as values, not {number!r} for {name}")
+    return dict(value)
+
+
+def _typed(content: str | float) -> str:
+    return str(content).lower() if isinstance(content, bool) else str(content)
+
+
+def _origins(value: Any) -> tuple[str, ...]:
+    """Origins of browsers, with commas between them, or a list of them."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError("must be origins with commas between them, or *")
+    origins = tuple(name.strip() for name in names if name.strip())
+    for origin in origins:
+        if not origin.isascii() or not origin.isprintable() or " " in origin or origin.endswith("/"):
+            raise ValueError(f"must hold origins such as https://example.com, not {origin!r}")
+    return origins
+
+
 def _setting(default: Any, convert: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
     return field(default=default, metadata={"convert": convert, "help": text, "metavar": metavar})
 
@@ -75,8 +168,23 @@ class ModelSettings:
     path: Path | None = _setting(None, _path, "model file or folder", "PATH")
     registered: str | None = _setting(None, _text, "registered model NAME[:VERSION]", "NAME")
     name: str | None = _setting(None, _text, "service name", "NAME")
+    versions: str | tuple[int, ...] | None = _setting(
+        None, read_versions, "which versions are served: latest (the default), latest:N, all, or 3,7", "WHICH"
+    )
+    labels: Mapping[str, int] | None = _setting(
+        None,
+        read_labels,
+        "names of versions for callers; the version with the label default is the default",
+        "MAPPING",
+    )
     model_dir: Path | None = _setting(
         None, _path, "folder that an entry script finds as AZUREML_MODEL_DIR", "DIR"
+    )
+    uses: tuple[str, ...] | None = _setting(
+        None, _references, "registered models that an entry script finds there instead", "NAME[:VERSION]"
+    )
+    environment_variables: Mapping[str, str] | None = _setting(
+        None, _variables, "environment variables of an entry script's process", "MAPPING"
     )
     max_batch_rows: int | None = _setting(
         None, _number(int, 1, 65536), "most rows in one batch (default 256)"
@@ -84,6 +192,92 @@ class ModelSettings:
     max_delay_ms: float | None = _setting(
         None, _number(float, 0, 60000), "how long a row may wait for company (default 0: none is added)"
     )
+    pad: Mapping[str, float] | None = _setting(
+        None,
+        _numbers_by_name,
+        "what the free sizes of an input are filled up with, so that requests of different sizes run as one batch",
+        "MAPPING",
+    )
+    timeout_ms: int | None = _setting(
+        None, _number(int, 1, 3_600_000), "a request not answered by then gets 504 (default: the server's)"
+    )
+    max_concurrent_requests: int | None = _setting(
+        None, _number(int, 1, 65536), "most requests in flight; further ones wait (default: no limit)"
+    )
+    max_queue_wait_ms: int | None = _setting(
+        None, _number(int, 0, 3_600_000), "how long those wait before they get 503 (default 500)"
+    )
+    threads: int | None = _setting(
+        None, _number(int, 1, 1024), "most threads for one CPU operation (default: the cores that are left)"
+    )
+    description: str | None = _setting(None, _text, "a sentence for swagger.json", "TEXT")
+    environment: Path | None = _setting(
+        None, _path, "conda file or requirements file (default: the one beside the script)", "FILE"
+    )
+    environment_managed: str = _setting(
+        "user", _choice("user", "system"), "who installs that: the user, or Stoker (system)", "WHO"
+    )
+    replicas: int | None = _setting(
+        None, _number(int, 1, 64), "device processes that serve it (default: the server's)"
+    )
+    device: tuple[str, ...] | None = _setting(
+        None, _devices, "where it runs, one device or several (default: the server's)", "DEVICE"
+    )
+    batching: Literal["auto", "merge", "handle", "none"] = _setting(
+        "auto",
+        _choice("auto", "merge", "handle", "none"),
+        "how requests to an entry script are batched: auto (what its self-check allows), merge, handle or none",
+        "HOW",
+    )
+    sample_input: Path | None = _setting(
+        None, _path, "a request body for that check (default: sample_input.json beside the script)", "FILE"
+    )
+    tensorflow_compat: str = _setting(
+        "auto",
+        _choice("auto", "v1", "off"),
+        "give an entry script TensorFlow's API of version 1: v1, off, or auto (if its text needs it)",
+        "API",
+    )
+
+    image: ImageInput | None = _setting(
+        None, read_image_input, "how its input is made from images (default: as it was registered)", "MAPPING"
+    )
+    collect: CollectionSettings | Literal[False] | None = _setting(
+        None,
+        read_collection,
+        "whether, or how, its requests and answers are collected (default: the server's)",
+        "MAPPING",
+    )
+
+    def over(self, defaults: ModelSettings) -> ModelSettings:
+        """These settings, with those of `defaults` where nothing was said."""
+        missing = {
+            f.name: getattr(defaults, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) == f.default
+        }
+        return dataclasses.replace(self, **missing)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedSettings:
+    """Settings taken over from files and variables made for another server; those given to Stoker itself win.
+
+    Attributes:
+        source: Where they are from, for messages.
+        server: Values of server settings by name.
+        model: Settings of each model that is served.
+        primary_key: The service's primary key.
+        secondary_key: Its secondary key.
+        notes: What the operator is told of them, one line each.
+    """
+
+    source: str
+    server: Mapping[str, Any] = field(default_factory=dict)
+    model: ModelSettings = ModelSettings()
+    primary_key: str | None = field(default=None, repr=False)
+    secondary_key: str | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +289,26 @@ class ServerSettings:
     frontends: int = _setting(
         0, _number(int, 0, 64), "HTTP processes; 0 (the default) takes half of the cores, at most 8"
     )
-    device: str = _setting("auto", _text, "auto, cpu or cuda:N", "DEVICE")
-    auth: bool = _setting(True, _switch, "whether scoring needs a key (default: yes)", "BOOL")
+    device: tuple[str, ...] = _setting(
+        ("auto",), _devices, "auto, cpu or cuda:N; several with commas, each model runs on all", "DEVICE"
+    )
+    replicas: int = _setting(
+        0,
+        _number(int, 0, 64),
+        "device processes that serve each model; 0 (the default) takes one for each of its devices",
+    )
+    auth: bool = _setting(True, _switch, "whether scoring takes a key, and needs one (default: yes)", "BOOL")
+    token_auth: bool = _setting(
+        False,
+        _switch,
+        "whether scoring takes a short-lived token; keys then fetch tokens (default: no)",
+        "BOOL",
+    )
     metrics_auth: bool = _setting(False, _switch, "whether /metrics needs a key (default: no)", "BOOL")
     max_body_mb: float = _setting(100.0, _number(float, 0.001, 1024), "largest request body in MiB")
+    max_image_mpx: float = _setting(
+        25.0, _number(float, 0.001, 1000), "largest image that is decoded, in millions of pixels"
+    )
     timeout_ms: int = _setting(60_000, _number(int, 1, 3_600_000), "a request not answered by then gets 504")
     max_batch_rows: int = _setting(256, _number(int, 1, 65536), "most rows in one batch")
     max_delay_ms: float = _setting(
@@ -106,14 +316,51 @@ class ServerSettings:
         _number(float, 0, 60000),
         "how long a row may wait for company while the device is free (default 0: not at all)",
     )
+    cors_origins: tuple[str, ...] = _setting(
+        (),
+        _origins,
+        "origins whose pages may read answers, with commas, or * (default: none); also AML_CORS_ORIGINS",
+        "ORIGINS",
+    )
     drain_grace_s: float = _setting(
         2.0,
         _number(float, 0, 3600),
         "after SIGTERM, how long new requests are still taken before the port closes",
     )
+    poll_s: float = _setting(
+        0.0,
+        _number(float, 0, 86_400),
+        "how often new and vanished versions are looked for; 0 (the default): only when asked through the API",
+    )
+    collect: bool = _setting(
+        False, _switch, "whether requests and answers are collected in the workspace (default: no)", "BOOL"
+    )
+    grpc_port: int = _setting(
+        0, _number(int, 0, 65535), "port for the Open Inference Protocol over gRPC; 0 (the default) has none"
+    )
+    grpc_tls_cert: Path | None = _setting(
+        None, _path, "certificate chain (PEM) for TLS on the gRPC port; HTTP has no TLS of its own", "FILE"
+    )
+    grpc_tls_key: Path | None = _setting(None, _path, "private key (PEM) of that certificate", "FILE")
     models: tuple[ModelSettings, ...] = ()
     primary_key: str | None = field(default=None, repr=False)
     secondary_key: str | None = field(default=None, repr=False)
+    keys_file: str = ""
+    """The file that gave the keys, where no variable did."""
+    admin_key: str | None = field(default=None, repr=False)
+    """The key for loading and unloading models, where it is not the workspace's; STOKER_ADMIN_KEY."""
+    model_defaults: ModelSettings = ModelSettings()
+    """What models have where their own settings say nothing; before the server's settings."""
+    notes: tuple[str, ...] = ()
+    """Lines for the operator about settings that were taken over from another server's."""
+    service_name: str | None = None
+    """What descriptions call the only service; SERVICE_NAME."""
+    service_version: str = "1.0"
+    """The version in descriptions; SERVICE_VERSION."""
+    service_path_prefix: str = ""
+    """What a proxy has before the paths of the only service, with a slash first; SERVICE_PATH_PREFIX."""
+    tells_version: bool = True
+    """Whether answers name the server's version; SERVER_VERSION_LOG_RESPONSE_ENABLED."""
 
     @property
     def max_body_bytes(self) -> int:
@@ -121,8 +368,15 @@ class ServerSettings:
         return int(self.max_body_mb * 2**20)
 
     @property
+    def max_image_pixels(self) -> int:
+        """`max_image_mpx` in pixels."""
+        return round(self.max_image_mpx * 1e6)
+
+    @property
     def given_keys(self) -> list[str]:
         """The environment variables that gave keys."""
+        if self.keys_file:
+            return []
         given = {"STOKER_PRIMARY_KEY": self.primary_key, "STOKER_SECONDARY_KEY": self.secondary_key}
         return [variable for variable, key in given.items() if key]
 
@@ -133,7 +387,7 @@ class ServerSettings:
 
     @property
     def device_threads(self) -> int:
-        """Threads that a device process may use for one CPU operation: the cores that the frontends leave."""
+        """Threads that a model may use for one CPU operation: the cores that the frontends leave."""
         return max(1, len(os.sched_getaffinity(0)) - self.frontend_count)
 
 
@@ -155,14 +409,29 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
             )
             continue
         if setting.default:
-            text += (
-                f" (default {setting.default:g})"
-                if isinstance(setting.default, float)
-                else (f" (default {setting.default})")
-            )
+            text += f" (default {_shown(setting.default)})"
         group.add_argument(
             option, dest=name, metavar=setting.metadata["metavar"], default=argparse.SUPPRESS, help=text
         )
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def model_settings(values: Mapping[str, Any], source: str) -> ModelSettings:
+    """Check the settings of one model.
+
+    Args:
+        values: The settings by name.
+        source: Where they are from, for messages.
+
+    Raises:
+        InvalidSettings: One is unknown or has a bad value.
+    """
+    return ModelSettings(**_convert(ModelSettings, values, source))
 
 
 def load_settings(
@@ -170,6 +439,7 @@ def load_settings(
     environ: Mapping[str, str],
     file: Path | None,
     models: tuple[ModelSettings, ...],
+    imported: Sequence[ImportedSettings] = (),
 ) -> ServerSettings:
     """Merge and validate.
 
@@ -178,29 +448,62 @@ def load_settings(
         environ: The environment.
         file: The YAML deployment file, or None.
         models: Models named on the command line; they replace those of the file.
+        imported: Settings of the lowest rank; of two, the former wins.
 
     Raises:
         InvalidSettings: A setting is unknown or has a bad value; the message says where it came from.
     """
     settable = _settable(ServerSettings)
     values: dict[str, Any] = {}
+    for source in reversed(imported):
+        values.update(_convert(ServerSettings, source.server, source.source))
     if file is not None:
         content = _read_yaml(file)
         listed = content.pop("models", [])
-        values.update(_convert(ServerSettings, content, str(file)))
+        values.update(_relative_to(file.parent, _convert(ServerSettings, content, str(file))))
         values["models"] = _models(listed, file)
     for name in settable:
-        variable = f"STOKER_{name.upper()}"
-        # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
-        if environ.get(variable) and not environ[variable].startswith("tcp://"):
-            values.update(_convert(ServerSettings, {name: environ[variable]}, variable))
+        for variable in (*_AZURE_VARIABLES.get(name, ()), f"STOKER_{name.upper()}"):
+            # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
+            if environ.get(variable) and not environ[variable].startswith("tcp://"):
+                values.update(_convert(ServerSettings, {name: environ[variable]}, variable))
     given = {name: arguments[name] for name in settable if name in arguments}
     values.update(_convert(ServerSettings, given, "command line"))
     if models:
         values["models"] = models
-    for slot in ("primary", "secondary"):
-        values[f"{slot}_key"] = environ.get(f"STOKER_{slot.upper()}_KEY") or None
+    values.update(_keys(environ, imported))
+    values["admin_key"] = environ.get("STOKER_ADMIN_KEY") or None
+    values.update(_naming(environ))
+    for source in imported:
+        values["model_defaults"] = values.get("model_defaults", ModelSettings()).over(source.model)
+        values["notes"] = (*values.get("notes", ()), *source.notes)
     return ServerSettings(**values)
+
+
+def _naming(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the variables of the Azure inference server say of descriptions and of the server's version."""
+    prefix = environ.get("SERVICE_PATH_PREFIX", "").strip("/")
+    return {
+        "service_name": environ.get("SERVICE_NAME") or None,
+        "service_version": environ.get("SERVICE_VERSION") or "1.0",
+        "service_path_prefix": f"/{prefix}" if prefix else "",
+        "tells_version": environ.get("SERVER_VERSION_LOG_RESPONSE_ENABLED", "true").lower() == "true",
+    }
+
+
+def _keys(environ: Mapping[str, str], imported: Sequence[ImportedSettings]) -> dict[str, str | None]:
+    """The keys of the environment, else those of the first source that has some; never a mixture."""
+    primary, secondary = (environ.get(f"STOKER_{slot}_KEY") or None for slot in ("PRIMARY", "SECONDARY"))
+    if primary or secondary:
+        return {"primary_key": primary, "secondary_key": secondary}
+    for source in imported:
+        if source.primary_key or source.secondary_key:
+            return {
+                "primary_key": source.primary_key,
+                "secondary_key": source.secondary_key,
+                "keys_file": source.source,
+            }
+    return {}
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -219,21 +522,28 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 def _models(listed: Any, file: Path) -> tuple[ModelSettings, ...]:
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise InvalidSettings(f"{file}: models must be a list, each item with keys of: {_MODEL_KEYS_HELP}")
-    models = tuple(ModelSettings(**_convert(ModelSettings, item, f"{file}, models")) for item in listed)
+        keys = ", ".join(_settable(ModelSettings))
+        raise InvalidSettings(f"{file}: models must be a list, each item with keys of: {keys}")
+    models = tuple(model_settings(item, f"{file}, models") for item in listed)
     for model in models:
         if (model.path is None) == (model.registered is None):
             raise InvalidSettings(f"{file}: each model needs either path or registered, not both")
-    # Paths in a file are relative to the file, wherever the server is started.
     base = file.parent
     return tuple(
         dataclasses.replace(
             model,
             path=model.path and base / model.path,
             model_dir=model.model_dir and base / model.model_dir,
+            environment=model.environment and base / model.environment,
+            sample_input=model.sample_input and base / model.sample_input,
         )
         for model in models
     )
+
+
+def _relative_to(base: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Paths in a file are relative to the file, wherever the server is started."""
+    return {name: base / value if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def _convert(settings: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
+from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.metrics import ModelMetrics
 from stoker.planner import BatchPolicy, Lot, RowQueue, ServiceTimes, plan
 from stoker.runtimes.base import RowFailure, Runtime
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 14
 _FLUSH_S = 0.05
+_REASON_BYTES = 1000
 # numpy converts plain integers several times faster than members of an IntEnum.
 _OK = int(Outcome.OK)
 
@@ -141,6 +143,9 @@ class Worker:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.register(self._wake_fd, select.EPOLLIN)
         self._lone_rows = 0
+        self._stopped = False
+        # A caller whose deadline passes is told whether the script had begun.
+        self._tells_start = runtime.signature.takes == "body"
         self._gather = _Gather()
         self._gather.prepare(runtime, policy.max_batch_rows)
 
@@ -151,16 +156,26 @@ class Worker:
             self._new_lanes.append(lane)
         os.eventfd_write(self._wake_fd, 1)
 
+    def stop(self) -> None:
+        """Let `serve` return, after a batch that is under way; callable from any thread."""
+        self._stopped = True
+        os.eventfd_write(self._wake_fd, 1)
+
     def serve(self) -> None:
-        """Serve until the process ends."""
+        """Serve until `stop` is called; then no frontend can be served any more."""
         look_again_ns: int | None = None
-        while True:
+        while not self._stopped:
             timeout_s = None if look_again_ns is None else max(0, look_again_ns - self._clock_ns()) / 1e9
             if timeout_s is None and self._metrics.notes:
                 timeout_s = _FLUSH_S
             if look_again_ns is None and self._lone_rows >= LONE_ROWS:
                 self._linger()
             look_again_ns = self.turn(timeout_s)
+        self._metrics.flush_queued()
+        for fd, lane in list(self._lanes.items()):
+            self._drop(fd, lane)
+        self._poller.close()
+        os.close(self._wake_fd)
 
     def _linger(self) -> None:
         """After lone rows, look for the next one a little while before sleeping."""
@@ -254,6 +269,12 @@ class Worker:
         failure = self._try_rows(lots, rows, started_ns)
         if failure is None:
             return
+        if isinstance(failure, ScoringTimeout):
+            # In parts it would take as long, for callers whose time is over.
+            logger.error("a batch of %d rows took too long", rows, exc_info=failure)
+            for lot in lots:
+                self._hand_back(lot, Outcome.EXPIRED, self._clock_ns())
+            return
         if rows == 1:
             self._fail(lots[0], failure, started_ns)
             return
@@ -263,6 +284,9 @@ class Worker:
     def _try_rows(self, lots: list[Lot], rows: int, started_ns: int) -> Exception | None:
         try:
             inputs = self._gather.batch([(self._lanes[lot.lane].arena, lot.numbers) for lot in lots], rows)
+            if self._tells_start:
+                for lot in lots:
+                    self._lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
             outputs: Sequence[Any] = self._runtime.run(inputs)
             checked = [
                 _check_texts(batch, rows) if spec.variable else check_batch(spec, batch, rows)
@@ -295,9 +319,18 @@ class Worker:
     ) -> None:
         for number, text in zip(numbers, texts, strict=True):
             if isinstance(text, RowFailure):
-                self._mark_failed(arena, number, text.error)
+                self._mark_row(arena, index, number, text.error)
             elif not arena.write_bytes("out", index, number, text):
                 arena.outcome[number] = Outcome.TOO_LARGE
+
+    def _mark_row(self, arena: Arena, index: int, number: int, error: BaseException) -> None:
+        """Mark a row without an answer: its caller can mend what the model refuses, and is told."""
+        if isinstance(error, InvalidInput):
+            logger.info("a request was refused: %s", error)
+            arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
+            arena.outcome[number] = Outcome.REFUSED
+        else:
+            self._mark_failed(arena, number, error)
 
     def _fail(self, lot: Lot, error: BaseException, started_ns: int) -> None:
         arena = self._lanes[lot.lane].arena

@@ -75,6 +75,26 @@ class Workspace:
         return self.root / "keys"
 
     @property
+    def environments_dir(self) -> Path:
+        """Folder of the virtual environments of models."""
+        return self.root / "environments"
+
+    @property
+    def data_dir(self) -> Path:
+        """Folder of the collected requests and answers, by model."""
+        return self.root / "data"
+
+    @property
+    def services_dir(self) -> Path:
+        """Folder of the services that deployment code has started, by name; see `stoker.azure.sdk`."""
+        return self.root / "services"
+
+    @property
+    def azure_dir(self) -> Path:
+        """Folder of what deployment code knows of besides: compute targets and environments."""
+        return self.root / "azure"
+
+    @property
     def run_dir(self) -> Path:
         """Folder of the state of running servers."""
         return self.root / "run"

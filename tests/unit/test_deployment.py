@@ -1,5 +1,6 @@
 """From settings to the list of servables."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -104,6 +105,63 @@ def test_a_models_settings_win_over_the_servers(
     assert (first.servable.max_batch_rows, first.max_delay_ms, first.slot) == (8, 0, 0)
     assert (second.servable.name, second.servable.max_batch_rows) == ("b", 32)
     assert (second.max_delay_ms, second.slot) == (5.0, 1)
+
+
+def test_replicas_and_devices_of_a_model_win_over_the_servers(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing comes from the server; replicas on the CPU share the threads of their model."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    path = onnx(tmp_path / "digits.onnx")
+    many, elsewhere, plain = deploy(
+        workspace,
+        leases,
+        ModelSettings(path=path, name="many", replicas=12),
+        ModelSettings(path=path, name="elsewhere", device=("cuda:0", "cuda:1")),
+        ModelSettings(path=path, name="plain"),
+        device=("cpu",),
+        replicas=3,
+        frontends=2,
+    )
+    assert (many.placement.devices, many.threads) == (("cpu",) * 8, 1)
+    assert "12 replicas were asked for, 8 run" in many.placement.shortfall
+    assert (elsewhere.placement.devices, elsewhere.threads) == (("cuda:0", "cuda:1", "cuda:0"), 6)
+    assert (plain.placement.devices, plain.threads) == (("cpu",) * 3, 2)
+
+
+def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """What a model says of itself wins over the defaults of all models, those over the server's settings."""
+    path = onnx(tmp_path / "digits.onnx")
+    own, plain = deploy(
+        workspace,
+        leases,
+        ModelSettings(path=path, name="own", timeout_ms=7, max_concurrent_requests=9, max_queue_wait_ms=0),
+        ModelSettings(path=path, name="plain", threads=1),
+        timeout_ms=5,
+        model_defaults=ModelSettings(max_concurrent_requests=3, description="All of them."),
+    )
+    assert (own.timeout_ms, own.servable.timeout_ms, own.max_concurrent_requests) == (7, 7, 9)
+    assert (own.max_queue_wait_ms, own.description) == (0, "All of them.")
+    assert (plain.timeout_ms, plain.max_concurrent_requests, plain.max_queue_wait_ms) == (5, 3, 500)
+    assert plain.threads == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "frontends", "shares"),
+    [(None, 2, [None, None]), (8, 2, [4, 4]), (7, 3, [3, 2, 2]), (1, 3, [1, 1, 1]), (5, 1, [5])],
+)
+def test_frontends_share_a_limit(
+    tmp_path: Path,
+    workspace: Workspace,
+    leases: ExitStack,
+    limit: int | None,
+    frontends: int,
+    shares: list[int | None],
+) -> None:
+    """The shares add up to the limit, unless there are more frontends than requests: each takes one."""
+    model = ModelSettings(path=onnx(tmp_path / "digits.onnx"), max_concurrent_requests=limit)
+    (deployed,) = deploy(workspace, leases, model)
+    assert [deployed.limit_of(frontend, frontends) for frontend in range(frontends)] == shares
 
 
 def test_the_batch_size_of_a_foreign_layout_counts(
@@ -233,7 +291,7 @@ def test_there_is_a_limit_to_the_models(tmp_path: Path, workspace: Workspace, le
     path = onnx(tmp_path / "digits.onnx")
     models = [ModelSettings(path=path, name=f"m{number}") for number in range(MODEL_SLOTS + 1)]
     assert [d.slot for d in deploy(workspace, leases, *models[:-1])] == list(range(MODEL_SLOTS))
-    assert f"at most {MODEL_SLOTS} models" in str(refusal(workspace, leases, *models))
+    assert f"at most {MODEL_SLOTS} versions of models" in str(refusal(workspace, leases, *models))
 
 
 def test_a_model_folder_must_exist(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:

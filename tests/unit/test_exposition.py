@@ -26,6 +26,9 @@ DOCUMENTED = {
     "stoker_rows": ("counter", {"model"}),
     "stoker_rows_in_flight": ("gauge", {"model"}),
     "stoker_queue_rows": ("gauge", {"model"}),
+    "stoker_ready_replicas": ("gauge", {"model"}),
+    "stoker_collected_records": ("counter", {"model"}),
+    "stoker_collection_dropped": ("counter", {"model", "reason"}),
     "stoker_dispatches": ("counter", {"model", "reason"}),
     "stoker_batch_rows": ("histogram", {"model"}),
     "stoker_stage_seconds": ("histogram", {"model", "stage"}),
@@ -50,6 +53,8 @@ def memory() -> MetricMemory:
     frontend.count_request(418)
     frontend.count_rejection("overloaded")
     frontend.set_in_flight_rows(6)
+    frontend.count_collected(5)
+    frontend.count_collection_dropped("write_failed", 2)
     device = memory.page(FIRST_DEVICE_PAGE).model(1)
     device.observe_batch(3, "full", 2_000_000)
     device.observe_batch(4, "idle", 3_000_000)
@@ -58,6 +63,7 @@ def memory() -> MetricMemory:
     device.set_queued_rows(9)
     supervisor = memory.page(SUPERVISOR_PAGE)
     supervisor.count_restart("device")
+    supervisor.model(1).set_ready_replicas(3)
     supervisor.set_gpu(2, 5 << 30, 80 << 30, 37)
     return memory
 
@@ -100,8 +106,14 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
     assert value(parsed["stoker_rows"], "stoker_rows_total", model="digits") == 6
     assert value(parsed["stoker_rows_in_flight"], "stoker_rows_in_flight", model="digits") == 6
     assert value(parsed["stoker_queue_rows"], "stoker_queue_rows", model="digits") == 9
+    assert value(parsed["stoker_ready_replicas"], "stoker_ready_replicas", model="digits") == 3
+    assert value(parsed["stoker_ready_replicas"], "stoker_ready_replicas", model="first") == 0
     assert value(parsed["stoker_process_restarts"], "stoker_process_restarts_total", process="device") == 1
     assert value(parsed["stoker_process_restarts"], "stoker_process_restarts_total", process="frontend") == 0
+    collected, dropped = parsed["stoker_collected_records"], parsed["stoker_collection_dropped"]
+    assert value(collected, "stoker_collected_records_total", model="digits") == 5
+    for reason, records in (("queue_full", 0), ("write_failed", 2)):
+        assert value(dropped, "stoker_collection_dropped_total", model="digits", reason=reason) == records
     gpu = {"gpu": "2"}
     assert value(parsed["stoker_gpu_memory_used_bytes"], "stoker_gpu_memory_used_bytes", **gpu) == 5 << 30
     assert value(parsed["stoker_gpu_memory_total_bytes"], "stoker_gpu_memory_total_bytes", **gpu) == 80 << 30

@@ -11,6 +11,7 @@ from tests.puppets import STEADY
 
 from stoker.metrics import (
     BATCH_BOUNDS_ROWS,
+    COLLECTION_DROPS,
     FIRST_DEVICE_PAGE,
     MODEL_SLOTS,
     PAGES,
@@ -104,6 +105,10 @@ def test_no_counter_touches_another(memory: MetricMemory) -> None:
     metrics.flush_queued()
     metrics.set_in_flight_rows(11)
     metrics.set_queued_rows(12)
+    metrics.set_ready_replicas(13)
+    metrics.count_collected(14)
+    for records, reason in enumerate(COLLECTION_DROPS, 15):
+        metrics.count_collection_dropped(reason, records)
     page.count_restart("device")
     page.count_restart("frontend")
     page.count_restart("frontend")
@@ -114,7 +119,8 @@ def test_no_counter_touches_another(memory: MetricMemory) -> None:
     assert model.requests() == {status: 2 if status == 200 else 1 for status in STATUSES}
     assert model.rejections() == dict.fromkeys(REJECTIONS, 1)
     assert model.dispatches() == dict.fromkeys(REASONS, 1)
-    assert (model.rows, model.rows_in_flight, model.queue_rows) == (3, 11, 12)
+    assert (model.rows, model.rows_in_flight, model.queue_rows, model.ready_replicas) == (3, 11, 12, 13)
+    assert (model.collected, model.collection_dropped()) == (14, {"queue_full": 15, "write_failed": 16})
     assert model.batch_rows().counts == [*[0] * len(BATCH_BOUNDS_ROWS), len(REASONS)]
     for stage, times in model.stage_seconds().items():
         count = len(REASONS) if stage == "compute" else 1

@@ -78,6 +78,8 @@ def test_registering_a_file(repository: Repository, onnx: Path) -> None:
         "description": "softmax",
         "created_at": "2026-10-18T12:30:00Z",
         "source": "mnist.onnx",
+        "image": None,
+        "properties": {},
     }
     assert repository.get("mnist") == registered
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import HeaderTooLarge, RequestError
-from stoker.gateway.request_ids import RequestIds, fresh_id_lines
+from stoker.gateway.request_ids import RequestIds, fresh_id_lines, refusal_id_lines
+from stoker.gateway.request_ids import sent_ids as ids_in
 
 NAMES = (b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id")
 # What a header value can hold: printable characters and bytes beyond ASCII.
@@ -97,3 +98,32 @@ def test_an_id_cannot_write_headers(place: int, control: bytes) -> None:
     sent[place] = b"a" + control + b"set-cookie: b"
     with pytest.raises(RequestError, match="control characters"):
         RequestIds(*sent)
+
+
+def test_ids_are_taken_from_headers() -> None:
+    """In the order in which they are checked; empty where there is none."""
+    assert ids_in({}) == [b"", b"", b""]
+    assert ids_in({b"x-ms-client-request-id": b"c", b"x-request-id": b"a"}) == [b"a", b"", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "lines"),
+    [
+        ((b"a", b"b", b"c"), {NAMES[0]: b"a", NAMES[1]: b"b", NAMES[2]: b"c"}),
+        ((b"a", b"x" * 101, b""), {NAMES[0]: b"a"}),
+        ((b"a", b"", b"\x00"), {NAMES[0]: b"a"}),
+        ((b"x" * 101, b"b", b"c"), {}),
+    ],
+)
+def test_a_refusal_carries_the_ids_that_can_be_carried(
+    sent: tuple[bytes, bytes, bytes], lines: dict[bytes, bytes]
+) -> None:
+    """All of them, else the request's own, else none."""
+    answered = refusal_id_lines(sent)
+    assert (headers(answered) if answered else {}) == lines
+
+
+def test_a_refusal_makes_up_the_id_that_was_not_sent() -> None:
+    """As an answer does."""
+    (made,) = headers(refusal_id_lines((b"", b"x" * 101, b""))).values()
+    assert len(made) == 36

@@ -33,7 +33,7 @@ def test_defaults_need_nothing(tmp_path: Path) -> None:
     """Without a file, an environment and arguments the documented defaults hold."""
     settings = load(tmp_path)
     assert settings == ServerSettings()
-    assert (settings.host, settings.port, settings.device) == ("127.0.0.1", 8080, "auto")
+    assert (settings.host, settings.port, settings.device) == ("127.0.0.1", 8080, ("auto",))
     assert (settings.auth, settings.metrics_auth) == (True, False)
     assert (settings.max_batch_rows, settings.max_delay_ms, settings.timeout_ms) == (256, 0.0, 60_000)
     assert (settings.max_body_bytes, settings.models) == (100 * 2**20, ())
@@ -81,23 +81,81 @@ def test_sources_are_merged_setting_by_setting(tmp_path: Path) -> None:
 def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     """A setting is written once: its option, its variable and its key follow from the field."""
     given = {
-        "host": "::1", "port": 1, "frontends": 2, "device": "cuda:1", "auth": False, "metrics_auth": True,
+        "host": "::1", "port": 1, "frontends": 2, "device": "cuda:1", "replicas": 3,
+        "auth": False, "token_auth": True, "metrics_auth": True, "collect": True, "max_image_mpx": 2.5,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
+        "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
+        "poll_s": 2.5,
     }  # fmt: skip
-    assert {f.name for f in fields(ServerSettings)} == {*given, "models", "primary_key", "secondary_key"}
+    assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()
     add_server_options(parser)
     options = [
         f"--{name.replace('_', '-')}={value}" for name, value in given.items() if not isinstance(value, bool)
     ]
-    arguments = vars(parser.parse_args([*options, "--no-auth", "--metrics-auth"]))
-    expected = ServerSettings(**given)
+    switches = [
+        f"--{'' if value else 'no-'}{name.replace('_', '-')}"
+        for name, value in given.items()
+        if isinstance(value, bool)
+    ]
+    arguments = vars(parser.parse_args([*options, *switches]))
+    pems = {"grpc_tls_cert": Path("/c.pem"), "grpc_tls_key": Path("/k.pem")}
+    expected = ServerSettings(**{**given, "device": ("cuda:1",), "cors_origins": ("https://a",), **pems})
     assert load(tmp_path, arguments=arguments) == expected
     assert load(tmp_path, environ={f"STOKER_{n.upper()}": str(v) for n, v in given.items()}) == expected
     assert load(tmp_path, "\n".join(f"{name}: '{value}'" for name, value in given.items())) == expected
     assert (
         load(tmp_path, "\n".join(f"{n}: {str(v).lower()}" for n, v in given.items() if n != "host")).port == 1
     )
+
+
+@pytest.mark.parametrize("text", ["[cuda:0, cpu]", "cuda:0, cpu", "'cuda:0,cpu'"])
+def test_devices_are_a_list_or_a_text_with_commas(tmp_path: Path, text: str) -> None:
+    """A list in a file, and what fits an option and a variable, for the server and for a model."""
+    settings = load(tmp_path, f"device: {text}\nmodels:\n  - path: a\n    replicas: 4\n    device: {text}\n")
+    (model,) = settings.models
+    assert (settings.device, settings.replicas) == (("cuda:0", "cpu"), 0)
+    assert (model.device, model.replicas) == (("cuda:0", "cpu"), 4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "origins"),
+    [
+        ({}, ()),
+        ({"AML_CORS_ORIGINS": " https://a , https://b "}, ("https://a", "https://b")),
+        ({"AML_CORS_ORIGINS": "*"}, ("*",)),
+        ({"AML_CORS_ORIGINS": "https://a", "STOKER_CORS_ORIGINS": "https://c"}, ("https://c",)),
+    ],
+)
+def test_origins_come_from_azures_variable_too(
+    tmp_path: Path, environ: dict[str, str], origins: tuple[str, ...]
+) -> None:
+    """AML_CORS_ORIGINS is heeded, blanks around its commas are not; Stoker's own variable wins."""
+    assert load(tmp_path, environ=environ).cors_origins == origins
+
+
+@pytest.mark.parametrize("origin", ["https://a/", "https://a b", "https://é", "[1]"])
+def test_origins_that_no_browser_sends_are_refused(tmp_path: Path, origin: str) -> None:
+    """An origin ends with its host or port and has no blanks; the message shows one."""
+    with pytest.raises(InvalidSettings, match="cors_origins must .*origins"):
+        load(tmp_path, f"cors_origins: {origin}")
+
+
+def test_descriptions_are_named_by_azures_variables(tmp_path: Path) -> None:
+    """SERVICE_NAME, SERVICE_VERSION, SERVICE_PATH_PREFIX and SERVER_VERSION_LOG_RESPONSE_ENABLED have their effect."""
+    plain = load(tmp_path)
+    named = load(
+        tmp_path,
+        environ={
+            "SERVICE_NAME": "digits",
+            "SERVICE_VERSION": "7",
+            "SERVICE_PATH_PREFIX": "a/b/",
+            "SERVER_VERSION_LOG_RESPONSE_ENABLED": "false",
+        },
+    )
+    assert (plain.service_name, plain.service_version, plain.service_path_prefix) == (None, "1.0", "")
+    assert (named.service_name, named.service_version, named.service_path_prefix) == ("digits", "7", "/a/b")
+    assert (plain.tells_version, named.tells_version) == (True, False)
 
 
 def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
@@ -132,6 +190,15 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
         ("max_body_mb: 0", "max_body_mb must be between 0.001 and 1024, got 0"),
         ("frontends: 65", "frontends must be a whole number between 0 and 64, got 65"),
         ("timeout_ms: 0", "timeout_ms must be a whole number between 1 and 3600000, got 0"),
+        ("device: []", "device must name at least one device, got []"),
+        ("device: 5", "device must name a device, or several with commas between them, got 5"),
+        ("device: [cpu, 5]", "device must name a device, or several with commas between them"),
+        ("device: 'cpu,'", "device must name a device, or several with commas between them, got 'cpu,'"),
+        ("device: [cpu, cpu]", "device names a device twice; use replicas for several device processes"),
+        ("device: auto,cpu", "device cannot have auto beside other devices, got 'auto,cpu'"),
+        ("replicas: 65", "replicas must be a whole number between 0 and 64, got 65"),
+        ("models: [{path: a, replicas: 0}]", "replicas must be a whole number between 1 and 64, got 0"),
+        ("models: [{path: a, replicas: x}]", "models: replicas must be a whole number, got 'x'"),
         ("auth: maybe", "auth must be true or false, got 'maybe'"),
         ("host: 5", "host must be a text, got 5"),
         ("host: ''", "host must be a text, got ''"),
@@ -149,6 +216,15 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
         ),
         ("models: [{path: a, max_batch_rows: 0}]", "models: max_batch_rows must be a whole number between 1"),
         ("models: [{path: 5}]", "models: path must be a text, got 5"),
+        (
+            "models: [{path: a, uses: []}]",
+            "uses must name registered models, as a list of NAME or NAME:VERSION",
+        ),
+        ("models: [{path: a, uses: ['b:0']}]", "uses must name registered models ('b:0': expected NAME or"),
+        ("models: [{path: a, environment_variables: [A]}]", "must be a mapping of names to values"),
+        ("models: [{path: a, environment_variables: {1A: b}}]", "must have names of letters, digits and '_'"),
+        ("models: [{path: a, environment_variables: {A: [b]}}]", "must have texts as values, not list for A"),
+        ("models: [{path: a, max_concurrent_requests: 0}]", "max_concurrent_requests must be a whole number"),
     ],
 )
 def test_a_bad_deployment_file_is_refused_with_the_reason(tmp_path: Path, text: str, complaint: str) -> None:
@@ -240,6 +316,21 @@ def test_keys_come_from_the_environment_alone(tmp_path: Path) -> None:
     assert (settings.primary_key, settings.secondary_key) == ("very-secret", None)
     assert settings.given_keys == ["STOKER_PRIMARY_KEY"]
     assert "very-secret" not in repr(settings)
+
+
+def test_a_scripts_models_and_variables(tmp_path: Path) -> None:
+    """Models are one or a list; numbers and switches are taken as they would be typed in a shell."""
+    settings = load(
+        tmp_path,
+        """
+        models:
+          - {path: a, uses: digits}
+          - {path: b, uses: [digits, "labels:2"], environment_variables: {A: b, N: 2, F: true}}
+        """,
+    )
+    one, several = settings.models
+    assert (one.uses, several.uses) == (("digits",), ("digits", "labels:2"))
+    assert several.environment_variables == {"A": "b", "N": "2", "F": "true"}
 
 
 def test_settings_are_frozen() -> None:

@@ -9,12 +9,13 @@ from tests.puppets import BODIES, TEXTS
 
 from stoker.errors import NotFound
 from stoker.gateway.service import Service
-from stoker.gateway.swagger import describe
+from stoker.gateway.swagger import Naming, describe
 from stoker.metrics import MetricMemory
+from stoker.script_form import ScriptForm
 from stoker.tensors import Signature, TensorSpec
 
-PATH = "/api/v1/service/digits/swagger.json"
-SCORE = "/api/v1/service/digits/score"
+PREFIX = "/api/v1/service/digits"
+SCORE = f"{PREFIX}/score"
 VERSIONS = ["2", "3", "3.1"]
 MODEL = Signature(
     (TensorSpec("image", "float32", (28, 28)), TensorSpec("kind", "int64", ())),
@@ -48,7 +49,7 @@ def references(value: Any) -> list[str]:
 @pytest.mark.parametrize("signature", [MODEL, BODIES, TEXTS, None], ids=str)
 def test_a_description_is_whole(signature: Signature | None, version: str | None) -> None:
     """It is JSON, says its version, has Azure's operation names, and refers to nothing that is not there."""
-    described = describe(service(signature), PATH, version)
+    described = describe(service(signature), Naming(), PREFIX, version)
     assert json.loads(json.dumps(described)) == described
     if version in (None, "2", "2.0"):
         assert described["swagger"] == "2.0"
@@ -58,7 +59,11 @@ def test_a_description_is_whole(signature: Signature | None, version: str | None
     operations = {
         path: next(iter(methods.values()))["operationId"] for path, methods in described["paths"].items()
     }
-    assert operations == {"/": "ServiceHealthCheck", SCORE: "RunMLService", PATH: "GetSwaggerSpec"}
+    assert operations == {
+        f"{PREFIX}/": "ServiceHealthCheck",
+        SCORE: "RunMLService",
+        f"{PREFIX}/swagger.json": "GetSwaggerSpec",
+    }
     found = references(described)
     assert len(found) >= 3
     for reference in found:
@@ -71,7 +76,7 @@ def test_a_description_is_whole(signature: Signature | None, version: str | None
 @pytest.mark.parametrize("version", VERSIONS)
 def test_scoring_needs_the_bearer_key(version: str) -> None:
     """Generated clients send the Authorization header."""
-    described = describe(service(MODEL), PATH, version)
+    described = describe(service(MODEL), Naming(), PREFIX, version)
     assert described["paths"][SCORE]["post"]["security"] == [{"Bearer": []}]
     schemes = described.get("securityDefinitions") or described["components"]["securitySchemes"]
     assert (schemes["Bearer"]["in"], schemes["Bearer"]["name"]) == ("header", "Authorization")
@@ -79,7 +84,7 @@ def test_scoring_needs_the_bearer_key(version: str) -> None:
 
 def schemas(signature: Signature | None) -> dict[str, Any]:
     """The schemas of a service with this signature."""
-    found: dict[str, Any] = describe(service(signature), PATH, "3")["components"]["schemas"]
+    found: dict[str, Any] = describe(service(signature), Naming(), PREFIX, "3")["components"]["schemas"]
     return found
 
 
@@ -122,13 +127,30 @@ def test_json_rows_leave_the_answer_open() -> None:
     assert found["ServiceOutput"] == {"type": "object", "example": {}}
 
 
-def test_the_scoring_path_is_the_sibling_of_the_description() -> None:
-    """The only service can be described and scored without its name."""
-    assert "/score" in describe(service(MODEL), "/swagger.json", "3")["paths"]
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_script_is_described_by_its_schemas(version: str) -> None:
+    """What its decorators say goes in as it is."""
+    given = {"type": "object", "properties": {"a": {"type": "integer"}}, "example": {"a": 1}}
+    made = service(BODIES)
+    made.script = ScriptForm(kind="schema", input_schema=given, output_schema={"type": "string"})
+    described = describe(made, Naming(), "", version)
+    schemas = described["definitions"] if version == "2" else described["components"]["schemas"]
+    assert (schemas["ServiceInput"], schemas["ServiceOutput"]) == (given, {"type": "string"})
 
 
-@pytest.mark.parametrize("version", ["1", "4", "2.1", "x"])
+def test_names_are_the_operators() -> None:
+    """Title, version and sentence; the model's own name and Azure's sentence where nothing is said."""
+    made = service(MODEL)
+    plain = describe(made, Naming(), "", None)["info"]
+    made.description = "Reads digits."
+    named = describe(made, Naming("ML service", "2.0"), "", None)["info"]
+    azure = "API specification for the Azure Machine Learning service digits"
+    assert plain == {"title": "digits", "version": "1.0", "description": azure}
+    assert named == {"title": "ML service", "version": "2.0", "description": "Reads digits."}
+
+
+@pytest.mark.parametrize("version", ["1", "4", "2.1", "x", ""])
 def test_an_unknown_version_is_not_found(version: str) -> None:
     """The message says which there are, in Azure's words."""
     with pytest.raises(NotFound, match=rf"Swagger version \[{version}\] is not valid"):
-        describe(service(MODEL), PATH, version)
+        describe(service(MODEL), Naming(), PREFIX, version)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.puppets import STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
+from tests.puppets import BODIES, STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.arena import AWAKE_NS
-from stoker.errors import DeadlineExceeded, DeviceLost, ModelFailed
+from stoker.errors import DeadlineExceeded, DeviceLost, InvalidInput, ModelFailed, ScoringTimeout
 from stoker.metrics import BATCH_BOUNDS_ROWS
 from stoker.planner import BatchPolicy
 from stoker.runtimes.base import RowFailure
@@ -168,6 +168,41 @@ def test_a_row_failure_fails_its_request_alone(caplog: pytest.LogCaptureFixture)
         assert len(joined.runtime.batches) == 1
         assert caplog.text.count("error id") == 1
         assert "a secret of the log" in caplog.text
+
+
+def test_a_row_that_the_model_refuses_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
+    """What is the caller's fault reaches the caller in words, cut to a sane length, and is no error of the log."""
+    failure = RowFailure(InvalidInput("3 by 4 é" + 2000 * "."))
+    picky = PuppetRuntime(BODIES, lambda inputs: [[failure if body == b"2" else body for body in inputs[0]]])
+    with Joined(picky) as joined:
+        tickets = [PuppetTicket(), PuppetTicket()]
+        for ticket, body in zip(tickets, (b"1", b"2"), strict=True):
+            joined.exchange.submit_body(ticket, body)
+        joined.settle()
+        assert tickets[0].texts == [b"1"]
+        assert tickets[1].failure() is InvalidInput
+        assert str(tickets[1].error).startswith("3 by 4 é...")
+        assert len(str(tickets[1].error)) < 1001
+        assert "error id" not in caplog.text
+
+
+def raise_timeout() -> None:
+    raise ScoringTimeout(5)
+
+
+def test_a_batch_that_took_too_long_is_not_tried_in_parts() -> None:
+    """Its callers hear what they hear at their deadline; all of its rows are handed back, others run."""
+    with Joined(frontends=2) as joined:
+        joined.runtime.during = raise_timeout
+        late = [joined.submit(1, 2), joined.submit(3, frontend=1)]
+        joined.settle()
+        joined.runtime.during = lambda: None
+        next_one = joined.submit(4)
+        joined.settle()
+        assert ends(*late, next_one) == [DeadlineExceeded, DeadlineExceeded, doubled(4)]
+        assert joined.runtime.batches[0] == [[1, 1.5], [2, 2.5], [3, 3.5]]
+        assert len(joined.runtime.batches) == 2
+        assert [exchange.leased_rows for exchange in joined.exchanges] == [0, 0]
 
 
 def test_a_row_that_failed_is_fine_for_its_next_owner() -> None:

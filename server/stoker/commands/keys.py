@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from stoker.keyring import Keyring
+    from stoker.keyring import AdminKey, Keyring
     from stoker.workspace import Workspace
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "chosen_keyring", "run"]
 
 SUMMARY = "show and replace the bearer keys of a service"
 
@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     show = actions.add_parser("show", parents=[common], help="print both keys, or the named one alone")
     show.add_argument(
-        "slot", nargs="?", choices=["primary", "secondary"], help="print this key and nothing else"
+        "slot",
+        nargs="?",
+        choices=["primary", "secondary", "admin"],
+        help="print this key and nothing else; 'admin' is the one for loading and unloading models",
     )
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(keys_run=_show)
@@ -38,9 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     regenerate = actions.add_parser(
         "regenerate",
         parents=[common],
-        help="replace one key, at once in running servers too; the other one stays valid",
+        help="replace one key, or the secret that signs tokens, at once in running servers too",
     )
-    regenerate.add_argument("slot", choices=["primary", "secondary"], help="the key to replace")
+    regenerate.add_argument(
+        "slot",
+        choices=["primary", "secondary", "signing", "admin"],
+        help="the key to replace; 'signing' is the secret of tokens, and makes all of them invalid; 'admin' is the "
+        "key for loading and unloading models",
+    )
     regenerate.add_argument(
         "--key",
         metavar="VALUE",
@@ -61,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    keyring = _chosen(args)
+    if args.slot == "admin":
+        sys.stdout.write(f"{_admin_key(args).show().primary}\n")
+        return 0
+    keyring = chosen_keyring(args)
     keys = keyring.show()
     if args.slot is not None:
         sys.stdout.write(f"{keys.primary if args.slot == 'primary' else keys.secondary}\n")
@@ -76,8 +87,14 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _regenerate(args: argparse.Namespace) -> int:
-    keyring = _chosen(args)
+    if args.slot == "signing":
+        return _regenerate_signing(args)
     value = sys.stdin.readline().strip() if args.key == "-" else args.key
+    if args.slot == "admin":
+        sys.stdout.write(f"{_admin_key(args).replace(value)}\n")
+        sys.stderr.write("The admin key is replaced, in running servers too.\n")
+        return 0
+    keyring = chosen_keyring(args)
     keys = keyring.regenerate(args.slot, value)
     other = "secondary" if args.slot == "primary" else "primary"
     sys.stdout.write(f"{keys.primary if args.slot == 'primary' else keys.secondary}\n")
@@ -88,25 +105,64 @@ def _regenerate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(args: argparse.Namespace) -> Keyring:
-    """The keyring that `--name` means, or the only one."""
-    from stoker.keyring import Keyring, services_with_keys
+def _admin_key(args: argparse.Namespace) -> AdminKey:
+    from stoker.keyring import AdminKey
+    from stoker.workspace import Workspace
+
+    keyring = AdminKey(Workspace.find(args.workspace).keys_dir)
+    if not keyring.path.exists():
+        raise InvalidSettings(
+            f"there is no admin key in {keyring.keys_dir}; it is created when a server is first started (stoker serve)"
+        )
+    return keyring
+
+
+def _regenerate_signing(args: argparse.Namespace) -> int:
+    if args.key is not None:
+        raise InvalidSettings(
+            "the signing secret is always 256 random bits; --key is for primary and secondary"
+        )
+    keyring = chosen_keyring(args, signing=True)
+    keyring.regenerate_signing_secret()
+    sys.stderr.write(
+        f"The signing secret of service {keyring.service} is replaced, in running servers too: "
+        "all its tokens are invalid; 'stoker token' signs new ones.\n"
+    )
+    return 0
+
+
+def chosen_keyring(args: argparse.Namespace, *, signing: bool = False) -> Keyring:
+    """The keyring that `--name` and `--workspace` mean, or the only one.
+
+    Args:
+        args: The parsed options.
+        signing: Whether it has to be of a service that signs tokens.
+
+    Raises:
+        InvalidSettings: There is none, or there are several and none was named.
+    """
+    from stoker.keyring import Keyring, services_that_sign, services_with_keys
     from stoker.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
-    services = services_with_keys(workspace.keys_dir)
+    services = (services_that_sign if signing else services_with_keys)(workspace.keys_dir)
+    have, kind = ("sign tokens", "signing secrets") if signing else ("have keys", "keys")
     if args.name is not None:
         keyring = Keyring(workspace.keys_dir, args.name)
         if args.name not in services:
-            raise InvalidSettings(f"service {args.name} has no keys in {_where(workspace, services)}")
+            raise InvalidSettings(
+                f"service {args.name} has no {kind} in {_where(workspace, services, signing)}"
+            )
         return keyring
     if len(services) != 1:
-        problem = "several services have keys; choose one by --name" if services else "there are no keys"
-        raise InvalidSettings(f"{problem}: {_where(workspace, services)}")
+        problem = f"several services {have}; choose one by --name" if services else f"there are no {kind}"
+        raise InvalidSettings(f"{problem}: {_where(workspace, services, signing)}")
     return Keyring(workspace.keys_dir, services[0])
 
 
-def _where(workspace: Workspace, services: list[str]) -> str:
+def _where(workspace: Workspace, services: list[str], signing: bool) -> str:
+    kind, start = ("signing secrets", "stoker serve --token-auth") if signing else ("keys", "stoker serve")
     if services:
-        return f"{workspace.keys_dir}, which has keys of: {', '.join(services)}"
-    return f"{workspace.keys_dir} is empty; keys are created when a service is first started (stoker serve)"
+        return f"{workspace.keys_dir}, which has {kind} of: {', '.join(services)}"
+    empty = "has none" if signing else "is empty"
+    return f"{workspace.keys_dir} {empty}; {kind} are created when a service is first started ({start})"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.frameworks import FRAMEWORKS, Detected, detect
+from stoker.image_input import ImageInput, image_argument, read_image_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     register.add_argument("--description", default="", metavar="TEXT", help="a description")
     register.add_argument(
         "--tag", action="append", default=[], type=_tag, metavar="KEY=VALUE", help="a label; can be repeated"
+    )
+    register.add_argument(
+        "--image",
+        type=image_argument,
+        metavar="SPEC",
+        help="how images become its input, for instance size=28x28,channels=1,scale=255,invert",
     )
     register.set_defaults(models_run=_register)
 
@@ -96,6 +103,8 @@ def _register(args: argparse.Namespace) -> int:
     checked_name(args.name)
     detected = detect(args.path, args.framework)
     signature = _signature(detected)
+    if args.image is not None:
+        _check_image(args.image, signature)
     with ExitStack() as cleanup:
         registered = _repository(args, create=True).register(
             args.name,
@@ -105,6 +114,7 @@ def _register(args: argparse.Namespace) -> int:
             description=args.description,
             tags=dict(args.tag),
             signature=signature,
+            image=None if args.image is None else args.image.to_json(),
             progress=_progress(cleanup),
         )
     sys.stdout.write(f"{registered.reference}\n")
@@ -128,6 +138,16 @@ def _signature(detected: Detected) -> dict[str, Any] | None:
         # A model can need operations that only a GPU has, so this does not refuse it.
         _note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
         return None
+
+
+def _check_image(image: ImageInput, signature: dict[str, Any] | None) -> None:
+    """Refuse an image input that a known signature contradicts."""
+    if signature is None:
+        return
+    from stoker.tensors import Signature
+    from stoker.wire.images import image_layout
+
+    image_layout(image, Signature.from_json(signature))
 
 
 def _note(text: str) -> None:
@@ -196,6 +216,7 @@ def _show(args: argparse.Namespace) -> int:
         ("model", model.reference),
         ("framework", model.framework),
         ("signature", _signature_text(model)),
+        ("images", _image_text(model)),
         ("description", model.description or "-"),
         ("tags", ", ".join(f"{key}={value}" for key, value in sorted(model.tags.items())) or "-"),
         ("registered", f"{model.created_at} from {model.source}"),
@@ -216,6 +237,12 @@ def _signature_text(model: Registered) -> str:
     from stoker.tensors import Signature
 
     return str(Signature.from_json(dict(model.signature)))
+
+
+def _image_text(model: Registered) -> str:
+    if model.image is None:
+        return "-"
+    return f"{read_image_input(model.image)} ({json.dumps(model.image)})"
 
 
 def _delete(args: argparse.Namespace) -> int:

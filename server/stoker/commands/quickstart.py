@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import OperatorError
+from stoker.image_input import ImageInput
 from stoker.settings import add_server_options, load_settings
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
             folder,
             now=datetime.now(UTC),
             description="Handwritten digits, trained by stoker quickstart",
+            # The digits of the training are light on dark; people send ink on paper.
+            image=ImageInput(28, 28, channels=1, scale=255, invert=True).to_json(),
         )
         sys.stdout.write(f"Registered {registered.reference}.\n")
     serve(settings, workspace)

@@ -7,9 +7,16 @@ import os
 from pathlib import Path
 from typing import Final
 
-from stoker.settings import ModelSettings, add_server_options, load_settings
+from stoker.image_input import image_argument
+from stoker.settings import (
+    ImportedSettings,
+    ModelSettings,
+    ServerSettings,
+    add_server_options,
+    load_settings,
+)
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "run", "serve_settings"]
 
 SUMMARY: Final = "load models onto the device and answer scoring requests"
 
@@ -17,8 +24,9 @@ SUMMARY: Final = "load models onto the device and answer scoring requests"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = (
-        "Without PATH and --model, the models of the deployment file are served, else every registered model in its "
-        "newest version. SIGTERM and Ctrl-C drain: no request is lost; a second one ends at once."
+        "Without PATH and --model, the models of the deployment file are served, else the script that "
+        "AZUREML_ENTRY_SCRIPT names, else every registered model in its newest version. SIGTERM and Ctrl-C "
+        "drain: no request is lost; a second one ends at once."
     )
     parser.add_argument(
         "path",
@@ -39,6 +47,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-dir", type=Path, metavar="DIR", help="folder that score.py finds as AZUREML_MODEL_DIR"
     )
     parser.add_argument(
+        "--use-model",
+        action="append",
+        default=[],
+        metavar="NAME[:VERSION]",
+        help="a registered model that score.py finds below AZUREML_MODEL_DIR instead; repeatable",
+    )
+    parser.add_argument(
+        "--inference-config",
+        type=Path,
+        metavar="FILE",
+        help="inferenceconfig.json of the Azure CLI; it stands for PATH and the settings of its packages",
+    )
+    parser.add_argument(
+        "--deployment-config",
+        type=Path,
+        metavar="FILE",
+        help="deploymentconfig.json of the Azure CLI; settings given to Stoker itself win over it",
+    )
+    parser.add_argument(
+        "--image",
+        type=image_argument,
+        metavar="SPEC",
+        help="how images become the input of PATH, for instance size=28x28,channels=1,scale=255,invert",
+    )
+    parser.add_argument(
+        "--batching",
+        choices=("auto", "merge", "handle", "none"),
+        help="how requests to score.py are batched (default: auto, what its self-check allows)",
+    )
+    parser.add_argument(
+        "--sample-input",
+        type=Path,
+        metavar="FILE",
+        help="a request body for that check (default: sample_input.json beside score.py)",
+    )
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        metavar="FILE",
+        help="conda file or requirements file of PATH and --model (default: the one beside the script)",
+    )
+    parser.add_argument(
+        "--system-managed",
+        action="store_true",
+        help="install what it lists into a virtual environment, in which the model then runs",
+    )
+    parser.add_argument(
         "--config", type=Path, metavar="FILE", help="deployment file (YAML) with the same settings"
     )
     parser.add_argument(
@@ -56,17 +111,55 @@ def run(args: argparse.Namespace) -> int:
     from stoker.serving import serve
     from stoker.workspace import Workspace
 
-    settings = load_settings(vars(args), os.environ, args.config, _models(args))
-    serve(settings, Workspace.find(args.workspace))
+    serve(serve_settings(args), Workspace.find(args.workspace))
     return 0
 
 
-def _models(args: argparse.Namespace) -> tuple[ModelSettings, ...]:
+def serve_settings(args: argparse.Namespace) -> ServerSettings:
+    """The settings that the arguments, the environment and the deployment file give together.
+
+    Raises:
+        InvalidSettings: A setting is unknown, has a bad value, or contradicts another.
+    """
+    from stoker.azure_config import AzureServer, DeploymentConfig, InferenceConfig
+    from stoker.workspace import Workspace
+
+    imported: list[ImportedSettings] = []
+    script = ModelSettings()
+    if args.deployment_config is not None:
+        imported.append(DeploymentConfig.from_file(args.deployment_config).imported())
+    if args.inference_config is not None:
+        inference = InferenceConfig.from_file(args.inference_config)
+        script = inference.model(Workspace.find(args.workspace).run_dir / "conda")
+        imported.append(ImportedSettings(inference.source, notes=inference.notes))
+    settings = load_settings(vars(args), os.environ, args.config, _models(args, script), imported)
+    if settings.models or (server := AzureServer.find(os.environ)) is None:
+        return settings
+    imported.append(server.imported())
+    environ = {**server.values, **os.environ}
+    return load_settings(vars(args), environ, args.config, (server.model(),), imported)
+
+
+def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSettings, ...]:
+    """The models that the arguments name; `script` is what an inference configuration says of one."""
     from stoker.errors import InvalidSettings
 
     models = tuple(ModelSettings(registered=reference) for reference in args.model)
-    if args.path is not None:
-        models = (ModelSettings(path=args.path, name=args.name, model_dir=args.model_dir), *models)
-    elif args.name or args.model_dir:
-        raise InvalidSettings("--name and --model-dir describe PATH, which is missing")
-    return models
+    options = ("name", "model_dir", "image", "batching", "sample_input")
+    given = {name: getattr(args, name) for name in options if getattr(args, name)}
+    if args.use_model:
+        given["uses"] = tuple(args.use_model)
+    if args.path is not None and script.path is not None:
+        raise InvalidSettings("PATH and --inference-config both name what is served; leave one out")
+    if args.path is not None or script.path is not None:
+        models = (ModelSettings(path=args.path, **given).over(script), *models)
+    elif given:
+        shown = " and ".join("--" + name.replace("_", "-").replace("uses", "use-model") for name in given)
+        raise InvalidSettings(f"{shown} describe{'s' * (len(given) == 1)} PATH, which is missing")
+    if not models and (args.environment or args.system_managed):
+        raise InvalidSettings(
+            "--environment and --system-managed describe PATH or --model, which are missing"
+        )
+    managed = "system" if args.system_managed else "user"
+    packages = ModelSettings(environment=args.environment, environment_managed=managed)
+    return tuple(packages.over(model) for model in models)

@@ -15,7 +15,11 @@ __all__ = ["Outputs", "RowFailure", "Runtime"]
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """Stands in a variable output for a row that failed while the others of its batch did not."""
+    """Stands in a variable output for a row that failed while the others of its batch did not.
+
+    Attributes:
+        error: Why; `stoker.errors.InvalidInput` where what the caller sent is to blame, and the caller is to be told.
+    """
 
     error: BaseException
 

@@ -1,0 +1,250 @@
+"""The device processes of a server: started, watched, started again; each with the models of a group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stoker.children import Backoff, Child
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError
+from stoker.groups import Group, group
+from stoker.replicas import Replica, Replicas
+from stoker.start_up import DeviceReport
+from stoker.tensors import Signature
+from stoker.wire.images import image_layout
+
+if TYPE_CHECKING:
+    from stoker.background import Supervision
+    from stoker.control import Message
+    from stoker.deployment import Deployed
+    
+
+__all__ = ["DeviceProcess", "DeviceProcesses"]
+
+logger = logging.getLogger(__name__)
+
+_END_TIMEOUT_S = 5.0
+
+
+@dataclass(eq=False)
+class DeviceProcess:
+    """One device process, over all its restarts.
+
+    Attributes:
+        group: Its models.
+        quiet: Whether it loads its models behind everything else that runs on the cores.
+        child: The process, while it runs.
+        report: Which device it chose.
+        failure: Why it ended, or could not be started.
+        loaded: Whether it has once loaded all its models; only then it is started again when it ends.
+        ended: Whether it has ended for good.
+        unloading: Numbers of models that it has been told to unload.
+    """
+
+    group: Group
+    quiet: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
+    child: Child | None = None
+    report: DeviceReport | None = None
+    failure: OperatorError | None = None
+    loaded: bool = False
+    ended: bool = False
+    unloading: set[int] = field(default_factory=set)
+
+
+class _ReportedFailure(OperatorError):
+    """A failure that a device process reported, with the exit code that it asked for."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # the class attribute is the default
+
+
+class DeviceProcesses:
+    """All device processes.
+
+    Attributes:
+        processes: Those that run, or will again.
+        replicas: What they have loaded.
+    """
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        on_loaded: Callable[[DeviceProcess, Replica], None],
+        on_lost: Callable[[Replica], None],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            supervision: The metrics, and whoever waits for changes.
+            on_loaded: Called when a replica can be used.
+            on_lost: Called when one cannot be used any more.
+        """
+        self.processes: list[DeviceProcess] = []
+        self.replicas = Replicas([])
+        self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
+        self._background, self._changes = supervision.background, supervision.changes
+        self._on_loaded = on_loaded
+        self._on_lost = on_lost
+
+    async def start(self, models: Sequence[Deployed], *, quiet: bool = False) -> list[DeviceProcess]:
+        """Start the processes for models that are loaded together, and return before they are.
+
+        Raises:
+            InvalidSettings: There would be too many.
+        """
+        taken = [process.group.page for process in self.processes]
+        started = [DeviceProcess(formed, quiet) for formed in group(models, taken)]
+        for process in started:
+            self.processes.append(process)
+            self.replicas.join(process.group)
+        for process in started:
+            await self._start(process)
+        return started
+
+    async def unload(self, model: Deployed) -> None:
+        """Take a model out of all processes, and end those that have no other one.
+
+        No frontend may use it any more. Returns when nothing of it is left.
+        """
+        for process in [process for process in self.processes if process.group.has(model.number)]:
+            process.group.remove(model)
+            if not process.group.members:
+                await self._end(process)
+                continue
+            self.replicas.unload(process.group, model)
+            if process.child is not None:
+                process.unloading.add(model.number)
+                process.child.channel.send("unload", number=model.number)
+        await self._changes.until(
+            lambda: not any(model.number in process.unloading for process in self.processes)
+        )
+        self._note_ready(model)
+
+    def attach(self, process: DeviceProcess, fds: Sequence[int], content: dict[str, Any]) -> None:
+        """Give a process its ends of an arena and a doorbell."""
+        if process.child is not None:
+            process.child.channel.send("attach", fds, **content)
+
+    async def _end(self, process: DeviceProcess) -> None:
+        process.ended = True
+        if process.child is not None:
+            await process.child.end(_END_TIMEOUT_S)
+            process.child = None
+        self.processes.remove(process)
+        self.replicas.leave(process.group)
+
+    async def _start(self, process: DeviceProcess) -> None:
+        if process.ended:
+            return
+        first = process.group.models[0]
+        child = await Child.start(
+            "device process",
+            "stoker.device",
+            lambda _, message: self._on_message(process, message),
+            lambda child: self._on_exit(process, child),
+            # Only entry scripts have these, and an entry script has its processes for itself.
+            interpreter=first.interpreter,
+            variables=first.servable.environment_variables,
+        )
+        process.child = child
+        child.channel.send(
+            "start",
+            [self._metrics_fd],
+            page=process.group.page,
+            device=process.group.device,
+            quiet=process.quiet,
+            models=[_model_message(model) for model in process.group.models],
+        )
+
+    def _on_message(self, process: DeviceProcess, message: Message) -> None:
+        match message["kind"]:
+            case "device":
+                process.report = DeviceReport(message["device"], message["description"], message["reason"])
+            case "loaded" if process.group.has(message["number"]):
+                self._on_model_loaded(process, message)
+            case "unloaded":
+                process.unloading.discard(message["number"])
+                self._changes.tell()
+            case "failed":
+                process.failure = _ReportedFailure(message["message"], message["exit_code"])
+
+    def _on_model_loaded(self, process: DeviceProcess, message: Message) -> None:
+        assert process.child is not None, "it is alive"
+        assert process.report is not None, "it says which device it uses before it loads"
+        signature = Signature.from_json(message["signature"])
+        try:
+            _check_image(process.group.model(message["number"]), signature)
+            replica = self.replicas.add(
+                process.group,
+                message["number"],
+                signature,
+                process.report.device,
+                load_s=message["load_s"],
+                warm_up_s=message["warm_up_s"],
+            )
+        except OperatorError as error:
+            process.failure = error
+            process.child.kill()
+            return
+        process.loaded |= len(self.replicas.in_group(process.group)) == len(process.group.members)
+        self._note_ready(replica.model)
+        self._on_loaded(process, replica)
+        self._changes.tell()
+
+    def _on_exit(self, process: DeviceProcess, child: Child) -> None:
+        process.child = None
+        process.unloading.clear()
+        if self._background.stopping or process.ended:
+            self._changes.tell()
+            return
+        for replica in self.replicas.remove(process.group):
+            self._note_ready(replica.model)
+            self._on_lost(replica)
+        if not process.loaded:
+            if process.failure is None:
+                process.failure = LoadFailed(
+                    f"the device process {child.describe_exit()} while it loaded {process.group}"
+                )
+            process.ended = True
+            self._changes.tell()
+            return
+        reason = f" ({process.failure})" if process.failure is not None else ""
+        process.failure = None
+        delay_s = process.backoff.delay_s(child.lived_s)
+        logger.error(
+            "the device process of %s %s%s; starting it again in %g s",
+            process.group,
+            child.describe_exit(),
+            reason,
+            delay_s,
+        )
+        self._page.count_restart("device")
+        self._background.later(delay_s, lambda: self._start(process))
+        self._changes.tell()
+
+    def _note_ready(self, model: Deployed) -> None:
+        same_slot = [replica for replica in self.replicas.all() if replica.model.slot == model.slot]
+        self._page.model(model.slot).set_ready_replicas(len(same_slot))
+
+
+def _check_image(model: Deployed, signature: Signature) -> None:
+    """Refuse a model whose signature its image input does not fit; only now is it known."""
+    if model.image is not None:
+        try:
+            image_layout(model.image, signature)
+        except InvalidSettings as error:
+            raise InvalidSettings(f"{model.servable.name}: {error}") from None
+
+
+def _model_message(model: Deployed) -> dict[str, Any]:
+    return {
+        "number": model.number,
+        "servable": model.servable.to_json(),
+        "max_delay_ms": model.max_delay_ms,
+        "slot": model.slot,
+        "threads": model.threads,
+    }

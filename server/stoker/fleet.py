@@ -1,0 +1,148 @@
+"""The processes of a server joined: frontends and device processes, with arenas and doorbells between them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker.arena import Arena, capacity_rows
+from stoker.device_processes import DeviceProcess, DeviceProcesses
+from stoker.frontend_processes import FrontendProcess, FrontendProcesses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.background import Supervision
+    from stoker.catalogue import Catalogue
+    from stoker.children import Child
+    from stoker.control import Message
+    from stoker.deployment import Deployed
+    from stoker.replicas import Replica
+    from stoker.settings import ServerSettings
+
+__all__ = ["Fleet"]
+
+
+class Fleet:
+    """All processes of a server but its supervisor.
+
+    Attributes:
+        devices: The device processes.
+        frontends: The frontends.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        catalogue: Catalogue,
+        keys_dir: Path,
+        sockets: Sequence[socket.socket],
+        supervision: Supervision,
+        on_request: Callable[[FrontendProcess, Message], None],
+    ) -> None:
+        """Begin with none running.
+
+        Args:
+            settings: The server's settings.
+            catalogue: What is served.
+            keys_dir: The folder of the keys.
+            sockets: Listening sockets, one for each frontend.
+            supervision: The metrics, and whoever waits for changes.
+            on_request: Called when a frontend asks something.
+        """
+        self._changes = supervision.changes
+        self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost)
+        self.frontends = FrontendProcesses(
+            settings, catalogue, keys_dir, sockets, supervision, self._on_started, on_request
+        )
+
+    @property
+    def children(self) -> list[Child]:
+        """All processes that run."""
+        devices = [process.child for process in self.devices.processes if process.child is not None]
+        return [*devices, *self.frontends.children]
+
+    async def start(self, models: Sequence[Deployed]) -> None:
+        """Start everything with these models, and return when every frontend scores with all of them.
+
+        Raises:
+            OperatorError: One of them could not be loaded.
+        """
+        started = await self.devices.start(models)
+        await self.frontends.start()
+        await self._joined(started, models)
+        await self._changes.until(lambda: all(process.listening for process in self.frontends.processes))
+
+    async def add(self, model: Deployed) -> None:
+        """Load a model in processes of its own, and return when every frontend can score with it.
+
+        Raises:
+            OperatorError: It could not be loaded; nothing is left of it then.
+        """
+        self.frontends.serve(model)
+        try:
+            started = await self.devices.start([model], quiet=True)
+            await self._joined(started, [model])
+        except Exception:
+            await self.remove(model)
+            raise
+
+    async def remove(self, model: Deployed) -> None:
+        """Stop serving a model to which nobody is sent any more, and return when nothing is left of it."""
+        await self.frontends.retire(model)
+        await self.devices.unload(model)
+
+    def publish(self, model: dict[str, Any]) -> None:
+        """Tell frontends what a model's names mean from now on; see `Model.to_json`."""
+        self.frontends.publish(model)
+
+    async def _joined(self, started: Sequence[DeviceProcess], models: Sequence[Deployed]) -> None:
+        """Wait until all replicas of these models are loaded and joined with all frontends."""
+        replicas = self.devices.replicas
+
+        def settled() -> bool:
+            if any(process.ended for process in started):
+                return True
+            loaded = [replica for model in models for replica in replicas.of(model)]
+            return all(map(replicas.is_complete, models)) and self.frontends.have(
+                {replica.generation for replica in loaded}
+            )
+
+        await self._changes.until(settled)
+        for process in started:
+            if process.ended and process.failure is not None:
+                raise process.failure
+
+    def _on_loaded(self, process: DeviceProcess, replica: Replica) -> None:
+        for frontend in self.frontends.processes:
+            if frontend.started and replica.model.number in frontend.serving:
+                self._attach(process, replica, frontend)
+
+    def _on_started(self, frontend: FrontendProcess) -> None:
+        for process in self.devices.processes:
+            for replica in self.devices.replicas.in_group(process.group):
+                if replica.model.number in frontend.serving:
+                    self._attach(process, replica, frontend)
+
+    def _on_lost(self, replica: Replica) -> None:
+        self.frontends.detach(replica.generation)
+
+    def _attach(self, process: DeviceProcess, replica: Replica, frontend: FrontendProcess) -> None:
+        """Make an arena and a doorbell and give each side its end."""
+        if process.child is None or frontend.child is None:
+            return
+        capacity = capacity_rows(replica.signature, replica.model.servable.max_batch_rows)
+        arena_fd = Arena.create(replica.signature, capacity)
+        near, far = socket.socketpair()
+        with near, far:
+            content: dict[str, Any] = {
+                "number": replica.model.number,
+                "signature": replica.signature.to_json(),
+                "capacity": capacity,
+            }
+            self.devices.attach(process, [arena_fd, far.fileno()], content)
+            content["generation"] = replica.generation
+            self.frontends.attach(frontend, [arena_fd, near.fileno()], content)
+        os.close(arena_fd)

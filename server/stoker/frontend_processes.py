@@ -1,0 +1,268 @@
+"""The frontends of a server: started, watched, started again, and told what is served."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.children import Backoff, Child
+from stoker.grpc_port import address_of
+
+if TYPE_CHECKING:
+    from stoker.background import Supervision
+    from stoker.catalogue import Catalogue
+    from stoker.control import Message
+    from stoker.deployment import Deployed
+    from stoker.settings import ServerSettings
+
+__all__ = ["FrontendProcess", "FrontendProcesses"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class FrontendProcess:
+    """One frontend, over all its restarts.
+
+    Attributes:
+        page: Its page of the metrics.
+        sockets: Where it listens.
+        child: The process, while it runs.
+        started: Whether it can be attached to replicas.
+        listening: Whether it takes connections.
+        attached: The generations of the replicas that it scores with.
+        serving: The numbers of the models that it has.
+    """
+
+    page: int
+    sockets: list[socket.socket]
+    backoff: Backoff = field(default_factory=Backoff)
+    child: Child | None = None
+    started: bool = False
+    listening: bool = False
+    attached: set[int] = field(default_factory=set)
+    serving: set[int] = field(default_factory=set)
+
+
+class FrontendProcesses:
+    """All frontends.
+
+    Attributes:
+        processes: One for each group of sockets.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        catalogue: Catalogue,
+        keys_dir: Path,
+        sockets: Sequence[socket.socket],
+        supervision: Supervision,
+        on_started: Callable[[FrontendProcess], None],
+        on_request: Callable[[FrontendProcess, Message], None],
+    ) -> None:
+        """Begin with none running.
+
+        Args:
+            settings: The server's settings.
+            catalogue: What is served.
+            keys_dir: The folder of the keys.
+            sockets: Listening sockets, one for each frontend.
+            supervision: The metrics, and whoever waits for changes.
+            on_started: Called when one can be attached to replicas.
+            on_request: Called when one asks something.
+        """
+        self.processes = [FrontendProcess(index, [sock]) for index, sock in enumerate(sockets)]
+        self._settings = settings
+        self._catalogue = catalogue
+        self._keys_dir = keys_dir
+        self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
+        self._background, self._changes = supervision.background, supervision.changes
+        self._on_started = on_started
+        self._on_request = on_request
+        self._models: dict[int, Deployed] = {model.number: model for model in catalogue.served}
+        self._named_alone = catalogue.only is not None
+
+    @property
+    def children(self) -> list[Child]:
+        """The processes that run."""
+        return [process.child for process in self.processes if process.child is not None]
+
+    async def start(self) -> None:
+        """Start all of them."""
+        for process in self.processes:
+            await self._start(process)
+
+    def serve(self, model: Deployed) -> None:
+        """Have a model from now on; nobody is sent to it before it is published."""
+        self._models[model.number] = model
+        for process in self._running():
+            process.serving.add(model.number)
+            self._send(process, "serve", service=self._service_message(process, model))
+
+    def publish(self, model: dict[str, Any]) -> None:
+        """Tell all what a model's names mean from now on; see `Model.to_json`."""
+        self.tell("route", model=model)
+
+    async def retire(self, model: Deployed) -> None:
+        """Stop using a model to which nobody is sent any more, and return when its last requests are answered."""
+        self._models.pop(model.number, None)
+        for process in self._running():
+            self._send(process, "retire", number=model.number)
+        await self._changes.until(
+            lambda: not any(model.number in process.serving for process in self._running())
+        )
+
+    def attach(self, process: FrontendProcess, fds: Sequence[int], content: dict[str, Any]) -> None:
+        """Give a frontend its ends of an arena and a doorbell."""
+        self._send(process, "attach", fds, **content)
+
+    def detach(self, generation: int) -> None:
+        """Tell all that a replica has gone."""
+        for process in self._running():
+            self._send(process, "detach", generation=generation)
+
+    def have(self, generations: set[int]) -> bool:
+        """Whether all that have started score with these replicas; the others get them when they start."""
+        return all(generations <= process.attached for process in self.processes if process.started)
+
+    def tell(self, kind: str, **content: Any) -> None:
+        """Send all of them a message."""
+        for process in self._running():
+            self._send(process, kind, **content)
+
+    def reply(self, process: FrontendProcess, ticket: int, **content: Any) -> None:
+        """Answer what a frontend has asked."""
+        self._send(process, "reply", ticket=ticket, **content)
+
+    def close_sockets(self) -> None:
+        """Close the listening sockets: while the supervisor holds them, connections are accepted that nobody serves."""
+        for process in self.processes:
+            for sock in process.sockets:
+                sock.close()
+
+    def _running(self) -> Iterable[FrontendProcess]:
+        return (process for process in self.processes if process.child is not None)
+
+    def _send(self, process: FrontendProcess, kind: str, fds: Sequence[int] = (), **content: Any) -> None:
+        if process.child is not None:
+            process.child.channel.send(kind, fds, **content)
+
+    async def _start(self, process: FrontendProcess) -> None:
+        child = await Child.start(
+            "frontend",
+            "stoker.gateway.frontend",
+            lambda _, message: self._on_message(process, message),
+            lambda child: self._on_exit(process, child),
+        )
+        process.child = child
+        process.serving = set(self._models)
+        settings = self._settings
+        child.channel.send(
+            "start",
+            [self._metrics_fd, *(sock.fileno() for sock in process.sockets)],
+            page=process.page,
+            auth=settings.auth,
+            token_auth=settings.token_auth,
+            metrics_need_key=settings.metrics_auth,
+            keys_dir=str(self._keys_dir),
+            max_body_bytes=settings.max_body_bytes,
+            max_image_pixels=settings.max_image_pixels,
+            cors_origins=settings.cors_origins,
+            tells_version=settings.tells_version,
+            naming={
+                "title": settings.service_name if self._named_alone else None,
+                "version": settings.service_version,
+                "path_prefix": settings.service_path_prefix,
+            },
+            frontends=len(self.processes),
+            grpc=_grpc_message(settings, process.sockets[0]),
+            admin=self._admin_message(),
+            services=[self._service_message(process, model) for model in self._models.values()],
+            models=[model.to_json() for model in self._catalogue.models.values()],
+            only=self._catalogue.only,
+        )
+
+    def _admin_message(self) -> dict[str, Any]:
+        """Who may load and unload models through the API."""
+        settings = self._settings
+        hosts = [sock.getsockname()[0] for process in self.processes for sock in process.sockets]
+        return {
+            "polls": settings.poll_s > 0,
+            "needs_key": settings.auth or settings.token_auth or settings.admin_key is not None,
+            "key": settings.admin_key,
+            "local": all(ip_address(host).is_loopback for host in hosts),
+        }
+
+    def _service_message(self, process: FrontendProcess, model: Deployed) -> dict[str, Any]:
+        settings, keys = self._settings, None
+        if settings.primary_key or settings.secondary_key:
+            keys = {
+                "primary": settings.primary_key or settings.secondary_key,
+                "secondary": settings.secondary_key or settings.primary_key,
+            }
+        return {
+            "number": model.number,
+            "name": model.servable.name,
+            "version": model.servable.version,
+            "framework": model.servable.framework,
+            "slot": model.slot,
+            "timeout_ms": model.timeout_ms,
+            "max_concurrent_requests": model.limit_of(process.page, len(self.processes)),
+            "max_queue_wait_ms": model.max_queue_wait_ms,
+            "description": model.description,
+            "swagger_files": {number: str(file) for number, file in model.swagger_files.items()},
+            "keys": keys,
+            "image": model.image and model.image.to_json(),
+            "collection": model.collection and model.collection.to_json(),
+            "data_dir": model.data_dir and str(model.data_dir),
+        }
+
+    def _on_message(self, process: FrontendProcess, message: Message) -> None:
+        match message["kind"]:
+            case "started":
+                process.started = True
+                self._on_started(process)
+                # Only now: a frontend that replaces another one finds connections waiting.
+                self._send(process, "listen")
+            case "listening":
+                process.listening = True
+            case "attached":
+                process.attached.add(message["generation"])
+            case "retired":
+                process.serving.discard(message["number"])
+            case "request":
+                self._on_request(process, message)
+            case "stopped" if message["cut_off"]:
+                logger.warning("%d connections did not end in time and were cut off", message["cut_off"])
+        self._changes.tell()
+
+    def _on_exit(self, process: FrontendProcess, child: Child) -> None:
+        process.child = None
+        process.started = process.listening = False
+        process.attached.clear()
+        process.serving.clear()
+        self._changes.tell()
+        if self._background.stopping:
+            return
+        delay_s = process.backoff.delay_s(child.lived_s)
+        logger.error("a frontend %s; starting it again in %g s", child.describe_exit(), delay_s)
+        self._page.count_restart("frontend")
+        self._background.later(delay_s, lambda: self._start(process))
+
+
+def _grpc_message(settings: ServerSettings, beside: socket.socket) -> dict[str, Any] | None:
+    """The arguments of a frontend's gRPC server; None for none."""
+    if not settings.grpc_port:
+        return None
+    return {
+        "address": address_of(beside, settings.grpc_port),
+        "max_message_bytes": settings.max_body_bytes,
+        "certificate": settings.grpc_tls_cert and str(settings.grpc_tls_cert),
+        "key": settings.grpc_tls_key and str(settings.grpc_tls_key),
+    }

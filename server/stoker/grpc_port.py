@@ -1,0 +1,81 @@
+"""What a server with gRPC needs before it starts: its packages, its certificate, and its port."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from importlib.util import find_spec
+from typing import Final
+
+from stoker.errors import InvalidSettings
+from stoker.settings import ServerSettings
+
+__all__ = ["address_of", "reserve_grpc_port"]
+
+_PACKAGES: Final = ("google.protobuf", "grpc", "grpc_health", "grpc_reflection")
+
+
+def reserve_grpc_port(settings: ServerSettings, beside: socket.socket) -> socket.socket:
+    """Check what the frontends will need to serve gRPC, and take its port from everybody else.
+
+    Each frontend listens there itself (SO_REUSEPORT); the socket that is returned does not listen, and keeps other
+    servers away while a frontend is restarted.
+
+    Args:
+        settings: The server's, with `grpc_port`.
+        beside: A listening socket of HTTP, on whose address gRPC is served too.
+
+    Raises:
+        InvalidSettings: There is no port, a package is missing, the certificate or its key cannot be used, or the port is taken.
+    """
+    if not settings.grpc_port:
+        raise InvalidSettings("grpc_tls_cert and grpc_tls_key need a grpc_port to serve on")
+    if not all(_installed(name) for name in _PACKAGES):
+        raise InvalidSettings("grpc_port needs packages that are missing here: pip install 'stoker[grpc]'")
+    _check_certificate(settings)
+    address = (beside.getsockname()[0], settings.grpc_port, *beside.getsockname()[2:])
+    sock = socket.socket(beside.family)
+    try:
+        # Without SO_REUSEPORT: a second server of the same user must not share the port.
+        with socket.socket(beside.family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise InvalidSettings(
+            f"cannot listen on {address[0]} port {settings.grpc_port} for gRPC: {error.strerror or error}; "
+            "choose another with --grpc-port"
+        ) from error
+    return sock
+
+
+def address_of(sock: socket.socket, port: int) -> str:
+    """The host of a socket with another port, as `HOST:PORT`."""
+    host = sock.getsockname()[0]
+    return f"[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _check_certificate(settings: ServerSettings) -> None:
+    certificate, key = settings.grpc_tls_cert, settings.grpc_tls_key
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise InvalidSettings("gRPC over TLS needs both: grpc_tls_cert and grpc_tls_key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise InvalidSettings(
+            f"the certificate {certificate} and the key {key} cannot be used together: "
+            f"{error.strerror or error}; both have to be PEM files, the key without a password"
+        ) from error

@@ -1,0 +1,353 @@
+"""Changing what is served while it is served: a version is loaded beside the others, takes over, and they leave.
+
+Whatever is changed, requests find a version that is available: names and labels mean a new version from the moment in
+which every frontend can score with it, and a version that is not wanted any more is unloaded when its last requests
+are answered. A load that fails changes nothing but the state that is shown of its version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from stoker.catalogue import Catalogue, Model, Version
+from stoker.errors import InvalidInput, LoadFailed, NotReady, OperatorError, UnknownService
+from stoker.versions import VersionPolicy, check_named
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.deployment import Deployed
+    from stoker.metrics import MetricMemory
+    from stoker.offers import Offer
+
+__all__ = ["Processes", "Rollout", "Stock"]
+
+logger = logging.getLogger(__name__)
+
+_REASON_CHARS: Final = 500
+_UNLOADED: Final = "unloaded"
+_UNREADABLE: Final = "unreadable"
+
+
+class Processes(Protocol):
+    """What loads and unloads models; see `stoker.fleet.Fleet`."""
+
+    async def add(self, model: Deployed) -> None:
+        """Load a model; raises OperatorError if that fails."""
+
+    async def remove(self, model: Deployed) -> None:
+        """Let it finish its requests, and unload it."""
+
+    def publish(self, model: dict[str, Any]) -> None:
+        """Tell frontends what a model's names mean from now on; see `Model.to_json`."""
+
+
+class Stock(Protocol):
+    """Where versions come from; see `stoker.stock.Stock`. All of it may block for long."""
+
+    def offers(self) -> Mapping[str, Offer]:
+        """The models that the settings name, as they are now."""
+
+    def offer(self, name: str) -> Offer:
+        """One model; raises UnknownModel."""
+
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
+        """Prepare a version to be loaded, and keep it from being deleted; raises OperatorError."""
+
+    def put_back(self, number: int) -> None:
+        """Let a version go that was taken."""
+
+
+class Rollout:
+    """What moves the versions of a catalogue through their lives, one change after the other.
+
+    Attributes:
+        bases: The folders with the versions of models, by name; None for a model without such a folder.
+    """
+
+    def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
+        self.bases: dict[str, Path | None] = {}
+        self._catalogue = catalogue
+        self._fleet = fleet
+        self._stock = stock
+        self._memory = memory
+        self._published: dict[str, dict[str, Any]] = {}
+        self._turn = asyncio.Lock()
+        self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
+        self._begun = False
+
+    def begin(self, offers: Mapping[str, Offer]) -> None:
+        """Take note that everything of the start is loaded; `offers` are the models of the settings."""
+        self._begun = True
+        self.bases = {name: offer.base for name, offer in offers.items()}
+        for model in self._catalogue.models.values():
+            for version in model.versions.values():
+                version.state = "AVAILABLE"
+            self._settle(model)
+
+    async def load(self, name: str, policy: VersionPolicy | None = None, version: int | None = None) -> None:
+        """Serve a model as its policy says now, and load anew what has changed in its files.
+
+        Args:
+            name: Name of the model.
+            policy: Another policy than that of its settings.
+            version: This one version in addition to those that are served.
+
+        Raises:
+            UnknownService: There is no such model.
+            InvalidInput: It has no such version.
+            LoadFailed: A version could not be loaded; what is served stays as it is.
+            NotReady: The server is starting.
+        """
+        async with self._exclusive():
+            offer = await self._offer(name)
+            there = {*offer.versions, *offer.broken}
+            try:
+                check_named(name, policy or offer.policy, there)
+                check_named(name, VersionPolicy(None, () if version is None else (version,)), there)
+                labels = await in_thread(offer.labels)
+            except OperatorError as error:
+                raise InvalidInput(str(error)) from error
+            known = self._catalogue.models.get(name)
+            if version is not None:
+                chosen = {version, *(known.chosen if known else ())}
+            else:
+                chosen = set((policy or offer.policy).choose(there))
+            failed = await self._serve(offer, chosen, labels)
+            if failed:
+                raise LoadFailed(f"failed to load '{name}', " + "; ".join(failed))
+
+    async def unload(self, name: str, version: int | None = None) -> None:
+        """Serve a model, or one of its versions, no longer; returns when its last requests have been answered.
+
+        Raises:
+            UnknownService: It is not served.
+            InvalidInput: The version has a label.
+            NotReady: The server is starting.
+        """
+        async with self._exclusive():
+            model = self._catalogue.models.get(name)
+            if model is None or (version is not None and version not in model.available):
+                shown = f"'{name}'" if version is None else f"'{name}' version {version}"
+                raise UnknownService(f"failed to unload {shown}: it is not loaded")
+            if version is None:
+                model.chosen = set()
+            else:
+                label = next((label for label, number in model.wished.items() if number == version), None)
+                if label is not None:
+                    raise InvalidInput(
+                        f"failed to unload '{name}' version {version}: it has the label {label!r}; move that first"
+                    )
+                model.chosen.discard(version)
+            await self._retire_unwanted(model)
+
+    async def follow(self, offer: Offer) -> None:
+        """Let the labels of a model that is served mean what they should now; versions are loaded for that.
+
+        Raises:
+            RepositoryError: The file with the labels is malformed.
+        """
+        async with self._turn:
+            model = self._catalogue.models.get(offer.name)
+            if model is not None and model.chosen:
+                await self._serve(offer, model.chosen, await in_thread(offer.labels))
+
+    async def refresh(self, offers: Mapping[str, Offer], settled: Collection[tuple[str, int]]) -> None:
+        """Serve what the policies of these models say now; models that are not among them are unloaded.
+
+        Args:
+            offers: The models by name.
+            settled: The versions whose files do not change just now: no others are loaded.
+        """
+        async with self._turn:
+            for name, offer in offers.items():
+                model = self._catalogue.models.get(name)
+                # A version that is served and that somebody is just replacing in its place is not gone.
+                rewritten = set(offer.broken).intersection(model.available if model else ())
+                chosen = set(offer.policy.choose({*offer.versions, *rewritten}))
+                ready = [version for other, version in settled if other == name]
+                try:
+                    await self._serve(offer, chosen, await in_thread(offer.labels), ready)
+                except OperatorError as error:
+                    logger.warning("%s", error)
+            for name, model in list(self._catalogue.models.items()):
+                if name not in offers and model.chosen:
+                    logger.info("%s is not there any more", name)
+                    model.chosen = set()
+                    await self._retire_unwanted(model)
+
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
+        """Return all models with their versions, as the model repository extension has them.
+
+        Args:
+            ready: Only those that are served.
+        """
+        served = [entry for model in self._catalogue.models.values() for entry in model.index()]
+        if ready:
+            return [entry for entry in served if entry["state"] == "READY"]
+        known = {(entry["name"], entry["version"]) for entry in served}
+        try:
+            offers = await in_thread(self._stock.offers)
+        except (OperatorError, OSError) as error:
+            logger.warning("the models cannot be listed: %s", error)
+            return served
+        for name, offer in offers.items():
+            if name not in self._catalogue.models:
+                served.append({"name": name})
+                continue
+            served += [
+                {"name": name, "version": str(version), "state": "UNAVAILABLE"}
+                for version in {*offer.versions, *offer.broken}
+                if (name, str(version)) not in known
+            ]
+        return sorted(served, key=lambda entry: (entry["name"], int(entry.get("version", 0))))
+
+    def _exclusive(self) -> asyncio.Lock:
+        if not self._begun:
+            raise NotReady("The server is starting.", retry_after_s=1)
+        return self._turn
+
+    async def _offer(self, name: str) -> Offer:
+        try:
+            return await in_thread(self._stock.offer, name)
+        except OperatorError as error:
+            raise UnknownService(f"failed to load '{name}', {error}") from error
+
+    async def _serve(
+        self,
+        offer: Offer,
+        chosen: Collection[int],
+        labels: Mapping[str, int],
+        settled: Collection[int] | None = None,
+    ) -> list[str]:
+        """Load what is missing, switch, and retire what is not wanted; returns why versions could not be loaded.
+
+        Args:
+            offer: The model.
+            chosen: The versions to serve, beside those with labels.
+            labels: What the labels should mean.
+            settled: The versions that may be loaded, if they have not failed before; None for all, even so.
+        """
+        model = self._catalogue.models.get(offer.name) or Model(offer.name)
+        before = set(model.chosen)
+        model.chosen, model.wished = set(chosen), dict(labels)
+        failed = []
+        for version in sorted(model.wanted):
+            try:
+                if await self._is_missing(model, offer, version, settled):
+                    await self._load(model, offer, version)
+            except (OperatorError, OSError) as error:
+                logger.error("%s version %d cannot be loaded: %s", offer.name, version, error)  # noqa: TRY400
+                failed.append(f"version {version}: {error}")
+        if missing := model.wanted.difference(model.available):
+            # Then what is served stays, until there is something that can take its place.
+            model.chosen = (model.chosen - missing) | before
+        if offer.name in self._catalogue.models:
+            self.bases[offer.name] = offer.base
+            if missing:
+                self._settle(model)
+            else:
+                await self._retire_unwanted(model)
+        return failed
+
+    async def _is_missing(
+        self, model: Model, offer: Offer, number: int, settled: Collection[int] | None
+    ) -> bool:
+        """Whether a version is to be loaded: it is not served, or its files have changed."""
+        version = model.versions.get(number)
+        if settled is not None and number not in settled:
+            return False
+        if version is None or (settled is None and version.served is None):
+            return True
+        known = version.served.fingerprint if version.served else None
+        if settled is not None and version.failed is not None:
+            known = version.failed
+        return known != await _fingerprint(offer, number)
+
+    async def _load(self, model: Model, offer: Offer, number: int) -> None:
+        slot = self._take_slot(model.name, number)
+        self._catalogue.models[model.name] = model
+        version = model.versions.setdefault(number, Version(slot))
+        old = version.served
+        if old is None:
+            version.state, version.reason = "LOADING", ""
+        self._publish(model)
+        load_number = next(self._numbers)
+        try:
+            deployed = await in_thread(self._stock.take, offer, number, slot, load_number)
+            logger.info("loading %s version %d", model.name, number)
+            await self._fleet.add(deployed)
+        except (OperatorError, OSError) as error:
+            await self._give_up(model, offer, number, str(error))
+            self._stock.put_back(load_number)
+            raise
+        version.state, version.reason, version.served, version.failed = "AVAILABLE", "", deployed, None
+        logger.info("%s version %d is available", model.name, number)
+        self._settle(model)
+        if old is not None:
+            await self._remove(old)
+
+    async def _give_up(self, model: Model, offer: Offer, number: int, reason: str) -> None:
+        """Take note that a version could not be loaded; where one of that number is served, it goes on."""
+        version = model.versions[number]
+        version.reason = reason[:_REASON_CHARS]
+        try:
+            version.failed = await _fingerprint(offer, number)
+        except (OperatorError, OSError):
+            version.failed = _UNREADABLE
+        if version.served is None:
+            version.state = "END"
+            self._catalogue.release_slot(model.name, number)
+        self._publish(model)
+
+    def _take_slot(self, name: str, number: int) -> int:
+        known = self._catalogue.models.get(name)
+        slot, forgotten = self._catalogue.slot_of(name, number)
+        if forgotten is not None:
+            self._publish(self._catalogue.models.get(forgotten) or Model(forgotten))
+        if known is None or number not in known.versions:
+            # Nobody writes it now: whoever had it is gone, and the next one begins with zeros.
+            self._memory.clear_model(slot)
+        return slot
+
+    def _settle(self, model: Model) -> None:
+        model.settle()
+        self._publish(model)
+
+    def _publish(self, model: Model) -> None:
+        content = model.to_json()
+        if self._published.get(model.name) != content:
+            self._published[model.name] = content
+            self._fleet.publish(content)
+
+    async def _retire_unwanted(self, model: Model) -> None:
+        leaving = {}
+        for number in model.available:
+            version = model.versions[number]
+            if number not in model.wanted and version.served is not None:
+                leaving[number] = version.served
+                version.state, version.served = "UNLOADING", None
+        self._settle(model)
+        for number, old in leaving.items():
+            await self._remove(old)
+            model.versions[number].state, model.versions[number].reason = "END", _UNLOADED
+            self._catalogue.release_slot(model.name, number)
+            logger.info("%s version %d is unloaded", model.name, number)
+            self._publish(model)
+
+    async def _remove(self, old: Deployed) -> None:
+        await self._fleet.remove(old)
+        self._stock.put_back(old.number)
+
+
+async def _fingerprint(offer: Offer, version: int) -> str:
+    return str(await in_thread(lambda: offer.source(version).fingerprint()))
+
+
+async def in_thread(function: Any, *arguments: Any) -> Any:
+    """Call what may block for long beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

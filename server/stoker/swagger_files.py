@@ -1,0 +1,54 @@
+"""Descriptions of a service that its user has written: files beside the entry script or the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import LoadFailed
+from stoker.servable import Servable
+
+__all__ = ["find_swagger_files", "read_swagger_file"]
+
+_NAMES: Final = {"2": ("swagger.json", "swagger2.json"), "3": ("swagger3.json",), "3.1": ("swagger3.1.json",)}
+
+
+def find_swagger_files(servable: Servable, environ: Mapping[str, str]) -> dict[str, Path]:
+    """Return the files with descriptions of a service by Swagger version: `2`, `3`, `3.1`.
+
+    They are looked for in the folder AML_APP_ROOT, beside an entry script, and in the model's folder.
+
+    Raises:
+        LoadFailed: One of them holds no JSON object.
+    """
+    folders = [servable.model_dir]
+    if servable.framework == "script":
+        folders.insert(0, servable.path.parent)
+        if root := environ.get("AML_APP_ROOT"):
+            folders.insert(0, Path(root))
+    found: dict[str, Path] = {}
+    for version, names in _NAMES.items():
+        candidates = [folder / name for folder in folders for name in names]
+        for file in candidates:
+            if file.is_file():
+                read_swagger_file(file)
+                found[version] = file.absolute()
+                break
+    return found
+
+
+def read_swagger_file(file: Path) -> dict[str, Any]:
+    """Read a description.
+
+    Raises:
+        LoadFailed: The file cannot be read or holds no JSON object.
+    """
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LoadFailed(f"{file} is to describe the service, and cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise LoadFailed(f"{file} is to describe the service, and is no JSON object")
+    return content

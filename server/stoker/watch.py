@@ -1,0 +1,102 @@
+"""Looking for versions and labels that come and go on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from stoker.errors import OperatorError
+from stoker.labels import labels_mark
+from stoker.rollout import Rollout, Stock, in_thread
+
+if TYPE_CHECKING:
+    from stoker.offers import Offer
+
+__all__ = ["Watch"]
+
+logger = logging.getLogger(__name__)
+
+_LABELS_S: Final = 1.0
+
+
+class Watch:
+    """Follows the labels of the models that are served and, if asked to, the versions on the disk."""
+
+    def __init__(self, rollout: Rollout, stock: Stock, poll_s: float) -> None:
+        """Begin; `poll_s` is how often to look for versions, 0 for never."""
+        self._rollout = rollout
+        self._stock = stock
+        self._poll_s = poll_s
+        self._marks: dict[str, tuple[int, int, int]] = {}
+        self._seen: dict[tuple[str, int], str] = {}
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        loop = asyncio.get_running_loop()
+        look_s = loop.time() + self._poll_s
+        while True:
+            await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
+            try:
+                await self.look_at_labels()
+                if self._poll_s and loop.time() >= look_s:
+                    await self.look()
+                    look_s = loop.time() + self._poll_s
+            except Exception:
+                # One fault must not end the watch.
+                logger.exception("looking for changes of the models failed")
+
+    async def look_at_labels(self) -> None:
+        """Follow the labels that were moved since the last look."""
+        for name, base in list(self._rollout.bases.items()):
+            if base is None or self._marks.get(name) == (mark := labels_mark(base)):
+                continue
+            self._marks[name] = mark
+            try:
+                await self._rollout.follow(await in_thread(self._stock.offer, name))
+            except (OperatorError, OSError) as error:
+                logger.warning("the labels of %s stay as they are: %s", name, error)
+
+    async def look(self) -> None:
+        """Load and unload what has come and gone since the last look.
+
+        A version is loaded when its files have not changed between two looks: until then somebody may still be
+        writing them.
+        """
+        try:
+            offers = await in_thread(self._stock.offers)
+            seen = await in_thread(_fingerprints, offers)
+        except (OperatorError, OSError) as error:
+            # A file system that is away for a moment must not unload everything.
+            if str(error) != self._trouble:
+                logger.warning("everything stays loaded as it is: %s", error)
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        settled = [
+            version
+            for version, (fingerprint, whole) in seen.items()
+            if whole or self._seen.get(version) == fingerprint
+        ]
+        self._seen = {version: fingerprint for version, (fingerprint, _) in seen.items()}
+        await self._rollout.refresh(offers, settled)
+
+
+def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[str, bool]]:
+    """The fingerprints of the versions that should be served, and whether they appear as a whole or not at all."""
+    seen = {}
+    for name, offer in offers.items():
+        try:
+            wanted = {*offer.policy.choose(offer.versions), *offer.labels().values()}
+        except OperatorError as error:
+            logger.warning("%s", error)
+            continue
+        for version in wanted:
+            try:
+                source = offer.source(version)
+                seen[name, version] = (source.fingerprint(), source.registered is not None)
+            except (OperatorError, OSError) as error:
+                logger.warning("%s version %d is left alone: %s", name, version, error)
+    return seen

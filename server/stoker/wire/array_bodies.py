@@ -1,0 +1,170 @@
+"""Bodies that are one array: bare little-endian numbers, and numpy's `.npy` files.
+
+Source of the latter: the format's description in `numpy.lib.format`, versions 1 and 2. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+import re
+import struct
+import sys
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.tensors import NUMERIC_DTYPES, TensorInfo
+from stoker.wire.tensor_json import as_dtype
+
+__all__ = ["decode_npy", "decode_octets", "encode_npy"]
+
+_MAGIC: Final = b"\x93NUMPY"
+_LENGTHS: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I")}
+_MAX_HEADER_BYTES: Final = 10_000
+_MAX_AXES: Final = 32
+_MAX_ELEMENTS: Final = 1 << 40
+_DESCRIPTION: Final = re.compile(r"[<>|=]?(?:\?|[biufSU][1-9][0-9]{0,8})")
+_SHAPE: Final = re.compile(r"(?:[0-9]{1,18}(?:, *[0-9]{1,18})*)?")
+_TAKEN: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str | None) -> np.ndarray:
+    """Return little-endian numbers in C order as the model's input.
+
+    Args:
+        body: The numbers.
+        info: The input.
+        dtype: Name of the numbers' numpy dtype; None for the model's own.
+        shape: Their sizes, separated by commas; None if the length of the body says how many rows they are.
+
+    Raises:
+        MalformedBody: Dtype or shape are none, or the body has another length.
+        InvalidInput: They do not fit the model.
+    """
+    if info.dtype == "string":
+        raise InvalidInput(f"{info.name} holds strings, which have no fixed size; send them as JSON.")
+    if dtype is not None and dtype not in NUMERIC_DTYPES:
+        raise MalformedBody(
+            f"{dtype[:100]!r} is no dtype; expected one of {', '.join(sorted(NUMERIC_DTYPES))}."
+        )
+    if shape is not None and not _SHAPE.fullmatch(shape):
+        raise MalformedBody(
+            f"{shape[:100]!r} is no shape; expected sizes separated by commas, such as 2,784."
+        )
+    kind = np.dtype(dtype or info.dtype).newbyteorder("<")
+    sizes = (
+        _derived(body, info, kind) if shape is None else tuple(map(int, shape.split(",") if shape else ()))
+    )
+    return _fitted(_numbers(body, kind, sizes), info)
+
+
+def _derived(body: bytes, info: TensorInfo, dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """The shape of a body that does not say it: as many rows as it holds."""
+    if info.shape.count(-1) > 1:
+        raise MalformedBody(f"{info} has several free sizes, so the shape has to be sent.")
+    known_bytes = dtype.itemsize * math.prod(size for size in info.shape if size >= 0)
+    rows = len(body) // known_bytes if known_bytes else 0
+    return tuple(rows if size < 0 else size for size in info.shape)
+
+
+def _numbers(content: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    if len(shape) > _MAX_AXES or math.prod(size for size in shape if size) > _MAX_ELEMENTS:
+        raise MalformedBody("The array has too many axes or elements.")
+    needed_bytes = math.prod(shape) * dtype.itemsize
+    if len(content) != needed_bytes:
+        sizes = ",".join(map(str, shape))
+        raise MalformedBody(
+            f"An array {dtype.name}[{sizes}] has {needed_bytes} bytes, the body has {len(content)}."
+        )
+    if dtype.kind == "b":
+        # Other values than 0 and 1 would be neither of both to numpy.
+        return np.frombuffer(content, np.uint8).astype(bool).reshape(shape)
+    if not needed_bytes:
+        return np.empty(shape, dtype)
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _fitted(array: np.ndarray, info: TensorInfo) -> np.ndarray:
+    """Return numbers as the model's input: of its shape, cast to its dtype if that changes no kind."""
+    if not info.fits(array.shape):
+        raise InvalidInput(f"Expected {info}, got the shape {list(array.shape)}.")
+    if array.dtype.kind not in _TAKEN[np.dtype(info.dtype).kind]:
+        raise InvalidInput(f"Expected {info}, got {array.dtype.name}.")
+    return as_dtype(array, info)
+
+
+def decode_npy(body: bytes, info: TensorInfo) -> np.ndarray:
+    """Return the array of a `.npy` file as the model's input; strings are `object` arrays of `bytes`.
+
+    Raises:
+        MalformedBody: It is no such file of version 1 or 2, or holds objects.
+        InvalidInput: Its array does not fit the model.
+    """
+    dtype, fortran, shape, start = _header(body)
+    # In Fortran's order the same bytes are the transposed array in C's.
+    stored = _numbers(memoryview(body)[start:], dtype, shape[::-1] if fortran else shape)
+    array = stored.T if fortran else stored
+    if info.dtype == "string":
+        return _strings(array, info)
+    return _fitted(array, info)
+
+
+def _header(body: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+    """Dtype, whether in Fortran's order, shape, and where the array begins."""
+    length = _LENGTHS.get(body[6]) if len(body) > 12 and body[:6] == _MAGIC else None
+    if length is None:
+        raise MalformedBody("The body is no .npy file of version 1 or 2.")
+    (size,) = length.unpack_from(body, 8)
+    start = 8 + length.size + size
+    if size > _MAX_HEADER_BYTES or start > len(body):
+        raise MalformedBody("The header of the .npy file is longer than it may be.")
+    try:
+        # What it cannot read is one of these, deep nesting is one of the last two.
+        header = ast.literal_eval(body[start - size : start].decode("latin-1").strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
+        raise MalformedBody("The header of the .npy file cannot be read.")
+    description, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
+    if not isinstance(shape, tuple) or not all(type(item) is int and 0 <= item < 1 << 48 for item in shape):
+        raise MalformedBody("The shape in the header of the .npy file is none.")
+    if type(fortran) is not bool:
+        raise MalformedBody("The order in the header of the .npy file is none.")
+    return _dtype(description), fortran, shape, start
+
+
+def _dtype(description: Any) -> np.dtype[Any]:
+    if isinstance(description, str) and _DESCRIPTION.fullmatch(description):
+        try:
+            return np.dtype(description)
+        except TypeError:
+            pass
+    raise MalformedBody(
+        f"Arrays of {str(description)[:100]!r} are not read; send numbers, booleans or strings."
+    )
+
+
+def _strings(array: np.ndarray, info: TensorInfo) -> np.ndarray:
+    if array.dtype.kind not in "SU" or not info.fits(array.shape):
+        raise InvalidInput(f"Expected {info}, got {array.dtype.name}{list(array.shape)}.")
+    strings = np.empty(array.size, object)
+    codes = np.dtype(np.uint32).newbyteorder(array.dtype.byteorder)
+    if array.dtype.kind == "U" and np.ascontiguousarray(array).view(codes).max(initial=0) > sys.maxunicode:
+        raise MalformedBody("The strings of the .npy file are no Unicode.")
+    try:
+        strings[:] = [
+            item if isinstance(item, bytes) else item.encode() for item in array.reshape(-1).tolist()
+        ]
+    except ValueError:
+        raise MalformedBody("The strings of the .npy file are no Unicode.") from None
+    return strings.reshape(array.shape)
+
+
+def encode_npy(array: np.ndarray) -> bytes:
+    """Return an array of numbers or booleans as a `.npy` file of version 1."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
+    return file.getvalue()

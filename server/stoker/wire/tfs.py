@@ -1,0 +1,325 @@
+"""TensorFlow Serving's REST requests and answers: predict in row and column format, classify, regress.
+
+Source: TensorFlow Serving's REST API text, and for what that leaves open what its code does. Sans-I/O.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.scoring import nesting_depth
+from stoker.wire.tensor_json import as_dtype, check_rows
+
+__all__ = ["PredictRequest", "decode_examples", "decode_predict", "encode_predict", "encode_results"]
+
+SIGNATURE: Final = "serving_default"
+_MAX_DEPTH: Final = 100
+_NUMBERS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """A decoded predict request.
+
+    Attributes:
+        inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
+        rows: Whether it came in row format, and is to be answered so.
+    """
+
+    inputs: dict[str, np.ndarray]
+    rows: bool
+
+
+def decode_predict(tensors: ModelTensors, body: bytes) -> PredictRequest:
+    """Decode `{"instances": [...]}` (row format) or `{"inputs": ...}` (column format).
+
+    Raises:
+        MalformedBody: The body is not JSON, or holds neither or both.
+        InvalidInput: It does not fit the model.
+    """
+    document = _document(body)
+    if ("instances" in document) == ("inputs" in document):
+        raise MalformedBody(
+            "Request has both 'instances' and 'inputs'; give one of the two"
+            if "inputs" in document
+            else "Missing 'inputs' or 'instances' key"
+        )
+    if "instances" in document:
+        arrays = _from_rows(tensors, document["instances"])
+    else:
+        arrays = _from_columns(tensors, document["inputs"])
+    check_rows(arrays, tensors)
+    return PredictRequest(arrays, "instances" in document)
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    if not body:
+        raise MalformedBody("JSON Parse error: The document is empty")
+    if nesting_depth(body) > _MAX_DEPTH:
+        raise MalformedBody(f"JSON Parse error: nested more than {_MAX_DEPTH} levels deep")
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = _first_value(body)
+    if not isinstance(document, dict):
+        raise MalformedBody("JSON Value: the request is not an object")
+    name = document.get("signature_name", "")
+    if not isinstance(name, str):
+        raise MalformedBody("'signature_name' key must be a string value.")
+    if name not in ("", SIGNATURE):
+        raise InvalidInput(f'Serving signature name: "{name}" not found in signature def')
+    return document
+
+
+def _first_value(body: bytes) -> Any:
+    """The first JSON value; what follows it is ignored, and NaN and Infinity are read, as TensorFlow Serving does."""
+    try:
+        value, _ = json.JSONDecoder().raw_decode(body.decode().lstrip(" \t\r\n\ufeff"))
+    except (ValueError, RecursionError) as error:
+        position = getattr(error, "pos", 0)
+        raise MalformedBody(f"JSON Parse error: Invalid value. at offset: {position}") from None
+    return value
+
+
+def _from_rows(tensors: ModelTensors, instances: Any) -> dict[str, np.ndarray]:
+    if not isinstance(instances, list):
+        raise MalformedBody("'instances' must be an array")
+    if not instances:
+        raise InvalidInput("No values in 'instances' array")
+    infos = tensors.inputs
+    if len(infos) == 1 and not (_is_named(instances[0], infos)):
+        return {infos[0].name: _tensor(instances, infos[0])}
+    names = [info.name for info in infos]
+    for index, instance in enumerate(instances):
+        if not isinstance(instance, dict) or set(instance) != set(names):
+            raise InvalidInput(
+                f"'instances' must be objects with the keys {', '.join(names)}; item {index} is not one"
+            )
+    return {info.name: _tensor([instance[info.name] for instance in instances], info) for info in infos}
+
+
+def _is_named(instance: Any, infos: Sequence[TensorInfo]) -> bool:
+    return isinstance(instance, dict) and not (_is_base64(instance) and infos[0].dtype == "string")
+
+
+def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
+    infos = tensors.inputs
+    if len(infos) == 1 and not _is_named(inputs, infos):
+        return {infos[0].name: _tensor(inputs, infos[0])}
+    if not isinstance(inputs, dict):
+        raise InvalidInput(f"'inputs' must be an object with the inputs {', '.join(i.name for i in infos)}")
+    missing = [info.name for info in infos if info.name not in inputs]
+    if missing:
+        raise InvalidInput(f"Missing named input: {', '.join(missing)}")
+    return {info.name: _tensor(inputs[info.name], info) for info in infos}
+
+
+def _is_base64(value: Any) -> bool:
+    return isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str)
+
+
+def _tensor(value: Any, info: TensorInfo) -> np.ndarray:
+    leaves: list[Any] = []
+    shape = _gather(value, leaves, 1)
+    array = _strings(leaves, info) if info.dtype == "string" else _numbers(leaves, info)
+    array = array.reshape(shape)
+    if not info.fits(array.shape):
+        raise InvalidInput(f"Expected {info}, got the shape {list(array.shape)}")
+    return array
+
+
+def _gather(value: Any, leaves: list[Any], level: int) -> tuple[int, ...]:
+    """Append what is no list to `leaves`; return the shape of the lists around it."""
+    if not isinstance(value, list):
+        leaves.append(value)
+        return ()
+    if value and not isinstance(value[0], list):
+        for item in value:
+            if isinstance(item, list):
+                raise InvalidInput(f"Encountered list at unexpected size: {len(item)} at level: {level}")
+        leaves += value
+        return (len(value),)
+    inner: tuple[int, ...] = ()
+    for index, item in enumerate(value):
+        shape = _gather(item, leaves, level + 1)
+        if index and shape != inner:
+            raise InvalidInput(
+                f"Encountered list at unexpected size: {shape[0] if shape else 0} at level: {level} "
+                f"expected size: {inner[0] if inner else 0}"
+            )
+        inner = shape
+    return (len(value), *inner)
+
+
+def _numbers(leaves: list[Any], info: TensorInfo) -> np.ndarray:
+    kind = np.dtype(info.dtype).kind
+    wanted: tuple[type, ...] = (bool,) if kind == "b" else (int, float) if kind == "f" else (int,)
+    for leaf in leaves:
+        # A boolean is an int to Python, and must not become a number.
+        if type(leaf) not in wanted:
+            raise InvalidInput(
+                f"JSON Value: {json.dumps(leaf)[:100]} Type: {_type(leaf)} is not of expected type: {info.dtype}"
+            )
+    # Beside numbers above 2⁶³ numpy would take smaller ones for floats.
+    array = np.array(leaves, object if info.dtype == "uint64" else None) if leaves else np.empty(0, info.dtype)
+    if array.dtype == object:
+        try:
+            array = array.astype(np.uint64)
+        except OverflowError:
+            raise InvalidInput(f"a number of {info.name} does not fit {info.dtype}") from None
+    if array.dtype.kind not in _NUMBERS[kind]:
+        raise InvalidInput(f"a number of {info.name} does not fit {info.dtype}")
+    return as_dtype(array, info)
+
+
+def _strings(leaves: list[Any], info: TensorInfo) -> np.ndarray:
+    array = np.empty(len(leaves), object)
+    array[:] = [_bytes(leaf, info) for leaf in leaves]
+    return array
+
+
+def _bytes(leaf: Any, info: TensorInfo) -> bytes:
+    if isinstance(leaf, str):
+        return leaf.encode(errors="surrogatepass")
+    if _is_base64(leaf):
+        try:
+            return base64.b64decode(leaf["b64"], validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidInput(f"Unable to base64 decode a value of {info.name}") from None
+    raise InvalidInput(
+        f"JSON Value: {json.dumps(leaf)[:100]} Type: {_type(leaf)} is not of expected type: string"
+    )
+
+
+def _type(value: Any) -> str:
+    match value:
+        case None:
+            return "Null"
+        case bool():
+            return "True" if value else "False"
+        case str():
+            return "String"
+        case int() | float():
+            return "Number"
+        case _:
+            return "Object" if isinstance(value, dict) else "Array"
+
+
+def decode_examples(tensors: ModelTensors, body: bytes) -> dict[str, np.ndarray]:
+    """Decode `{"context": {...}, "examples": [{feature: value}, ...]}`: one feature for each input of the model.
+
+    Raises:
+        MalformedBody: The body is not JSON, or has no examples.
+        InvalidInput: The features do not fit the model.
+    """
+    document = _document(body)
+    examples, context = document.get("examples"), document.get("context", {})
+    if not isinstance(examples, list) or not examples:
+        raise MalformedBody("'examples' must be a non-empty array of objects")
+    if not isinstance(context, dict) or not all(isinstance(example, dict) for example in examples):
+        raise MalformedBody("'context' and each of 'examples' must be an object of features")
+    rows = [{**context, **example} for example in examples]
+    for row in rows:
+        for name, feature in row.items():
+            _check_feature(name, feature)
+    names = [info.name for info in tensors.inputs]
+    for index, row in enumerate(rows):
+        if set(row) != set(names):
+            raise InvalidInput(f"example {index} must have the features {', '.join(names)}")
+    return {info.name: _feature_tensor([row[info.name] for row in rows], info) for info in tensors.inputs}
+
+
+def _check_feature(name: str, feature: Any) -> None:
+    """A feature is a value or a list of values of one kind: integers, floats, or strings."""
+    values = feature if isinstance(feature, list) else [feature]
+    kinds = {"bytes" if isinstance(v, str) or _is_base64(v) else type(v).__name__ for v in values}
+    kinds = {"int" if kind == "bool" else kind for kind in kinds}
+    if not kinds <= {"bytes", "int", "float"}:
+        raise InvalidInput(f"feature {name!r} must hold numbers or strings")
+    if len(kinds) > 1:
+        raise InvalidInput(
+            f"Unexpected element type in feature {name!r}: one list holds values of several types"
+        )
+
+
+def _feature_tensor(features: list[Any], info: TensorInfo) -> np.ndarray:
+    kind = "" if info.dtype == "string" else np.dtype(info.dtype).kind
+    listed = [feature if isinstance(feature, list) else [feature] for feature in features]
+    if kind != "b":
+        listed = [[int(v) if isinstance(v, bool) else v for v in feature] for feature in listed]
+    if len(info.shape) == 1:
+        return _tensor([feature[0] if len(feature) == 1 else feature for feature in listed], info)
+    return _tensor(listed, info)
+
+
+def encode_predict(
+    tensors: ModelTensors, request: PredictRequest, outputs: Mapping[str, np.ndarray]
+) -> bytes:
+    """Encode an answer in the format of its request.
+
+    Raises:
+        InvalidInput: Row format was asked for, and an output has no batch axis.
+    """
+    names = [info.name for info in tensors.outputs]
+    if not request.rows:
+        columns = {name: _lists(name, outputs[name]) for name in names}
+        return _dump({"outputs": columns[names[0]] if len(names) == 1 else columns})
+    sizes = {outputs[name].shape[0] if outputs[name].ndim else -1 for name in names}
+    if len(sizes) > 1 or -1 in sizes:
+        raise InvalidInput("The outputs have no common batch dimension; ask in column format ('inputs')")
+    if len(names) == 1:
+        return _dump({"predictions": _lists(names[0], outputs[names[0]])})
+    listed = [_lists(name, outputs[name]) for name in names]
+    return _dump({"predictions": [dict(zip(names, row, strict=True)) for row in zip(*listed, strict=True)]})
+
+
+def _lists(name: str, array: np.ndarray) -> Any:
+    if array.dtype == object:
+        return _string_lists(array.tolist(), encoded=name.endswith("_bytes"))
+    return np.ascontiguousarray(array) if array.ndim else array[()]
+
+
+def _string_lists(value: Any, *, encoded: bool) -> Any:
+    if isinstance(value, list):
+        return [_string_lists(item, encoded=encoded) for item in value]
+    return {"b64": base64.b64encode(value).decode()} if encoded else value.decode(errors="replace")
+
+
+def _dump(value: Any) -> bytes:
+    text = orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    # orjson writes what is not finite as null.
+    return json.dumps(value, default=_plain).encode() if b"null" in text else text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+def encode_results(output: np.ndarray, *, labels: Sequence[str] | None) -> bytes:
+    """Encode the answer of classify (with labels, `[rows, classes]`) or regress (without, `[rows]` or `[rows, 1]`).
+
+    Raises:
+        InvalidInput: The output has another shape.
+    """
+    if labels is None:
+        if output.ndim not in (1, 2) or output.size != len(output):
+            raise InvalidInput(
+                f"regress needs one number a row, the model gives the shape {list(output.shape)}"
+            )
+        return _dump({"results": np.ascontiguousarray(output.reshape(-1))})
+    if output.ndim != 2:
+        raise InvalidInput(f"classify needs a vector of scores a row, the model gives {list(output.shape)}")
+    names = [*labels, *(str(index) for index in range(len(labels), output.shape[1]))]
+    return _dump({"results": [[list(pair) for pair in zip(names, row, strict=False)] for row in output]})

@@ -1,0 +1,409 @@
+"""Infer requests and answers as messages of gRPC: raw and typed contents, and what is wrong with them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tests.puppets import STEADY
+
+from stoker.errors import InvalidInput, MalformedBody, StokerError
+from stoker.gateway.grpc.contents import RequestDecoder, decode_request, fill_answer
+from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
+from stoker.wire.oip import DATATYPES, InferRequest, WantedOutput, from_raw, to_raw
+
+X = TensorInfo("x", "float32", (-1, 2))
+IDS = TensorInfo("ids", "int64", (-1,))
+WORDS = TensorInfo("words", "string", (-1,))
+Y = TensorInfo("y", "float32", (-1, 3))
+FIELDS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+"""The fields of the protocol's table."""
+
+
+def model(*inputs: TensorInfo, batched: bool = True) -> ModelTensors:
+    """A model with these inputs and the outputs y and words."""
+    return ModelTensors(inputs, (Y, WORDS), batched)
+
+
+def request(*inputs: tuple[TensorInfo, list[int]], raw: tuple[bytes, ...] = (), **more: Any) -> Any:
+    """A request with inputs of these shapes."""
+    message = ModelInferRequest(model_name="m", raw_input_contents=raw, **more)
+    for info, shape in inputs:
+        message.inputs.add(name=info.name, datatype=DATATYPES[info.dtype], shape=shape)
+    return message
+
+
+def typed(info: TensorInfo, shape: list[int], **contents: Any) -> Any:
+    """A request with one input of typed contents."""
+    message = request((info, shape))
+    for field, values in contents.items():
+        getattr(message.inputs[0].contents, field).extend(values)
+    return message
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, "<f4").tobytes()
+
+
+def filled(decoded: InferRequest, outputs: dict[str, np.ndarray], *, batched: bool = True) -> Any:
+    """The answer to a request, after a way over the wire."""
+    answer = ModelInferResponse()
+    fill_answer(answer, "m", "3", decoded, outputs, batched=batched)
+    return ModelInferResponse.FromString(answer.SerializeToString())
+
+
+@pytest.mark.parametrize("decoder", ["function", "first", "known"])
+def test_raw_inputs_belong_to_the_inputs_in_their_order(decoder: str) -> None:
+    """One entry for each input, whatever the model's order; all outputs come back, raw."""
+    tensors = model(X, IDS)
+
+    def ask(first: int) -> Any:
+        ids = np.array([first, 2**40]).tobytes()
+        return request((IDS, [2]), (X, [2, 2]), raw=(ids, floats(1, 2, 3, 4)), id=f"id {first}")
+
+    if decoder == "function":
+        decoded = decode_request("m", tensors, ask(7))
+    else:
+        memory = RequestDecoder("m", tensors)
+        if decoder == "known":
+            assert memory.decode(ask(6)).inputs["ids"].tolist() == [6, 2**40]
+        message = ask(7)
+        decoded = memory.decode(message)
+        assert message.id == "id 7"
+    assert list(decoded.inputs) == ["x", "ids"]
+    assert (decoded.inputs["x"].dtype, decoded.inputs["ids"].dtype) == (np.float32, np.int64)
+    assert decoded.inputs["x"].tolist() == [[1, 2], [3, 4]]
+    assert decoded.inputs["ids"].tolist() == [7, 2**40]
+    assert decoded == InferRequest(
+        "id 7", decoded.inputs, (WantedOutput("y", binary=True), WantedOutput("words", binary=True)), None
+    )
+
+
+def test_strings_and_booleans_are_read_each_time() -> None:
+    """Their contents cannot be taken as they are: lengths lie between strings, and any other byte than 0 is true."""
+    yes = TensorInfo("yes", "bool", (-1,))
+    memory = RequestDecoder("m", model(WORDS, yes))
+    for word in (b"", b"\xff\0", b"long"):
+        content = to_raw(np.array([word, b"x"], object))
+        decoded = memory.decode(request((WORDS, [2]), (yes, [2]), raw=(content, b"\0\2")))
+        assert decoded.inputs["words"].tolist() == [word, b"x"]
+        assert decoded.inputs["yes"].tolist() == [False, True]
+
+
+def test_the_form_of_a_request_is_checked_as_often_as_it_changes() -> None:
+    """Another shape, parameter or wish is not taken for a known one; wrong sizes of a known form are still wrong."""
+    memory = RequestDecoder("m", model(X))
+    assert memory.decode(request((X, [2, 2]), raw=(floats(1, 2, 3, 4),))).inputs["x"].shape == (2, 2)
+    assert memory.decode(request((X, [1, 2]), raw=(floats(1, 2),))).inputs["x"].shape == (1, 2)
+    late = request((X, [1, 2]), raw=(floats(1, 2),))
+    late.parameters["timeout"].int64_param = 5
+    assert memory.decode(late).timeout_ns == 5000
+    some = request((X, [1, 2]), raw=(floats(1, 2),), outputs=[{"name": "words"}])
+    assert memory.decode(some).wanted == (WantedOutput("words", binary=True),)
+    for raw in [(floats(1, 2, 3),), (floats(1),), (floats(1, 2), b"")]:
+        with pytest.raises(MalformedBody):
+            memory.decode(request((X, [1, 2]), raw=raw))
+    with pytest.raises(InvalidInput):
+        memory.decode(request((X, [1, 3]), raw=(floats(1, 2, 3),)))
+
+
+def test_forms_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many forms are remembered, and none that is long."""
+    monkeypatch.setattr("stoker.gateway.grpc.contents._MAX_FORMS", 3)
+    memory = RequestDecoder("m", model(X))
+    for rows in range(1, 9):
+        memory.decode(request((X, [rows, 2]), raw=(floats(*range(2 * rows)),)))
+        assert 1 <= len(memory._forms) <= 3
+    kept = len(memory._forms)
+    long = request((X, [20, 2]), raw=(floats(*range(40)),))
+    long.parameters["x" * 5000].bool_param = True
+    memory.decode(long)
+    assert len(memory._forms) == kept
+
+
+@given(st.data())
+@STEADY
+def test_every_dtype_comes_through_typed_and_raw(data: st.DataObject) -> None:
+    """What a client puts into the field of its datatype, or into bytes, is the array; and so back."""
+    name = data.draw(st.sampled_from(sorted(NUMERIC_DTYPES - {"float16"})))
+    shape = data.draw(st.tuples(st.integers(0, 4), st.integers(0, 3)))
+    array = data.draw(arrays(np.dtype(name), shape))
+    info = TensorInfo("x", name, (-1, -1))
+    tensors = ModelTensors((info,), (info,), batched=False)
+    field = FIELDS[DATATYPES[name]]
+    in_field = decode_request("m", tensors, typed(info, list(shape), **{field: array.reshape(-1).tolist()}))
+    as_bytes = decode_request("m", tensors, request((info, list(shape)), raw=(to_raw(array),)))
+    for decoded in (in_field, as_bytes):
+        assert decoded.inputs["x"].dtype == array.dtype
+        np.testing.assert_array_equal(decoded.inputs["x"], array)
+    answer = filled(in_field, {"x": array}, batched=False)
+    assert not answer.raw_output_contents
+    assert (answer.outputs[0].datatype, list(answer.outputs[0].shape)) == (DATATYPES[name], list(shape))
+    np.testing.assert_array_equal(
+        np.array(getattr(answer.outputs[0].contents, field), name).reshape(shape), array
+    )
+    answer = filled(as_bytes, {"x": array}, batched=False)
+    assert not answer.outputs[0].HasField("contents")
+    np.testing.assert_array_equal(from_raw("m", info, shape, answer.raw_output_contents[0]), array)
+
+
+def test_strings_come_through_typed_and_raw() -> None:
+    """They are bytes of any kind, and framed by their lengths where they are raw."""
+    tensors = ModelTensors((WORDS,), (WORDS,), batched=True)
+    words = [b"", b"caf\xc3\xa9", b"\xff\0"]
+    decoded = decode_request("m", tensors, typed(WORDS, [3], bytes_contents=words))
+    assert decoded.inputs["words"].tolist() == words
+    answer = filled(decoded, decoded.inputs)
+    assert (answer.outputs[0].datatype, list(answer.outputs[0].contents.bytes_contents)) == ("BYTES", words)
+    raw = decode_request("m", tensors, request((WORDS, [3]), raw=(to_raw(decoded.inputs["words"]),)))
+    assert filled(raw, decoded.inputs).raw_output_contents[0] == to_raw(decoded.inputs["words"])
+
+
+def test_fields_of_later_versions_are_not_taken_for_numbers() -> None:
+    """Unknown fields of a tensor's contents leave its numbers as they are."""
+    message = typed(X, [1, 2], fp32_contents=[1.5, -2])
+    contents = message.inputs[0].contents.SerializeToString() + b"\xfa\x01\x04abcd"
+    message.inputs[0].contents.ParseFromString(contents)
+    assert decode_request("m", model(X), message).inputs["x"].tolist() == [[1.5, -2]]
+
+
+def test_half_precision_is_raw_both_ways() -> None:
+    """FP16 has no typed contents: it is refused as typed, and an answer that has it is raw as a whole."""
+    half = TensorInfo("h", "float16", (-1,))
+    with pytest.raises(InvalidInput, match="'h' of model 'm' is FP16: send it in raw_input_contents"):
+        decode_request("m", model(half), typed(half, [1], fp32_contents=[1]))
+    tensors = ModelTensors((X,), (Y, half), batched=True)
+    decoded = decode_request("m", tensors, typed(X, [1, 2], fp32_contents=[1, 2]))
+    answer = filled(decoded, {"y": np.zeros((1, 3), np.float32), "h": np.array([1.5], np.float16)})
+    assert list(answer.raw_output_contents) == [bytes(12), np.array([1.5], "<f2").tobytes()]
+
+
+def test_empty_outputs_have_empty_entries() -> None:
+    """A raw answer has one entry for each output, of no bytes for one without elements."""
+    decoded = decode_request("m", model(X), request((X, [0, 2]), raw=(b"",)))
+    assert decoded.inputs["x"].shape == (0, 2)
+    answer = filled(decoded, {"y": np.zeros((0, 3), np.float32), "words": np.zeros(0, object)})
+    assert list(answer.raw_output_contents) == [b"", b""]
+    assert [list(output.shape) for output in answer.outputs] == [[0, 3], [0]]
+
+
+def test_raw_answers_can_be_asked_for() -> None:
+    """A request of typed contents with `binary_data_output` is answered raw."""
+    message = typed(X, [1, 2], fp32_contents=[1, 2])
+    message.parameters["binary_data_output"].bool_param = True
+    decoded = decode_request("m", model(X), message)
+    answer = filled(decoded, {"y": np.ones((1, 3), np.float32), "words": np.array([b"a"], object)})
+    assert list(answer.raw_output_contents) == [floats(1, 1, 1), b"\1\0\0\0a"]
+
+
+def test_outputs_are_those_asked_for_in_that_order() -> None:
+    """With their classes, if it is these that are asked for, as BYTES."""
+    message = request((X, [1, 2]), raw=(floats(1, 2),), id="9")
+    message.outputs.add(name="words")
+    message.outputs.add(name="y").parameters["classification"].int64_param = 2
+    decoded = decode_request("m", model(X), message)
+    outputs = {"y": np.array([[1, 3.3, 2]], np.float32), "words": np.array([b"a"], object)}
+    answer = filled(decoded, outputs)
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "3", "9")
+    assert [output.name for output in answer.outputs] == ["words", "y"]
+    assert (answer.outputs[1].datatype, list(answer.outputs[1].shape)) == ("BYTES", [1, 2])
+    expected = to_raw(np.array([b"3.300000:1", b"2.000000:2"], object))
+    assert answer.raw_output_contents[1] == expected
+
+
+def with_contents(message: Any) -> Any:
+    message.inputs[0].contents.fp32_contents.append(1)
+    return message
+
+
+def with_parameter(name: str, **value: Any) -> Any:
+    message = request((X, [1, 2]), raw=(floats(1, 2),))
+    for kind, content in value.items():
+        setattr(message.parameters[name], kind, content)
+    return message
+
+
+BYTE = TensorInfo("b", "int8", (-1,))
+WRONG: dict[str, tuple[Any, type[StokerError], str]] = {
+    "contents beside raw": (
+        with_contents(request((X, [1, 2]), raw=(floats(1, 2),))),
+        MalformedBody,
+        "contents field must not be specified when using raw_input_contents for 'x' for model 'm'",
+    ),
+    "fewer raw": (
+        request((X, [1, 2]), (IDS, [1]), raw=(floats(1, 2),)),
+        MalformedBody,
+        "unable to find data for input tensor 'ids' for model 'm' in request",
+    ),
+    "more raw": (
+        request((X, [1, 2]), (IDS, [1]), raw=(floats(1, 2), bytes(8), b"")),
+        MalformedBody,
+        "expected raw_input_contents for 2 inputs, got 3 for model 'm'",
+    ),
+    "raw size": (
+        request((X, [1, 2]), (IDS, [1]), raw=(floats(1), bytes(8))),
+        MalformedBody,
+        "has 4 bytes, but its shape [1,2] needs 8",
+    ),
+    "no contents": (request((X, [1, 2])), MalformedBody, "unable to find data for input tensor 'x'"),
+    "wrong field": (
+        typed(X, [1, 2], fp64_contents=[1, 2]),
+        MalformedBody,
+        "unexpected explicit tensor data for input tensor 'x' for model 'm': FP32 comes in fp32_contents, got "
+        "fp64_contents",
+    ),
+    "two fields": (
+        typed(X, [1, 2], fp32_contents=[1, 2], int_contents=[1]),
+        MalformedBody,
+        "unexpected explicit tensor data for input tensor 'x'",
+    ),
+    "too few elements": (
+        typed(X, [1, 2], fp32_contents=[1]),
+        MalformedBody,
+        "has 1 elements, but its shape [1,2] needs 2",
+    ),
+    "out of range": (typed(BYTE, [1], int_contents=[128]), InvalidInput, "does not fit int8"),
+    "missing input": (
+        request((X, [1, 2]), raw=(floats(1, 2),)),
+        InvalidInput,
+        "expected 2 inputs but got 1 inputs for model 'm'. Missing: 'ids'",
+    ),
+    "unknown input": (
+        request((WORDS, [1])),
+        InvalidInput,
+        "unexpected inference input 'words' for model 'm'",
+    ),
+    "input twice": (
+        request((X, [1, 2]), (X, [1, 2]), raw=(floats(1, 2), floats(1, 2))),
+        InvalidInput,
+        "input 'x' is given twice",
+    ),
+    "datatype": (
+        request((TensorInfo("x", "float64", (-1, 2)), [1, 2]), raw=(bytes(16),)),
+        InvalidInput,
+        "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'",
+    ),
+    "shape": (
+        request((X, [1, 3]), raw=(floats(1, 2, 3),)),
+        InvalidInput,
+        "unexpected shape for input 'x' for model 'm'. Expected [-1,2], got [1,3]",
+    ),
+    "negative size": (request((X, [-1, 2]), raw=(floats(1, 2),)), MalformedBody, "non-negative integers"),
+    "overflow": (request((X, [2**62, 2]), raw=(b"",)), MalformedBody, "too many elements"),
+    "unknown output": (
+        request((X, [1, 2]), raw=(floats(1, 2),), outputs=[{"name": "z"}]),
+        InvalidInput,
+        "unexpected inference output 'z' for model 'm'",
+    ),
+    "sequence": (with_parameter("sequence_id", uint64_param=3), InvalidInput, "'sequence_id' needs a model"),
+    "reserved": (with_parameter("triton_x", bool_param=True), MalformedBody, "'triton_' are reserved"),
+    "shared memory": (
+        with_parameter("shared_memory_region", string_param="r"),
+        InvalidInput,
+        "shared memory",
+    ),
+    "timeout": (with_parameter("timeout", string_param="5"), MalformedBody, "'timeout' must be a number"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused(case: str) -> None:
+    """With the error and the words of the protocol, and the same at the second time."""
+    message, error, text = WRONG[case]
+    tensors = model(BYTE) if case == "out of range" else model(X, IDS)
+    copy = type(message)()
+    copy.CopyFrom(message)
+    memory = RequestDecoder("m", tensors)
+    for _ in range(2):
+        with pytest.raises(error) as refused:
+            memory.decode(copy)
+        assert text in str(refused.value)
+        assert copy == message
+
+
+@pytest.mark.parametrize("name", ["sequence_id", "triton_enable_empty_final_response", "own", "priority"])
+def test_parameters_that_change_nothing_are_taken(name: str) -> None:
+    """No sequence is no sequence; clients of streams ask for the mark of the last answer; others are the caller's."""
+    message = with_parameter(name, int64_param=0)
+    assert decode_request("m", model(X), message).inputs["x"].tolist() == [[1, 2]]
+
+
+CONTENTS = {
+    "bool_contents": st.booleans(),
+    "int_contents": st.integers(-(2**31), 2**31 - 1),
+    "int64_contents": st.integers(-(2**63), 2**63 - 1),
+    "uint_contents": st.integers(0, 2**32 - 1),
+    "uint64_contents": st.integers(0, 2**64 - 1),
+    "fp32_contents": st.floats(width=32),
+    "fp64_contents": st.floats(),
+    "bytes_contents": st.binary(max_size=4),
+}
+PARAMETER = st.one_of(
+    st.fixed_dictionaries({"bool_param": st.booleans()}),
+    st.fixed_dictionaries({"int64_param": st.integers(-(2**63), 2**63 - 1)}),
+    st.fixed_dictionaries({"string_param": st.text(max_size=3)}),
+    st.fixed_dictionaries({"double_param": st.floats()}),
+    st.just({}),
+)
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["timeout", "sequence_id", "classification", "binary_data", "binary_data_output", "own"]),
+    PARAMETER,
+    max_size=2,
+)
+INPUT = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["x", "words", "yes", "other"]),
+        "datatype": st.sampled_from(["FP32", "BYTES", "BOOL", "INT8", ""]),
+        "shape": st.lists(st.sampled_from([1, 2, 0, 3, -1, 2**62]), max_size=3),
+    },
+    optional={
+        "parameters": PARAMETERS,
+        "contents": st.fixed_dictionaries(
+            {}, optional={field: st.lists(items, max_size=4) for field, items in CONTENTS.items()}
+        ),
+    },
+)
+REQUEST = st.fixed_dictionaries(
+    {
+        "inputs": st.lists(INPUT, max_size=3),
+        "raw_input_contents": st.lists(
+            st.sampled_from([b"", b"\1\0\0\0a", bytes(8), bytes(16), b"\2"]), max_size=3
+        ),
+    },
+    optional={
+        "id": st.text(max_size=3),
+        "parameters": PARAMETERS,
+        "outputs": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from(["y", "words", ""])}, optional={"parameters": PARAMETERS}
+            ),
+            max_size=2,
+        ),
+    },
+)
+
+
+@given(REQUEST)
+@STEADY
+def test_any_request_is_read_or_refused(content: dict[str, Any]) -> None:
+    """Whatever a client puts together is its error, or a request with arrays that fit the model."""
+    infos = (X, WORDS, TensorInfo("yes", "bool", (-1,)))
+    for tensors in (model(*infos), model(X), ModelTensors(infos[1:], (Y,), batched=False)):
+        memory = RequestDecoder("m", tensors)
+        for _ in range(2):
+            try:
+                decoded = memory.decode(ModelInferRequest(**content))
+            except (InvalidInput, MalformedBody):
+                continue
+            for info in tensors.inputs:
+                assert info.fits(decoded.inputs[info.name].shape)

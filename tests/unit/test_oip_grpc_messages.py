@@ -1,0 +1,63 @@
+"""The compiled messages of the gRPC service are those of the `.proto`, and of the published interface."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc_tools
+from google.protobuf import descriptor_pb2
+from grpc_tools import protoc
+from tritonclient.grpc import service_pb2
+
+from stoker.gateway.grpc import messages
+
+FOLDER = Path(messages.__file__).parent
+
+
+def described(content: bytes) -> dict[str, Any]:
+    """A compiled file by what it says: messages and services by name."""
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(content).file
+    return {part.name: part for part in (*file.message_type, *file.service)}
+
+
+def fields(message: Any) -> dict[str, tuple[Any, ...]]:
+    """Number, type and label of each field, with the messages inside a message."""
+    found = {field.name: (field.number, field.type, field.label, field.type_name) for field in message.field}
+    for nested in message.nested_type:
+        found |= {f"{nested.name}.{name}": field for name, field in fields(nested).items()}
+    return found
+
+
+def test_compiled_file_is_up_to_date(tmp_path: Path) -> None:
+    """Compiling the `.proto` again gives what is in the repository; its first lines say how."""
+    compiled = tmp_path / "compiled"
+    include = Path(grpc_tools.__file__).parent / "_proto"
+    arguments = ["protoc", f"-I{FOLDER}", f"-I{include}", f"--descriptor_set_out={compiled}"]
+    assert protoc.main([*arguments, "open_inference.proto"]) == 0
+    committed = (FOLDER / "open_inference.binpb").read_bytes()
+    assert described(committed) == described(compiled.read_bytes())
+
+
+def test_names_and_numbers_are_the_published_ones() -> None:
+    """Every message, field and method is there in tritonclient's description too, with the same number and type."""
+    published = descriptor_pb2.FileDescriptorProto()
+    service_pb2.DESCRIPTOR.CopyToProto(published)
+    theirs = {message.name: fields(message) for message in published.message_type}
+    methods = {method.name: method for method in published.service[0].method}
+    parts = described((FOLDER / "open_inference.binpb").read_bytes())
+    service = parts.pop("GRPCInferenceService")
+    for name, message in parts.items():
+        assert fields(message).items() <= theirs[name].items(), name
+    for method in service.method:
+        assert method == methods[method.name] or _same(method, methods[method.name]), method.name
+
+
+def _same(one: Any, other: Any) -> bool:
+    names = ("input_type", "output_type", "client_streaming", "server_streaming")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def test_messages_of_other_packages_can_be_there_too() -> None:
+    """The package `inference` is described in a pool of its own, so that tritonclient can be imported beside it."""
+    ours = messages.ModelInferRequest(model_name="m", id="7")
+    assert service_pb2.ModelInferRequest.FromString(ours.SerializeToString()).id == "7"
+    assert type(ours) is not service_pb2.ModelInferRequest

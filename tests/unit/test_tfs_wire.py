@@ -1,0 +1,234 @@
+"""TensorFlow Serving's REST bodies."""
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+
+from stoker.errors import InvalidInput, MalformedBody, RequestError
+from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.tfs import PredictRequest, decode_examples, decode_predict, encode_predict, encode_results
+
+X = TensorInfo("x", "float32", (-1, 2))
+IDS = TensorInfo("ids", "int32", (-1,))
+WORDS = TensorInfo("words", "string", (-1,))
+RATE = TensorInfo("rate", "float64", ())
+
+
+def model(*inputs: TensorInfo, outputs: tuple[str, ...] = ("y",), batched: bool = True) -> ModelTensors:
+    """A model with these inputs and outputs."""
+    return ModelTensors(inputs, tuple(TensorInfo(name, "float32", (-1, -1)) for name in outputs), batched)
+
+
+def predict(tensors: ModelTensors, **document: Any) -> PredictRequest:
+    """Decode a predict request."""
+    return decode_predict(tensors, json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    ("document", "rows"),
+    [
+        ({"instances": [[1, 2], [3, 4]]}, True),
+        ({"instances": [{"x": [1, 2]}, {"x": [3, 4]}], "signature_name": "serving_default"}, True),
+        ({"inputs": [[1, 2], [3, 4]], "signature_name": "", "more": 1}, False),
+        ({"inputs": {"x": [[1, 2], [3, 4]], "ignored": 1}}, False),
+    ],
+)
+def test_rows_and_columns_of_one_input(document: dict[str, Any], rows: bool) -> None:
+    """With and without its name."""
+    request = predict(model(X), **document)
+    assert request.rows is rows
+    assert request.inputs["x"].dtype == np.float32
+    assert request.inputs["x"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_several_inputs_have_names() -> None:
+    """Row by row as objects, or column by column as one object; a column model may have scalars."""
+    tensors = model(X, IDS, WORDS)
+    by_rows = predict(tensors, instances=[{"x": [1, 2], "ids": 7, "words": {"b64": "/w=="}}])
+    by_columns = predict(tensors, inputs={"x": [[1, 2]], "ids": [7], "words": [{"b64": "/w=="}]})
+    for request in (by_rows, by_columns):
+        assert {name: array.tolist() for name, array in request.inputs.items()} == {
+            "x": [[1, 2]],
+            "ids": [7],
+            "words": [b"\xff"],
+        }
+    scalar = predict(model(RATE, batched=False), inputs=2)
+    assert scalar.inputs["rate"].shape == ()
+
+
+def test_strings_are_text_or_base64() -> None:
+    """An object with exactly the key b64 stands for bytes; the only input needs no name."""
+    encoded = {"b64": base64.b64encode(b"\xff\0").decode()}
+    assert predict(model(WORDS), instances=["é", encoded]).inputs["words"].tolist() == [
+        "é".encode(),
+        b"\xff\0",
+    ]
+
+
+def test_what_follows_the_first_value_is_ignored() -> None:
+    """As TensorFlow Serving's parser does; it reads NaN too."""
+    array = decode_predict(model(X), b' {"instances": [[NaN, -Infinity]]} {"more').inputs["x"]
+    np.testing.assert_array_equal(array, [[np.nan, -np.inf]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "document", "complaint"),
+    [
+        ((X,), {}, "Missing 'inputs' or 'instances' key"),
+        ((X,), {"inputs": [[1, 2]], "instances": [[1, 2]]}, "both"),
+        ((X,), {"instances": []}, "No values in 'instances' array"),
+        ((X,), {"instances": 1}, "must be an array"),
+        ((X,), {"instances": [[1, 2]], "signature_name": 1}, "must be a string value"),
+        ((X,), {"instances": [[1, 2]], "signature_name": "no"}, 'name: "no" not found in signature def'),
+        (
+            (X,),
+            {"instances": [[1, 2], [3]]},
+            "Encountered list at unexpected size: 1 at level: 1 expected size: 2",
+        ),
+        ((X,), {"instances": [[1, [2]]]}, "Encountered list at unexpected size"),
+        ((X,), {"instances": [[1, 2, 3]]}, "got the shape [1, 3]"),
+        ((X,), {"instances": [["a", 2]]}, 'JSON Value: "a" Type: String is not of expected type: float32'),
+        ((X,), {"instances": [[True, 2]]}, "Type: True is not of expected type"),
+        ((X,), {"instances": [[None, 2]]}, "Type: Null is not of expected type"),
+        ((X,), {"instances": [[{}, 2]]}, "Type: Object is not of expected type"),
+        ((X,), {"instances": [[1e39, 2]]}, "too large"),
+        ((X,), {"instances": [[2**9999, 2]]}, None),
+        ((X,), {"instances": [{"x": [1, 2], "y": 1}]}, "item 0 is not one"),
+        ((X,), {"instances": [{"x": [1, 2]}, [3, 4]]}, "item 1 is not one"),
+        ((IDS,), {"instances": [1.0]}, "not of expected type: int32"),
+        ((IDS,), {"instances": [2**31]}, "does not fit int32"),
+        ((IDS,), {"instances": [2**63]}, "does not fit int32"),
+        ((IDS,), {"instances": [2**80]}, "not of expected type: int32"),
+        ((WORDS,), {"instances": [1]}, "not of expected type: string"),
+        ((WORDS,), {"instances": [{"b64": "a"}]}, "base64"),
+        ((WORDS,), {"instances": [{"b64": "/w==", "x": 1}]}, "item 0 is not one"),
+        ((X, IDS), {"instances": [[1, 2]]}, "item 0 is not one"),
+        ((X, IDS), {"inputs": [[1, 2]]}, "must be an object"),
+        ((X, IDS), {"inputs": {"x": [[1, 2]]}}, "Missing named input: ids"),
+        ((X, IDS), {"inputs": {"x": [[1, 2]], "ids": [1, 2]}}, "same number of rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    inputs: tuple[TensorInfo, ...], document: dict[str, Any], complaint: str | None
+) -> None:
+    """Strictly: nothing is coerced."""
+    with np.errstate(over="raise"), pytest.raises(RequestError) as refused:
+        predict(model(*inputs), **document)
+    assert complaint is None or complaint in str(refused.value)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 200_000, b"nul"])
+def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
+    """The words are TensorFlow Serving's."""
+    with pytest.raises(MalformedBody, match="JSON"):
+        decode_predict(model(X), body)
+
+
+@settings(STEADY, max_examples=200)
+@given(
+    st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=9)
+)
+def test_no_value_ends_in_anything_but_a_refusal_or_a_tensor(value: Any) -> None:
+    """Whatever stands in place of the instances."""
+    try:
+        with np.errstate(over="raise"):
+            assert predict(model(X), instances=value).inputs["x"].shape[1] == 2
+    except RequestError:
+        return
+
+
+def outputs_of(tensors: ModelTensors, request: PredictRequest, *arrays: Any) -> Any:
+    """The answer with these outputs."""
+    outputs = dict(zip([info.name for info in tensors.outputs], arrays, strict=True))
+    return json.loads(encode_predict(tensors, request, outputs), parse_constant=str)
+
+
+def test_answers_come_in_the_format_of_the_request() -> None:
+    """One output alone, several by name; row by row, or column by column."""
+    one, two = model(X), model(X, outputs=("y", "raw_bytes"))
+    rows, columns = PredictRequest({}, rows=True), PredictRequest({}, rows=False)
+    y = np.array([[0.1, np.nan], [4, 5]], np.float32)
+    words = np.empty(2, object)
+    words[:] = [b"a", b"\xff"]
+    assert outputs_of(one, rows, y)["predictions"][0][1] == "NaN"
+    assert outputs_of(one, rows, y[1:]) == {"predictions": [[4.0, 5.0]]}
+    assert outputs_of(one, columns, y[1:]) == {"outputs": [[4.0, 5.0]]}
+    assert outputs_of(two, rows, y[1:], words[1:]) == {
+        "predictions": [{"y": [4.0, 5.0], "raw_bytes": {"b64": "/w=="}}]
+    }
+    assert outputs_of(two, columns, y[1:], words[:1]) == {
+        "outputs": {"y": [[4.0, 5.0]], "raw_bytes": [{"b64": "YQ=="}]}
+    }
+
+
+def test_floats_are_short() -> None:
+    """A float32 is written with the digits that it has, and whole ones keep their point."""
+    text = encode_predict(model(X), PredictRequest({}, rows=True), {"y": np.array([[0.1, 4]], np.float32)})
+    assert text == b'{"predictions":[[0.1,4.0]]}'
+
+
+def test_rows_need_a_batch_axis() -> None:
+    """A scalar output, or outputs of different lengths, come in column format only."""
+    with pytest.raises(InvalidInput, match="column format"):
+        outputs_of(model(X), PredictRequest({}, rows=True), np.array(1.0))
+    two = model(X, outputs=("a", "b"))
+    with pytest.raises(InvalidInput, match="column format"):
+        outputs_of(two, PredictRequest({}, rows=True), np.zeros(2), np.zeros(3))
+    assert outputs_of(model(X), PredictRequest({}, rows=False), np.array(1.5)) == {"outputs": 1.5}
+
+
+def examples(tensors: ModelTensors, listed: Any, **more: Any) -> dict[str, list[Any]]:
+    """Decode a classify or regress request."""
+    body = json.dumps({"examples": listed, **more}).encode()
+    return {name: array.tolist() for name, array in decode_examples(tensors, body).items()}
+
+
+def test_examples_are_features_by_name() -> None:
+    """What all have in common may stand in the context; booleans are numbers here."""
+    tensors = model(X, IDS)
+    assert examples(tensors, [{"x": [1.0, 2.0]}, {"x": [3.0, 4.0], "ids": True}], context={"ids": 5}) == {
+        "x": [[1, 2], [3, 4]],
+        "ids": [5, 1],
+    }
+    single = TensorInfo("s", "float32", (-1, 1))
+    assert examples(model(single), [{"s": 1.0}, {"s": [2.0]}]) == {"s": [[1.0], [2.0]]}
+
+
+@pytest.mark.parametrize(
+    ("listed", "more"),
+    [
+        ([], {}),
+        ({}, {}),
+        ([1], {}),
+        ([{"x": [1, 2.5]}], {}),
+        ([{"x": None}], {}),
+        ([{"x": [[1, 2]]}], {}),
+        ([{"x": [1, 2], "y": 1}], {}),
+        ([{}], {}),
+        ([{"x": [1, 2]}], {"context": 1}),
+    ],
+)
+def test_examples_that_do_not_fit_are_refused(listed: Any, more: dict[str, Any]) -> None:
+    """Mixed kinds, nested lists, unknown or missing features."""
+    with pytest.raises(RequestError):
+        examples(model(X), listed, **more)
+
+
+def test_results_of_classify_and_regress() -> None:
+    """Pairs of label and score, or numbers."""
+    scores = np.array([[0.1, 0.9]], np.float32)
+    assert json.loads(encode_results(scores, labels=["no"])) == {"results": [[["no", 0.1], ["1", 0.9]]]}
+    for shape in ((2,), (2, 1)):
+        assert json.loads(encode_results(np.array([3.5, 4]).reshape(shape), labels=None)) == {
+            "results": [3.5, 4.0]
+        }
+    with pytest.raises(InvalidInput):
+        encode_results(scores, labels=None)
+    with pytest.raises(InvalidInput):
+        encode_results(np.zeros(2), labels=[])
