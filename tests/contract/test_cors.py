@@ -81,7 +81,7 @@ def test_listed_origins_may_read(
     assert _cors(answer) == {ALLOW_ORIGIN: origin, "vary": "Origin"}
 
 
-@pytest.mark.parametrize("origin", ["https://three.example", "https://one.example.evil", "null", ""])
+@pytest.mark.parametrize("origin", ["https://three.example", "https://one.example.evil", "null"])
 @pytest.mark.parametrize(("method", "path", "status"), ROUTES)
 def test_other_origins_are_answered_without_a_word(
     server: InProcessServer, method: str, path: str, status: int, origin: str
@@ -97,12 +97,13 @@ def test_other_origins_are_answered_without_a_word(
 def test_without_an_origin_the_first_one_is_named(
     server: InProcessServer, every: InProcessServer, method: str, path: str, status: int
 ) -> None:
-    """On every answer, also those of the direct door; `*` if every origin is allowed."""
+    """On every answer, also those of the direct door, and where it is empty; `*` if every origin is allowed."""
     body = b"{}" if method == "POST" else None
-    first, star = server.ask(method, path, (), body), every.ask(method, path, (), body)
-
-    assert (first.status, star.status) == (status, status)
-    assert (_cors(first), _cors(star)) == ({ALLOW_ORIGIN: LISTED[0]}, {ALLOW_ORIGIN: "*"})
+    for sent in ([], [("Origin", "")]):
+        first, star = server.ask(method, path, sent, body), every.ask(method, path, sent, body)
+        assert (first.status, star.status) == (status, status)
+        assert _cors(first) == {ALLOW_ORIGIN: LISTED[0], "vary": "Origin"}
+        assert _cors(star) == {ALLOW_ORIGIN: "*"}
 
 
 def test_a_star_names_the_origin_that_asks(every: InProcessServer) -> None:
@@ -110,6 +111,19 @@ def test_a_star_names_the_origin_that_asks(every: InProcessServer) -> None:
     answer = every.ask("POST", "/score", [("Origin", "https://any.example")], b"{}")
 
     assert _cors(answer) == {ALLOW_ORIGIN: "https://any.example", "vary": "Origin"}
+
+
+def test_origins_have_no_case(server: InProcessServer) -> None:
+    """Schemes and hosts are the same in upper case; the answer names the origin as it was sent."""
+    answer = server.ask("GET", "/", [("Origin", "HTTPS://Two.example")])
+
+    assert _cors(answer) == {ALLOW_ORIGIN: "HTTPS://Two.example", "vary": "Origin"}
+
+
+def test_one_origin_alone_does_not_vary() -> None:
+    """Whoever does not say where it is from always gets the same."""
+    with InProcessServer(script(echo), cors=LISTED[:1]) as server:
+        assert _cors(server.ask("GET", "/")) == {ALLOW_ORIGIN: LISTED[0]}
 
 
 def test_browsers_ask_before_they_send(server: InProcessServer) -> None:
@@ -130,6 +144,17 @@ def test_browsers_ask_before_they_send(server: InProcessServer) -> None:
 def test_browsers_may_ask_without_naming_headers(server: InProcessServer) -> None:
     """Then none are named."""
     assert "access-control-allow-headers" not in _cors(_preflight(server, LISTED[0]))
+
+
+def test_who_asks_without_an_origin_is_told_the_same(server: InProcessServer) -> None:
+    """No browser does; the first origin is named."""
+    answer = server.ask("OPTIONS", "/score", [("Access-Control-Request-Method", "GET")])
+
+    assert _cors(answer) == {
+        ALLOW_ORIGIN: LISTED[0],
+        "vary": "Origin",
+        "access-control-allow-methods": "GET, POST",
+    }
 
 
 def test_browsers_of_other_origins_are_told_nothing(server: InProcessServer) -> None:

@@ -139,15 +139,15 @@ def test_ids_and_framing_are_the_servers() -> None:
     assert sorted(lines) == ["Content-Type: text/plain; charset=utf-8", "X-Kept: 1"]
 
 
-@pytest.mark.parametrize("value", ["a\r\nX-Injected: 1", "a\nb", "a\rb", "a\0b"])
-def test_a_line_break_in_a_header_is_refused(value: str) -> None:
-    """By Werkzeug, and where a script goes around it, by us."""
-    if "\0" not in value:
+@pytest.mark.parametrize("value", ["a\r\nX-Injected: 1", "a\nb", "a\rb", "a\0b", "a\x01b", "a\x1bb", "a\x7f"])
+def test_a_control_character_in_a_header_is_refused(value: str) -> None:
+    """Line breaks by Werkzeug, and where a script goes around it, by us, with all others."""
+    if "\r" in value or "\n" in value:
         with pytest.raises(ValueError, match="newline"):
             AMLResponse("x", 200, {"X-Own": value})
     response = Response("x")
     response.headers._list.append(("X-Own", value))
-    with pytest.raises(ValueError, match="line break in its header X-Own"):
+    with pytest.raises(ValueError, match="control character in its header X-Own"):
         answer_from(response)
 
 

@@ -23,7 +23,7 @@ def main() -> int:
         (sys.stdout if script else sys.stderr).write(_USAGE)
         return 0 if script else 2
     path = Path(script[0])
-    if not path.is_file():
+    if not path.exists():
         sys.stderr.write(f"python -m stoker.azure: there is no file {path}\n")
         return 2
     sys.argv = [str(path), *arguments]

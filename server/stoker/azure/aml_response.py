@@ -34,7 +34,7 @@ _SERVERS_OWN: Final = frozenset(
     }
 )
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CONTROL: Final = re.compile(r"[\r\n\0]")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _BODILESS: Final = {204, 304}
 
 
@@ -107,5 +107,5 @@ def _line(name: str, value: str) -> bytes:
     if not _TOKEN.fullmatch(name):
         raise ValueError(f"run() returned a response with the header name {name!r}")
     if _CONTROL.search(value):
-        raise ValueError(f"run() returned a response with a line break in its header {name}: {value!r}")
+        raise ValueError(f"run() returned a response with a control character in its header {name}: {value!r}")
     return f"{name}: {value}\r\n".encode("latin-1")

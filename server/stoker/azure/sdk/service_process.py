@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 import httpx
 
+from stoker.azure.sdk.plain_http import plain_http
 from stoker.durable import lock_file
 
 __all__ = ["LOG", "State", "is_running", "log_tail", "start", "state", "stop"]
@@ -98,7 +99,7 @@ def state(folder: Path, base_uri: str, service: str) -> State:
 def _is_ready(base_uri: str, service: str) -> bool:
     """Whether a server answers there, serves this service, and can score now."""
     paths = (f"/api/v1/service/{service}/", "/v2/health/ready")
-    with httpx.Client(timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
+    with plain_http(_PROBE_TIMEOUT_S) as client:
         try:
             return all(client.get(base_uri + path).status_code == httpx.codes.OK for path in paths)
         except httpx.HTTPError:

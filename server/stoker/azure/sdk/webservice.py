@@ -77,7 +77,6 @@ class Webservice:
         name: Its name.
     """
 
-    kind: ClassVar[Kind]
     type_name: ClassVar[str]
 
     def __new__(cls, workspace: Workspace, name: str) -> Self:
@@ -384,13 +383,15 @@ class Webservice:
         """
         import httpx
 
+        from stoker.azure.sdk.plain_http import plain_http
+
         if not isinstance(input_data, str | bytes):
             raise WebserviceException(
                 f"input_data must be the body, a str or bytes as json.dumps gives, not {type(input_data).__name__}"
             )
         try:
             # A request may take as long as the server allows.
-            with httpx.Client(timeout=None, trust_env=False) as client:  # noqa: S113
+            with plain_http(None) as client:
                 answer = client.post(self.scoring_uri, content=input_data, headers=self._headers())
                 if answer.status_code == _UNAUTHORIZED:
                     self._bearer = None
@@ -525,7 +526,6 @@ class Webservice:
 class AksWebservice(Webservice):
     """A service that would run in Azure Kubernetes Service."""
 
-    kind = "aks"
     type_name = "AKS"
 
     @staticmethod
@@ -546,7 +546,6 @@ class AksWebservice(Webservice):
 class AciWebservice(Webservice):
     """A service that would run in Azure Container Instances."""
 
-    kind = "aci"
     type_name = "ACI"
 
     @staticmethod
@@ -564,7 +563,6 @@ class AciWebservice(Webservice):
 class LocalWebservice(Webservice):
     """A service that would run in a container of this machine; here without one."""
 
-    kind = "local"
     type_name = "Local"
 
     STATE_DELETED = "deleted"
