@@ -27,6 +27,8 @@ Answer: TypeAlias = Any
 rectangular; a dict of such arrays by output name for a model with several outputs; else the plain JSON."""
 
 _EXCERPT_CHARS = 200
+_CODE = "x-stoker-error-code"
+"""Where the code is that errors of other protocols than Azure's have no place for in their JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def _message_and_code(reply: Reply) -> tuple[str, str | None]:
     if isinstance(body, dict):
         message, code = body.get("message", body.get("error")), body.get("code")
         if isinstance(message, str):
-            return message, code if isinstance(code, str) else None
+            return message, code if isinstance(code, str) else reply.headers.get(_CODE)
     phrase = httpx.codes.get_reason_phrase(reply.status) or "error"
     return (f"{phrase}: {_excerpt(reply)}" if reply.content else phrase), None
 

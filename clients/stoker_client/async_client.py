@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import httpx
 
-from stoker_client.answers import Answer, Json, Reply, as_arrays
+from stoker_client.answers import Answer, Json, Reply
 from stoker_client.bearer import credentials
 from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Renew, Result, Send, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
 from stoker_client.lanes import Lanes, http_options
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from stoker_client.bearer import AccessToken, AsyncTokenProvider
     from stoker_client.bodies import Rows
@@ -94,7 +96,13 @@ class AsyncClient:
 
     async def score(self, rows: Rows) -> Answer:
         """Score rows in one request; see `Client.score`."""
-        return as_arrays(await self.score_json({"data": rows}))
+        return await self._drive(self._calls.score_rows(rows))
+
+    async def infer(
+        self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Send named tensors and return those that the model gives; see `Client.infer`."""
+        return await self._drive(self._calls.infer(inputs, outputs))
 
     async def score_json(self, body: object) -> Json:
         """Post any JSON body and return the plain JSON answer; see `Client.score_json`."""

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from stoker_client.answers import Answer, Json, Reply, as_arrays
+from stoker_client.answers import Answer, Json, Reply
 from stoker_client.bearer import credentials
 from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Renew, Result, Send, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
 from stoker_client.lanes import Lanes, http_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from stoker_client.bearer import TokenProvider
     from stoker_client.bodies import Rows
@@ -126,7 +128,30 @@ class Client:
             InvalidInput: The rows do not fit the model.
             StokerClientError: Any other error of the tree in `stoker_client.errors`.
         """
-        return as_arrays(self.score_json({"data": rows}))
+        return self._drive(self._calls.score_rows(rows), self._closed)
+
+    def infer(
+        self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Send named tensors as binary data, by the Open Inference Protocol v2, and return those that come back.
+
+        Args:
+            inputs: Arrays by the names of the model's inputs. They become the model's datatypes where that changes
+                no kind: floats and integers become floats, integers become others that hold them. Strings are
+                arrays of `str` or `bytes`. NaN and infinities are sent as they are.
+            outputs: The outputs to answer with; all by default.
+
+        Returns:
+            Arrays by the names of the outputs, in the model's datatypes (FP32 is float32); strings are `object`
+            arrays of `bytes`.
+
+        Raises:
+            InvalidRows: An input is unknown, or holds what does not become the model's datatype; nothing was sent.
+            InvalidInput: An input is missing or has another shape; status 400.
+            ValueError: The scoring URI names no model, and the server has several.
+            StokerClientError: Any other error of the tree in `stoker_client.errors`.
+        """
+        return self._drive(self._calls.infer(inputs, outputs), self._closed)
 
     def score_json(self, body: object) -> Json:
         """Post any JSON body, for entry scripts that read more than `data`, and return the plain JSON answer.

@@ -9,14 +9,19 @@
        ├─ RequestRefused        4xx: the caller can mend it
        │  ├─ MalformedBody      400 malformed_body
        │  ├─ Unauthorized       401 unauthorized          no key, or a wrong one
+       │  ├─ Forbidden          403 forbidden             no key would help
        │  ├─ NotFound           404 not_found
        │  │  └─ UnknownService  404 unknown_service
        │  ├─ MethodNotAllowed   405 method_not_allowed
        │  ├─ RequestTimeout     408 request_timeout       the body did not arrive in time
        │  ├─ BodyTooLarge       413 body_too_large
+       │  ├─ ImageTooLarge      413 image_too_large       too many pixels to decode
+       │  ├─ TargetTooLong      414 target_too_long       path and query
        │  ├─ UnsupportedEncoding 415 unsupported_encoding
-       │  ├─ InvalidInput       422 invalid_input         rows of the wrong shape or type
-       │  └─ HeaderTooLarge     431 header_too_large
+       │  ├─ ExpectationFailed  417 expectation_failed
+       │  ├─ InvalidInput       422 invalid_input         rows of the wrong shape or type; 400 from `infer`
+       │  ├─ HeaderTooLarge     431 header_too_large
+       │  └─ NotSupported       501 not_supported         a part of a protocol that the server does not have
        └─ ServiceFailed         5xx: the server could not answer
           ├─ Unavailable        429, 503                                                      retried
           │  ├─ Overloaded      429, 503 overloaded
@@ -24,6 +29,7 @@
           │  └─ DeviceLost      503 device_lost
           ├─ DeadlineExceeded   504 deadline_exceeded     the server's own time limit has passed
           ├─ ModelFailed        500 model_failed          the message holds an error id for the server's log
+          ├─ ScoringTimeout     500 scoring_timeout       the entry script took longer than the server's limit
           └─ OutputTooLarge     500 output_too_large
 
 The class follows from the answer's `code`, and from its status where the code is absent or unknown, so
@@ -40,7 +46,10 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceLost",
     "ErrorAnswer",
+    "ExpectationFailed",
+    "Forbidden",
     "HeaderTooLarge",
+    "ImageTooLarge",
     "InvalidInput",
     "InvalidRows",
     "MalformedBody",
@@ -48,12 +57,15 @@ __all__ = [
     "ModelFailed",
     "NotFound",
     "NotReady",
+    "NotSupported",
     "OutputTooLarge",
     "Overloaded",
     "RequestRefused",
     "RequestTimeout",
+    "ScoringTimeout",
     "ServiceFailed",
     "StokerClientError",
+    "TargetTooLong",
     "TimedOut",
     "Unauthorized",
     "Unavailable",
@@ -141,6 +153,10 @@ class Unauthorized(RequestRefused):
     """No key was sent, or one that is not valid for the service."""
 
 
+class Forbidden(RequestRefused):
+    """The server does not do that for anybody, as it was started."""
+
+
 class NotFound(RequestRefused):
     """The server has no such path."""
 
@@ -161,8 +177,20 @@ class BodyTooLarge(RequestRefused):
     """The body is larger than the server's `max_body_mb`: send fewer rows a request."""
 
 
+class ImageTooLarge(RequestRefused):
+    """An image has more pixels than the server decodes."""
+
+
+class TargetTooLong(RequestRefused):
+    """Path and query of the request are longer than the server reads."""
+
+
 class UnsupportedEncoding(RequestRefused):
     """The server does not read this content encoding or media type."""
+
+
+class ExpectationFailed(RequestRefused):
+    """The header `Expect` asked for something that the server does not know."""
 
 
 class InvalidInput(RequestRefused):
@@ -171,6 +199,10 @@ class InvalidInput(RequestRefused):
 
 class HeaderTooLarge(RequestRefused):
     """A header is larger than the server allows."""
+
+
+class NotSupported(RequestRefused):
+    """A part of a protocol that the server does not have."""
 
 
 class ServiceFailed(ErrorAnswer):
@@ -203,6 +235,10 @@ class ModelFailed(ServiceFailed):
     """The model refused the rows or its entry script raised; the message holds an error id."""
 
 
+class ScoringTimeout(ServiceFailed):
+    """The entry script had begun, and took longer than the server's `timeout_ms`."""
+
+
 class OutputTooLarge(ServiceFailed):
     """The model's answer is larger than the space that its rows have."""
 
@@ -210,11 +246,17 @@ class OutputTooLarge(ServiceFailed):
 _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "malformed_body": MalformedBody,
     "unauthorized": Unauthorized,
+    "forbidden": Forbidden,
     "not_found": NotFound,
     "unknown_service": UnknownService,
     "method_not_allowed": MethodNotAllowed,
     "request_timeout": RequestTimeout,
     "body_too_large": BodyTooLarge,
+    "image_too_large": ImageTooLarge,
+    "target_too_long": TargetTooLong,
+    "expectation_failed": ExpectationFailed,
+    "not_supported": NotSupported,
+    "scoring_timeout": ScoringTimeout,
     "unsupported_encoding": UnsupportedEncoding,
     "invalid_input": InvalidInput,
     "header_too_large": HeaderTooLarge,

@@ -9,23 +9,40 @@ the same flows; they only differ in how they wait.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 
-from stoker_client.answers import Json, Reply, decode_json, error_of
+from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, error_of
 from stoker_client.bearer import AccessToken, Credential
-from stoker_client.bodies import encode_json
+from stoker_client.bodies import Rows, encode_json
 from stoker_client.errors import (
     ConnectionFailed,
+    ErrorAnswer,
+    InvalidInput,
+    InvalidRows,
+    MalformedBody,
+    NotFound,
+    RequestRefused,
     StokerClientError,
     TimedOut,
     Unauthorized,
     Unavailable,
     UnexpectedAnswer,
+)
+from stoker_client.tensors import (
+    JSON_LENGTH,
+    ModelTensors,
+    decode_outputs,
+    decode_scores,
+    encode_inputs,
+    exact_rows,
 )
 
 __all__ = ["Flow", "Pause", "Renew", "Send", "ServiceCalls", "Step"]
@@ -37,8 +54,10 @@ PROBE_TIMEOUT_S = 5.0
 SHORTEST_ATTEMPT_S = 0.001
 FIRST_POLL_S = 0.05
 LAST_POLL_S = 1.0
+BINARY_BYTES = 1 << 14
+"""Arrays from this size on are scored as binary data: below it, JSON costs next to nothing."""
 
-_SCORING_PATH = re.compile(r"(?:/api/v1/service/[^/]+)?/score/?$")
+_SCORING_PATH = re.compile(r"(?:/api/v1/service/(?P<name>[^/]+))?/score/?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,7 @@ class Send:
         url: Absolute URL.
         timeout_s: Seconds within which the whole reply has to be there.
         body: A JSON body, or None for no body.
+        json_bytes: How many bytes of the body are JSON, if binary tensors follow it; else None.
         bearer: The key or token, or None for none.
     """
 
@@ -58,11 +78,15 @@ class Send:
     timeout_s: float
     body: bytes | None = None
     bearer: str | None = field(default=None, repr=False)
+    json_bytes: int | None = None
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Make the httpx request; no single network operation in it may outlast `timeout_s`."""
         headers = {}
-        if self.body is not None:
+        if self.json_bytes is not None:
+            headers["Content-Type"] = "application/octet-stream"
+            headers[JSON_LENGTH] = str(self.json_bytes)
+        elif self.body is not None:
             headers["Content-Type"] = "application/json"
         if self.bearer is not None:
             headers["Authorization"] = f"Bearer {self.bearer}"
@@ -146,6 +170,8 @@ class ServiceCalls:
         self._clock = clock
         self._jitter = jitter
         self._server = f"{self.scoring_url.scheme}://{self.scoring_url.netloc.decode('ascii')}"
+        self._model: ModelTensors | None = None
+        self._json_only = False
 
     @property
     def on_loopback(self) -> bool:
@@ -156,24 +182,124 @@ class ServiceCalls:
     @property
     def readiness_url(self) -> httpx.URL:
         """Where the server tells its readiness, beside the scoring path and below the same prefix."""
-        path = self.scoring_url.path
-        prefix = _SCORING_PATH.sub("", path) if _SCORING_PATH.search(path) else ""
-        return self.scoring_url.copy_with(path=f"{prefix}/v2/health/ready", query=None, fragment=None)
+        return self._v2_url("health/ready")
+
+    def _v2_url(self, path: str) -> httpx.URL:
+        """A path of the Open Inference Protocol, below the same prefix as the scoring path."""
+        scoring = self.scoring_url.path
+        prefix = _SCORING_PATH.sub("", scoring) if _SCORING_PATH.search(scoring) else ""
+        return self.scoring_url.copy_with(path=f"{prefix}/v2/{path}", query=None, fragment=None)
 
     @property
     def token_url(self) -> httpx.URL:
         """Where the service hands out tokens: beside the scoring path."""
         return self.scoring_url.copy_with(path=_token_path(self.scoring_url.path), query=None, fragment=None)
 
-    def score(self, body: object) -> Flow[Json]:
+    def score(self, body: object, timeout_s: float | None = None) -> Flow[Json]:
         """Post a JSON body to the scoring URI and return the plain JSON of the answer.
 
         Raises:
             StokerClientError: Any error of the tree in `stoker_client.errors`.
         """
-        send = Send("POST", self.scoring_url, self._timeout_s, encode_json(body))
+        send = Send("POST", self.scoring_url, timeout_s or self._timeout_s, encode_json(body))
         reply = yield from self.exchange(send, self.credential)
         return decode_json(reply)
+
+    def score_rows(self, rows: Rows) -> Flow[Answer]:
+        """Score rows: large arrays as binary data where the server takes them, all else as JSON.
+
+        Raises:
+            StokerClientError: As `score`.
+        """
+        left_s = None
+        if isinstance(rows, np.ndarray) and rows.nbytes >= BINARY_BYTES and not self._json_only:
+            give_up_at_s = self._clock() + self._timeout_s
+            reply = yield from self._score_binary(rows, give_up_at_s)
+            if reply is not None:
+                return decode_scores(reply)
+            left_s = self._left_s(give_up_at_s)
+        return as_arrays((yield from self.score({"data": rows}, left_s)))
+
+    def _score_binary(self, rows: npt.NDArray[Any], give_up_at_s: float) -> Flow[Reply | None]:
+        """The reply to rows as binary data; None if they have to go as JSON, which then says what is wrong."""
+        try:
+            # Asked once only: whoever just wants to score does not wait for what he could do without.
+            model = self._model or (yield from self._describe(self._ask_once, give_up_at_s))
+            encoded = exact_rows(model, rows)
+            if encoded is None:
+                return None
+            send = self._infer_send(model, encoded, self._left_s(give_up_at_s))
+        except ValueError:
+            # No model to ask for, or one without tensors.
+            self._json_only = True
+            return None
+        except StokerClientError:
+            return None
+        try:
+            return (yield from self.exchange(send, self.credential))
+        except (InvalidInput, MalformedBody, NotFound):
+            # The model may have become another one.
+            self._model = None
+            return None
+
+    def infer(
+        self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None
+    ) -> Flow[dict[str, npt.NDArray[Any]]]:
+        """Send named tensors as binary data and return those that come back.
+
+        Raises:
+            StokerClientError: As `score`.
+        """
+        give_up_at_s = self._clock() + self._timeout_s
+        model = self._model or (yield from self._describe(self._ask, give_up_at_s))
+        send = self._infer_send(model, encode_inputs(model, inputs, outputs), self._left_s(give_up_at_s))
+        try:
+            reply = yield from self.exchange(send, self.credential)
+        except ErrorAnswer:
+            self._model = None
+            raise
+        return decode_outputs(reply)
+
+    def _infer_send(self, model: ModelTensors, encoded: tuple[bytes, int], timeout_s: float) -> Send:
+        url = self._v2_url(f"models/{quote(model.model, safe='')}/infer")
+        body, json_bytes = encoded
+        return Send("POST", url, timeout_s, body, json_bytes=json_bytes)
+
+    def _describe(self, ask: Callable[[Send], Flow[Reply]], give_up_at_s: float) -> Flow[ModelTensors]:
+        """Have the server describe the model's tensors, and keep that.
+
+        Raises:
+            ValueError: The scoring URI does not say which model it is, and the server has several.
+            InvalidRows: The model has no tensors: it is an entry script that takes whole bodies.
+            StokerClientError: As `score`.
+        """
+        found = _SCORING_PATH.search(self.scoring_url.path)
+        if found is None:
+            raise ValueError(f"the scoring URI {self.scoring_url} has to end in /score for this")
+        name = found["name"]
+        if name is None:
+            reply = yield from ask(Send("GET", self._v2_url("models"), self._left_s(give_up_at_s)))
+            name = _only_model(reply)
+        url = self._v2_url(f"models/{quote(name, safe='')}")
+        model = ModelTensors.of((yield from ask(Send("GET", url, self._left_s(give_up_at_s)))))
+        if not model.inputs:
+            raise InvalidRows(f"{name} takes whole bodies, or is not loaded yet; it has no tensors to name")
+        self._model = model
+        return model
+
+    def _ask(self, send: Send) -> Flow[Reply]:
+        return self.exchange(send, self.credential)
+
+    def _ask_once(self, send: Send) -> Flow[Reply]:
+        limit_s = min(send.timeout_s, PROBE_TIMEOUT_S)
+        outcome = yield from self._attempt(
+            replace(send, timeout_s=limit_s, bearer=self.credential.text), limit_s
+        )
+        if isinstance(outcome, Reply):
+            return outcome
+        # A server that does not know these paths will not learn them; others may have been busy.
+        self._json_only = isinstance(outcome, RequestRefused)
+        raise outcome
 
     def fetch_token(self, key: Credential, timeout_s: float) -> Flow[AccessToken]:
         """Have the service hand out a token.
@@ -291,6 +417,18 @@ class ServiceCalls:
         if failure.retry_after_s is not None:
             return failure.retry_after_s + self._jitter() * backoff_s
         return backoff_s * (0.5 + 0.5 * self._jitter())
+
+
+def _only_model(reply: Reply) -> str:
+    listed = decode_json(reply)
+    names = listed.get("models") if isinstance(listed, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UnexpectedAnswer("the server did not list its models", status=reply.status)
+    if len(names) != 1:
+        raise ValueError(
+            f"the scoring URI has to name one of the server's models: {', '.join(names) or 'none'}"
+        )
+    return str(names[0])
 
 
 def _token_path(scoring_path: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from tqdm import tqdm
 
-from stoker_client.answers import Answer, as_arrays, join_answers
+from stoker_client.answers import Answer, join_answers
 from stoker_client.errors import InvalidRows, StokerClientError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Gathering:
     def flow(self, batch: Batch, calls: ServiceCalls) -> Flow[None]:
         """Score one batch and keep its answer; an error gets a note that names the batch."""
         try:
-            answer = as_arrays((yield from calls.score({"data": batch.rows})))
+            answer = yield from calls.score_rows(batch.rows)
         except StokerClientError as error:
             error.add_note(
                 f"while {batch.label} were scored" if batch.advance > 1 else f"while scoring {batch.label}"

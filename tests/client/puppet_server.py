@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
+import numpy as np
+
 KEY = "a-key-for-the-puppet-server"
 
 
@@ -40,6 +42,14 @@ def like_stoker(request: Request) -> bytes:
     """Answer as a Stoker server with one model, whose class of a row is its whole sum modulo 10."""
     if request.path == "/v2/health/ready":
         return answer({"ready": True})
+    if request.path == "/v2/models":
+        return answer({"models": ["digits"]})
+    if request.path == "/v2/models/digits":
+        inputs = [{"name": "x", "datatype": "FP32", "shape": [-1, 784]}]
+        outputs = [{"name": "y", "datatype": "INT64", "shape": [-1]}]
+        return answer({"name": "digits", "inputs": inputs, "outputs": outputs})
+    if request.path == "/v2/models/digits/infer":
+        return _infer(request)
     if request.path not in {"/score", "/api/v1/service/digits/score"}:
         return answer({"message": "no such service", "code": "unknown_service"}, 404)
     if request.headers.get("authorization") != f"Bearer {KEY}":
@@ -50,6 +60,16 @@ def like_stoker(request: Request) -> bytes:
             message = f"expected rows of 784 numbers, row {index} has {len(row)}"
             return answer({"message": message, "code": "invalid_input"}, 422, x_ms_request_id="r-1")
     return answer([int(sum(row)) % 10 for row in rows])
+
+
+def _infer(request: Request) -> bytes:
+    """Answer a request with one binary input in JSON, which clients read whatever they asked for."""
+    start = int(request.headers["inference-header-content-length"])
+    (info,) = json.loads(request.body[:start])["inputs"]
+    rows = np.frombuffer(request.body[start:], np.float32).reshape(info["shape"])
+    classes = [int(sum(row.tolist())) % 10 for row in rows]
+    output = {"name": "y", "datatype": "INT64", "shape": [len(rows)], "data": classes}
+    return answer({"model_name": "digits", "outputs": [output]})
 
 
 class PuppetServer:

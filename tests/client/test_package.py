@@ -61,4 +61,4 @@ def test_the_readmes_examples_do_what_they_say(
     examples = examples.replace("http://127.0.0.1:8080", server.origin).replace('"KEY"', f'"{KEY}"')
     exec(compile(examples, "README.md", "exec"), {})
     assert capsys.readouterr().out.splitlines() == expected
-    assert len(expected) == 5
+    assert len(expected) == 6
