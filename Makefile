@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KSERVE := $(VENV)/kserve
+KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test lint bench load compare constraints clean
@@ -16,13 +18,18 @@ $(STAMP): pyproject.toml clients/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Stoker needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c constraints.txt -e ./clients -e '.[training,load,dev]'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt -e ./clients -e '.[training,load,dev]'
 	touch $@
 
 serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line
 	$(BIN)/stoker quickstart
 
-test: install lint  ## lint, types, import rules and all tests
+$(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(KSERVE)
+	VIRTUAL_ENV=$(KSERVE) $(BIN)/uv pip install --quiet -r $(KSERVE_NEEDS)
+	touch $@
+
+test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python -m pytest
 
 lint: install
@@ -45,6 +52,8 @@ constraints:  ## refresh the lock of the other targets
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in
+	echo kserve | $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
+	    --python-version 3.11 - > $(KSERVE_NEEDS)
 
 clean:  ## remove what the targets made, but not the workspace
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

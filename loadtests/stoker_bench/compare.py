@@ -1,6 +1,7 @@
 """`make compare`: the same model and request through Stoker and through other servers, in one run.
 
-Each contestant is started for its turn alone, since some servers spin while idle. Every slice lies right
+First an ONNX model, then an entry script for TensorFlow 1 (`stoker_bench.compare_scripts`). For the model each
+contestant is started for its turn alone, since some servers spin while idle. Every slice lies right
 after one of the hand-written service, which stays up and idles at no cost: that pair gives the ratio.
 The virtual environments are built once, in .compare/.
 """
@@ -9,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import secrets
-import shutil
-import subprocess
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from tqdm import tqdm
@@ -25,10 +23,13 @@ from tqdm import tqdm
 from stoker.errors import OperatorError
 from stoker_bench.baselines import HANDWRITTEN, handwritten_launch
 from stoker_bench.compare_report import Comparison, Entry
+from stoker_bench.compare_scripts import compare_scripts
 from stoker_bench.contest import Case
+from stoker_bench.entry_scripts import GRAPH_SCORE
 from stoker_bench.load_generator import pick_generator
 from stoker_bench.loaded_server import LoadedServer, check_answers
 from stoker_bench.mlp import WIDTHS, Mlp, seeded_mlp
+from stoker_bench.peer_environments import build_environment
 from stoker_bench.peers import PEERS, SERVICES, Peer, Site
 from stoker_bench.scoring_request import random_rows
 from stoker_bench.servers import RunningServer, ended_by_sigterm, stoker_launch
@@ -37,38 +38,13 @@ if TYPE_CHECKING:
     from stoker_bench.load_generator import LoadGenerator
     from stoker_bench.servers import Launch
 
-__all__ = ["build_environment", "compare", "main"]
+__all__ = ["compare", "main"]
 
 ROW_SHAPE = (WIDTHS[0],)
+ENTRY_SCRIPT = "entry-script"
+RUN_FOLDER = "mnist-run"
 WARM_UP_S = 1
 INTERRUPTED = 130
-
-
-def build_environment(peer: Peer, environments: Path) -> Path:
-    """Return the peer's virtual environment, built if it is not there with just these requirements.
-
-    Raises:
-        OperatorError: If uv is missing or cannot install them.
-    """
-    environment = environments / peer.package
-    stamp = environment / "requirements.txt"
-    wanted = "\n".join(peer.requirements) + "\n"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return environment
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if uv is None:
-        raise OperatorError("uv is needed to build the peers' environments; `make install` brings it")
-    _say(f"building the environment of {peer.package}")
-    python = environment / "bin" / "python"
-    for command in (
-        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)],
-        [uv, "pip", "install", "--quiet", "--python", str(python), *peer.requirements],
-    ):
-        built = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        if built.returncode:
-            raise OperatorError(f"{' '.join(command[:3])} failed for {peer.package}: {built.stderr.strip()}")
-    stamp.write_text(wanted)
-    return environment
 
 
 def compare(
@@ -177,32 +153,61 @@ def _say(what: str) -> None:
 
 def main() -> int:
     """Run the comparison as the command line says and print its tables."""
-    names = [peer.package for peer in PEERS]
-    parser = argparse.ArgumentParser(prog="python -m stoker_bench.compare", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="peers to run (default: all)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 48], help="default: 64 48")
-    parser.add_argument("--seconds", type=int, default=3, help="length of a slice (default: 3)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each server (default: 5)")
-    parser.add_argument("--environments", type=Path, default=Path(".compare"), help="default: .compare")
-    parser.add_argument(
-        "--output", type=Path, default=Path(".compare/comparison.json"), help="default: %(default)s"
-    )
-    args = parser.parse_args()
-    peers = [peer for peer in PEERS if peer.package in args.only]
+    args = _parser().parse_args()
+    environments = args.environments.absolute()
+    documents: dict[str, Any] = {}
     try:
         with ended_by_sigterm():
-            found = compare(
-                peers, args.environments.absolute(), tuple(args.concurrency), args.seconds, args.rounds
-            )
+            peers = [peer for peer in PEERS if peer.package in args.only]
+            if peers:
+                found = compare(peers, environments, tuple(args.concurrency), args.seconds, args.rounds)
+                documents["model"] = found.as_json()
+                print(found, flush=True)
+            if ENTRY_SCRIPT in args.only:
+                run = args.run or environments / RUN_FOLDER
+                scripts = compare_scripts(args.script, run, environments, args.seconds, args.rounds)
+                documents["entry_script"] = scripts.as_json()
+                print(scripts)
     except OperatorError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_bytes(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2))
-    print(found)
+    args.output.write_bytes(orjson.dumps(documents, option=orjson.OPT_INDENT_2))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [*(peer.package for peer in PEERS), ENTRY_SCRIPT]
+    parser = argparse.ArgumentParser(prog="python -m stoker_bench.compare", description=__doc__)
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=names,
+        default=names,
+        help=f"peers to run, and {ENTRY_SCRIPT} for the comparison of that (default: all)",
+    )
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 48], help="default: 64 48")
+    parser.add_argument("--seconds", type=int, default=3, help="length of a slice (default: 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each server (default: 5)")
+    parser.add_argument("--environments", type=Path, default=Path(".compare"), help="default: .compare")
+    parser.add_argument(
+        "--script",
+        type=Path,
+        default=GRAPH_SCORE,
+        help="TensorFlow 1 entry script (default: the bench's own)",
+    )
+    parser.add_argument(
+        "--run",
+        type=Path,
+        help="run folder of `stoker train mnist` for the script, trained where there is none "
+        f"(default: {RUN_FOLDER} among the environments)",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path(".compare/comparison.json"), help="default: %(default)s"
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -20,7 +20,15 @@ from stoker.errors import OperatorError
 if TYPE_CHECKING:
     from stoker_bench.scoring_request import ScoringRequest
 
-__all__ = ["GeneratorError", "LoadFigures", "LoadGenerator", "OwnGenerator", "Wrk", "pick_generator"]
+__all__ = [
+    "GeneratorError",
+    "LoadFigures",
+    "LoadGenerator",
+    "OwnGenerator",
+    "Wrk",
+    "output_of",
+    "pick_generator",
+]
 
 GRACE_S = 30
 TIMEOUT_S = 20
@@ -102,7 +110,7 @@ class Wrk:
             for name, value in request.headers.items():
                 command += ["-H", f"{name}: {value}"]
             command += ["-s", str(script), request.uri, "--", str(body)]
-            return parse_wrk(_output_of(command, seconds))
+            return parse_wrk(output_of(command, seconds))
 
 
 def parse_wrk(output: str) -> LoadFigures:
@@ -138,7 +146,7 @@ class OwnGenerator:
             command = [sys.executable, "-m", "stoker_bench.closed_loop", "--host", request.host]
             command += ["--port", str(request.port), "--request", str(message)]
             command += ["--connections", str(connections), "--seconds", str(seconds)]
-            output = _output_of(command, seconds)
+            output = output_of(command, seconds)
         return LoadFigures(**orjson.loads(output))
 
 
@@ -148,7 +156,7 @@ def pick_generator() -> LoadGenerator:
     return Wrk(program) if program else OwnGenerator()
 
 
-def _output_of(command: list[str], seconds: int) -> str:
+def output_of(command: list[str], seconds: int) -> str:
     """Run a generator in a session of its own, so that a Ctrl-C meets only the bench, which ends it."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -5,10 +5,11 @@ The services themselves lie in loadtests/peers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker_bench.entry_scripts import GRAPH_SCORE
 from stoker_bench.scoring_request import DATA_LISTS, OPEN_INFERENCE
 from stoker_bench.servers import HOST, Launch, free_port
 
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
     from stoker_bench.scoring_request import Dialect
 
-__all__ = ["PEERS", "SERVICES", "Peer", "Site"]
+__all__ = ["AZUREML", "GRAPH_SCRIPT_PEER", "PEERS", "SERVICES", "Peer", "Site", "graph_script_launch"]
 
 SERVICES = Path(__file__).resolve().parents[1] / "peers"
 """The folder of the peers' services; it is in the repository, not in the wheel."""
-COMMON = ("numpy==2.4.6", "onnxruntime==1.31.1")
+AZUREML = "azureml-inference-server-http"
+NUMPY = "numpy==2.4.6"
+COMMON = (NUMPY, "onnxruntime==1.31.1")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Site:
 
     Attributes:
         environment: The peer's virtual environment.
-        model: The ONNX file, named mlp.onnx, alone in its folder.
+        model: The ONNX file, named mlp.onnx, alone in its folder; or, for an entry script, the run folder.
         scratch: A folder for what a peer insists on writing.
     """
 
@@ -49,11 +52,12 @@ class Peer:
     """Another server.
 
     Attributes:
-        package: Its name on the package index, and of its virtual environment.
+        package: Its name on the package index.
         requirements: Pinned; the first is the server itself.
         configuration: What the table says about how it was run.
         launch: Builds the command for a site.
         dialect: The form of its requests and answers.
+        purpose: What its virtual environment is for, where it has several.
     """
 
     package: str
@@ -61,6 +65,12 @@ class Peer:
     configuration: str
     launch: Callable[[Site], Launch]
     dialect: Dialect = DATA_LISTS
+    purpose: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The name of its virtual environment."""
+        return f"{self.package}-{self.purpose}" if self.purpose else self.package
 
     @property
     def version(self) -> str:
@@ -105,11 +115,30 @@ def _mlserver(site: Site) -> Launch:
 
 
 def _azureml(site: Site) -> Launch:
+    return _azmlinfsrv(site, "azureml_score.py", site.model.parent, workers=2)
+
+
+def _azmlinfsrv(site: Site, entry_script: str, model_folder: Path, workers: int) -> Launch:
     port = free_port()
-    command: list[str | Path] = [site.programs / "azmlinfsrv", "--port", str(port), "--worker_count", "2"]
-    command += ["--entry_script", SERVICES / "azureml_score.py", "--model_dir", site.model.parent]
-    environment = {"AZUREML_MODEL_DIR": str(site.model.parent), "AML_APP_ROOT": str(site.scratch)}
-    return _launch("azureml-inference-server-http", command, port, "/score", environment)
+    command: list[str | Path] = [site.programs / "azmlinfsrv", "--port", str(port)]
+    command += ["--worker_count", str(workers)]
+    command += ["--entry_script", SERVICES / entry_script, "--model_dir", model_folder]
+    environment = {"AZUREML_MODEL_DIR": str(model_folder), "AML_APP_ROOT": str(site.scratch)}
+    return _launch(AZUREML, command, port, "/score", environment)
+
+
+def graph_script_launch(site: Site, script: Path, workers: int) -> Launch:
+    """Start Azure's server for a TensorFlow 1 entry script; `site.model` is the run folder."""
+    launch = _azmlinfsrv(site, "azureml_graph.py", site.model, workers)
+    return replace(
+        launch,
+        name=f"{AZUREML}, {workers} worker{'s' * (workers > 1)}",
+        environment={
+            **launch.environment,
+            "ENTRY_SCRIPT": str(script.resolve()),
+            "CUDA_VISIBLE_DEVICES": "-1",
+        },
+    )
 
 
 def _fastapi(site: Site) -> Launch:
@@ -130,8 +159,8 @@ PEERS = (
     ),
     Peer("mlserver", ("mlserver==1.7.1", *COMMON), "in one process, no batching", _mlserver, OPEN_INFERENCE),
     Peer(
-        "azureml-inference-server-http",
-        ("azureml-inference-server-http==1.5.1", "orjson==3.13.0", *COMMON),
+        AZUREML,
+        (f"{AZUREML}==1.5.1", "orjson==3.13.0", *COMMON),
         "orjson by hand, 2 workers",
         _azureml,
     ),
@@ -143,3 +172,12 @@ PEERS = (
     ),
 )
 """Every peer that `make compare` knows."""
+
+GRAPH_SCRIPT_PEER = Peer(
+    AZUREML,
+    (f"{AZUREML}==1.5.1", NUMPY, "tensorflow==2.21.0"),
+    "TensorFlow 1 entry script, 1 worker",
+    lambda site: graph_script_launch(site, GRAPH_SCORE, workers=1),
+    purpose="tensorflow",
+)
+"""The server that the entry scripts come from, with the TensorFlow that they need."""

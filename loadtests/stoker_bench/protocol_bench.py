@@ -39,7 +39,7 @@ class ProtocolBenchOptions:
     model: Path | None = None
     seconds: int = 3
     rounds: int = 5
-    concurrency: int = 64
+    concurrency: tuple[int, ...] = (64,)
     rows: int = 256
     frontends: int | None = None
 
@@ -82,9 +82,10 @@ def run_protocol_bench(options: ProtocolBenchOptions) -> ProtocolReport:
         say("checking answers")
         for server in (score, binary):
             check_answers(server, model.row_shape, model.outputs)
-            server.run(Case(options.concurrency), WARM_UP_S)
-        single = Case(options.concurrency)
-        report.cases.append(lineup.contest([binary, score], single, options.seconds, options.rounds))
+            server.run(Case(max(options.concurrency)), WARM_UP_S)
+        for connections in options.concurrency:
+            case = Case(connections)
+            report.cases.append(lineup.contest([binary, score], case, options.seconds, options.rounds))
         if options.rows > 1:
             runtimes = [
                 stack.enter_context(OfflineRuntime(model.path, threads, options.rows)) for threads in (0, 1)

@@ -44,11 +44,11 @@ WAYS = ("merge", "handle", "none")
 class ScriptBenchOptions:
     """What `stoker bench --scripts` was asked for; see its help texts."""
 
-    run: Path | None = None
+    run_folder: Path | None = None
     script: Path | None = None
     seconds: int = 3
     rounds: int = 5
-    concurrency: int = 64
+    concurrency: tuple[int, ...] = (64,)
     frontends: int | None = None
 
 
@@ -114,9 +114,7 @@ def run_script_bench(options: ScriptBenchOptions) -> ScriptReport:
     report = ScriptReport(generator.description, options.seconds, options.rounds, "entry scripts")
     scripts = {"TensorFlow 1 script": options.script or GRAPH_SCORE, "ONNX script": ONNX_SCORE}
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary:
-        if options.run is None:
-            say("training the model")
-        run = trained_run(options.run or Path(temporary, "run"))
+        run = trained_run(options.run_folder or Path(temporary, "run"))
         for number, (subject, script) in enumerate(scripts.items()):
             with contextlib.ExitStack() as stack:
                 folder = Path(temporary, str(number))
@@ -129,8 +127,10 @@ def run_script_bench(options: ScriptBenchOptions) -> ScriptReport:
                     for way in WAYS
                 ]
                 _check(servers, run, options)
-                case = Case(options.concurrency)
-                report.cases.append(lineup.contest(servers, case, options.seconds, options.rounds, subject))
+                report.cases += [
+                    lineup.contest(servers, Case(connections), options.seconds, options.rounds, subject)
+                    for connections in options.concurrency
+                ]
     body = DATA_LISTS.encode(random_rows(1, ROW_SHAPE))
     batches = [standing(result.slices[result.first]).mean_batch_rows for result in report.cases]
     mean_batch = statistics.mean([rows for rows in batches if rows is not None] or [1])
@@ -143,4 +143,4 @@ def _check(servers: list[LoadedServer], run: Path, options: ScriptBenchOptions) 
     classes = classes_of(run)
     for server in servers:
         check_answers(server, ROW_SHAPE, classes)
-        server.run(Case(options.concurrency), WARM_UP_S)
+        server.run(Case(max(options.concurrency)), WARM_UP_S)

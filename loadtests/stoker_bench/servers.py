@@ -59,7 +59,7 @@ class Launch:
         name: What the tables call it.
         command: argv; the port is in it.
         port: The loopback port that it will listen on.
-        ready_path: GET here answers 200 once the server can score.
+        ready_path: GET here answers 200 once the server can score; if empty, it can once it takes connections.
         score_path: POST here scores.
         environment: Variables added to this process's environment.
         key: Bearer key to send, or None.
@@ -168,6 +168,9 @@ class RunningServer:
             time.sleep(READY_POLL_S)
 
     def _probe(self) -> int:
+        if not self.launch.ready_path:
+            with socket.socket() as probe:
+                return HTTP_OK if probe.connect_ex((HOST, self.launch.port)) == 0 else 0
         if self._ready_body is None:
             return get(HOST, self.launch.port, self.launch.ready_path)[0]
         request = scoring_request(self.launch.uri, self._ready_body, self.launch.key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stoker_bench.lineup import say
 from stoker_bench.served_model import given_model
 from stoker_bench.servers import BenchedServerError
 
@@ -32,6 +33,7 @@ def trained_run(folder: Path) -> Path:
         BenchedServerError: The folder is something else, or the training failed.
     """
     if not folder.exists():
+        say("training the model")
         command = [sys.executable, "-m", "stoker.cli", "train", "mnist", "--network", "mlp"]
         command += ["--epochs", str(EPOCHS), "--output", str(folder)]
         trained = subprocess.run(
@@ -52,6 +54,7 @@ def classes_of(run: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float32]
     model = given_model(run / ONNX_FILE)
 
     def classes(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        return model.outputs(rows).argmax(axis=1, keepdims=True).astype(np.float32)
+        found: NDArray[np.int64] = model.outputs(rows).argmax(axis=1)
+        return found[:, None].astype(np.float32)
 
     return classes

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.changes import Changes
 from stoker.metrics import MetricPage
 
-__all__ = ["Background", "Supervision"]
+__all__ = ["Background", "Supervision", "in_thread"]
+
+_T = TypeVar("_T")
 
 
 class Background:
@@ -55,6 +57,11 @@ class Background:
             await asyncio.wait_for(self._stop.wait(), delay_s)
         if not self.stopping:
             await start()
+
+
+async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call what may block for long beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 @dataclass(frozen=True, slots=True)

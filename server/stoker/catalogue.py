@@ -82,19 +82,21 @@ class Model:
         return sorted(number for number, version in self.versions.items() if version.state == "AVAILABLE")
 
     def settle(self) -> None:
-        """Let the labels and the default mean what they should, as far as those versions are available."""
+        """Let the labels and the default mean what they should, as far as those versions are available.
+
+        A version that is served only because it has a label (a canary, say) is not the default for being the newest.
+        """
         available = self.available
         self.labels = {
             label: number if number in available else self.labels[label]
             for label, number in sorted(self.wished.items())
             if number in available or self.labels.get(label) in available
         }
-        wanted = self.wanted
-        best = self.wished.get(DEFAULT_LABEL, max(wanted)) if wanted else None
+        best = self.wished.get(DEFAULT_LABEL, max(self.chosen)) if self.chosen else None
         if best in available or not available:
             self.default = best
         elif self.default not in available:
-            self.default = max(wanted.intersection(available), default=available[-1])
+            self.default = max(self.chosen.intersection(available), default=available[-1])
 
     def to_json(self) -> dict[str, Any]:
         """Return what frontends are told."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker.background import Supervision
     from stoker.control import Message
     from stoker.deployment import Deployed
-    
+
 
 __all__ = ["DeviceProcess", "DeviceProcesses"]
 

@@ -5,6 +5,7 @@ StokerError                     500 internal
 │  ├─ MalformedBody             400 malformed_body      not JSON, not UTF-8, NaN, an incomplete body
 │  ├─ InvalidInput              422 invalid_input       JSON of the wrong shape or type
 │  ├─ Unauthorized              401 unauthorized
+│  ├─ Forbidden                 403 forbidden           no key would help: this server does not do that
 │  ├─ NotFound                  404 not_found           no such path
 │  ├─ UnknownService            404 unknown_service
 │  ├─ MethodNotAllowed          405 method_not_allowed
@@ -14,9 +15,9 @@ StokerError                     500 internal
 │  ├─ TargetTooLong             414 target_too_long     path and query
 │  ├─ UnsupportedEncoding       415 unsupported_encoding
 │  ├─ ExpectationFailed         417 expectation_failed  an Expect other than 100-continue
-│  ├─ HeaderTooLarge            431 header_too_large
-│  └─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
-├─ ServingError                 the server cannot answer this request now
+│  └─ HeaderTooLarge            431 header_too_large
+├─ ServingError                 the server cannot answer this request
+│  ├─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
 │  ├─ Overloaded                503 overloaded          Retry-After from the measured service rate
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
@@ -47,6 +48,7 @@ __all__ = [
     "DeviceUnavailable",
     "EnvironmentUnusable",
     "ExpectationFailed",
+    "Forbidden",
     "HeaderTooLarge",
     "ImageTooLarge",
     "InvalidInput",
@@ -118,6 +120,12 @@ class Unauthorized(RequestError):
         self.challenge = challenge
 
 
+class Forbidden(RequestError):
+    """This server, as it was started, does not do that for anybody who asks in this way."""
+
+    status, code = 403, "forbidden"
+
+
 class NotFound(RequestError):
     """No route has this path."""
 
@@ -186,14 +194,14 @@ class HeaderTooLarge(RequestError):
     status, code = 431, "header_too_large"
 
 
-class NotSupported(RequestError):
+class ServingError(StokerError):
+    """The request is fine; the server cannot answer it."""
+
+
+class NotSupported(ServingError):
     """A part of a protocol that this server does not have."""
 
     status, code = 501, "not_supported"
-
-
-class ServingError(StokerError):
-    """The request is fine; the server cannot answer it now."""
 
 
 class Overloaded(ServingError):

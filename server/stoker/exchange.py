@@ -239,6 +239,11 @@ class Exchange:
         return self.arena.capacity - len(self._free)
 
     @property
+    def idle(self) -> bool:
+        """Whether no request is in it."""
+        return not self._hungry and len(self._free) == self.arena.capacity
+
+    @property
     def full(self) -> bool:
         """Whether no row is free, so that a request would be refused."""
         return not self._free

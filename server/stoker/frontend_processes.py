@@ -141,7 +141,7 @@ class FrontendProcesses:
         self._send(process, "reply", ticket=ticket, **content)
 
     def close_sockets(self) -> None:
-        """Close the listening sockets: while the supervisor holds them, connections are accepted that nobody serves."""
+        """Close the listening sockets: while they are open, connections are accepted that nobody serves."""
         for process in self.processes:
             for sock in process.sockets:
                 sock.close()

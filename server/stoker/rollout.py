@@ -13,8 +13,9 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from stoker.background import in_thread
 from stoker.catalogue import Catalogue, Model, Version
-from stoker.errors import InvalidInput, LoadFailed, NotReady, OperatorError, UnknownService
+from stoker.errors import LoadFailed, NotReady, OperatorError, RequestError, UnknownService
 from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Rollout:
 
         Raises:
             UnknownService: There is no such model.
-            InvalidInput: It has no such version.
+            RequestError: It has no such version.
             LoadFailed: A version could not be loaded; what is served stays as it is.
             NotReady: The server is starting.
         """
@@ -111,7 +112,7 @@ class Rollout:
                 check_named(name, VersionPolicy(None, () if version is None else (version,)), there)
                 labels = await in_thread(offer.labels)
             except OperatorError as error:
-                raise InvalidInput(str(error)) from error
+                raise RequestError(str(error)) from error
             known = self._catalogue.models.get(name)
             if version is not None:
                 chosen = {version, *(known.chosen if known else ())}
@@ -126,7 +127,7 @@ class Rollout:
 
         Raises:
             UnknownService: It is not served.
-            InvalidInput: The version has a label.
+            RequestError: The version has a label.
             NotReady: The server is starting.
         """
         async with self._exclusive():
@@ -139,7 +140,7 @@ class Rollout:
             else:
                 label = next((label for label, number in model.wished.items() if number == version), None)
                 if label is not None:
-                    raise InvalidInput(
+                    raise RequestError(
                         f"failed to unload '{name}' version {version}: it has the label {label!r}; move that first"
                     )
                 model.chosen.discard(version)
@@ -345,9 +346,4 @@ class Rollout:
 
 
 async def _fingerprint(offer: Offer, version: int) -> str:
-    return str(await in_thread(lambda: offer.source(version).fingerprint()))
-
-
-async def in_thread(function: Any, *arguments: Any) -> Any:
-    """Call what may block for long beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    return await in_thread(lambda: offer.source(version).fingerprint())

@@ -46,7 +46,9 @@ def serve(settings: ServerSettings, workspace: Workspace) -> None:
         port = sockets[0].getsockname()[1]
         if settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key:
             resources.enter_context(reserve_grpc_port(settings, sockets[0]))
-        _say(f"Stoker {__version__} starts: {', '.join(dict.fromkeys(model.servable.name for model in models))}")
+        _say(
+            f"Stoker {__version__} starts: {', '.join(dict.fromkeys(model.servable.name for model in models))}"
+        )
 
         def on_ready(start_up: StartUp) -> None:
             for line in _banner(settings, workspace, port, start_up):

@@ -62,9 +62,9 @@ def read_versions(value: Any) -> str | tuple[int, ...]:
     numbers = value.split(",") if isinstance(value, str) else value
     if isinstance(numbers, int):
         numbers = [numbers]
-    if not isinstance(numbers, list | tuple) or not numbers:
+    if not isinstance(numbers, list | tuple) or not numbers or not all(map(_is_version, numbers)):
         raise ValueError("must be latest, latest:N, all, or versions such as 3,7")
-    return tuple(sorted({_version(number) for number in numbers}))
+    return tuple(sorted({int(number) for number in numbers}))
 
 
 def read_labels(value: Any) -> dict[str, int]:
@@ -78,17 +78,15 @@ def read_labels(value: Any) -> dict[str, int]:
     for label in value:
         if not isinstance(label, str) or not is_name(label):
             raise ValueError(f"must have labels of {NAME_RULE}, not {label!r}")
-    return {label: _version(number) for label, number in value.items()}
+    for number in value.values():
+        if not _is_version(number):
+            raise ValueError(f"must have whole numbers as versions, not {number!r}")
+    return {label: int(number) for label, number in value.items()}
 
 
-def _version(number: Any) -> int:
-    if (
-        isinstance(number, bool)
-        or not isinstance(number, int | str)
-        or not _VERSION.fullmatch(str(number).strip())
-    ):
-        raise ValueError(f"must have whole numbers as versions, not {number!r}")
-    return int(number)
+def _is_version(number: Any) -> bool:
+    text = str(number).strip()
+    return not isinstance(number, bool) and isinstance(number, int | str) and bool(_VERSION.fullmatch(text))
 
 
 def check_named(name: str, policy: VersionPolicy, there: Collection[int]) -> None:

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from stoker.background import in_thread
 from stoker.errors import OperatorError
 from stoker.labels import labels_mark
-from stoker.rollout import Rollout, Stock, in_thread
+from stoker.rollout import Rollout, Stock
 
 if TYPE_CHECKING:
     from stoker.offers import Offer

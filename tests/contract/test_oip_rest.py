@@ -100,6 +100,11 @@ def test_unknown_models_and_versions_are_not_found(protocol_server: LiveServer, 
     assert answer.json()["error"].lower().endswith("not found")
 
 
+def test_a_version_may_have_leading_zeros(protocol_server: LiveServer) -> None:
+    """`01` is 1, as for Triton."""
+    assert infer(protocol_server, "scores/versions/01", ROW).json()["model_version"] == "1"
+
+
 def test_a_name_is_decoded_once(protocol_server: LiveServer) -> None:
     """`%6F` is `o`, and `%256F` is not."""
     assert ask(protocol_server, "GET", "/v2/models/sc%6Fres").status == 200

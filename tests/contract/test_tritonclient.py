@@ -212,6 +212,20 @@ async def test_ids_are_never_swapped(aio_client: triton_aio.InferenceServerClien
 
 
 @pytest.mark.anyio
+async def test_requests_of_different_lengths_share_a_batch(
+    aio_client: triton_aio.InferenceServerClient,
+) -> None:
+    """Where the deployment says how they are padded; each gets the answer that it would get alone."""
+
+    async def one(length: int) -> None:
+        tokens = np.zeros((1 + length % 2, length), np.int64)
+        result = await aio_client.infer("padded", [given("tokens", tokens, "INT64")], headers=key())
+        assert result.as_numpy("count").tolist() == [length] * len(tokens)
+
+    await asyncio.gather(*(one(length) for length in range(1, 60)))
+
+
+@pytest.mark.anyio
 async def test_the_asynchronous_client(aio_client: triton_aio.InferenceServerClient) -> None:
     """Health, metadata, JSON, compression, strings and errors."""
     assert await aio_client.is_server_live()

@@ -101,7 +101,7 @@ def rows_in_flight(server: LiveServer) -> dict[str, float]:
     rows = {}
     for line in server.get("/metrics").body.decode().splitlines():
         if line.startswith("stoker_rows_in_flight{"):
-            name, value = line.removeprefix('stoker_rows_in_flight{model="').split('"} ')
-            rows[name] = float(value)
+            labels, value = line.removeprefix('stoker_rows_in_flight{model="').split('"} ')
+            rows[labels.partition('"')[0]] = float(value)
     assert rows, "the gauge is there"
     return rows

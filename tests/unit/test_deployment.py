@@ -197,6 +197,17 @@ def test_with_nothing_named_everything_registered_is_served(
     ]
 
 
+def test_what_only_entry_scripts_load_is_not_served_by_itself(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """It is passed over unless it is named; where nothing else is registered, nothing can be served."""
+    repository.register("weights", onnx(tmp_path / "x.pkl"), now=NOW, framework="files")
+    with pytest.raises(RepositoryError, match="nothing is registered"):
+        deploy(workspace, leases)
+    repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    assert [d.servable.name for d in deploy(workspace, leases)] == ["digits"]
+
+
 def test_a_registered_model_can_be_named_with_its_version(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:

@@ -207,7 +207,7 @@ def test_deployment_file_is_valid(tmp_path: Path) -> None:
 def exposed_metrics() -> tuple[set[str], set[str]]:
     """Names of the metrics, and of all time series that belong to them."""
     descriptor = MetricMemory.create()
-    exposition = render(MetricMemory(descriptor), ["model"]).decode()
+    exposition = render(MetricMemory(descriptor), {}).decode()
     os.close(descriptor)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", exposition, re.MULTILINE))
     series = {

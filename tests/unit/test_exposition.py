@@ -8,6 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
+from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.metrics import (
     BATCH_BOUNDS_ROWS,
     FIRST_DEVICE_PAGE,
@@ -21,17 +22,17 @@ from stoker.metrics import (
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {
-    "stoker_requests": ("counter", {"model", "status"}),
-    "stoker_rejections": ("counter", {"model", "reason"}),
-    "stoker_rows": ("counter", {"model"}),
-    "stoker_rows_in_flight": ("gauge", {"model"}),
-    "stoker_queue_rows": ("gauge", {"model"}),
-    "stoker_ready_replicas": ("gauge", {"model"}),
-    "stoker_collected_records": ("counter", {"model"}),
-    "stoker_collection_dropped": ("counter", {"model", "reason"}),
-    "stoker_dispatches": ("counter", {"model", "reason"}),
-    "stoker_batch_rows": ("histogram", {"model"}),
-    "stoker_stage_seconds": ("histogram", {"model", "stage"}),
+    "stoker_requests": ("counter", {"model", "version", "status"}),
+    "stoker_rejections": ("counter", {"model", "version", "reason"}),
+    "stoker_rows": ("counter", {"model", "version"}),
+    "stoker_rows_in_flight": ("gauge", {"model", "version"}),
+    "stoker_queue_rows": ("gauge", {"model", "version"}),
+    "stoker_ready_replicas": ("gauge", {"model", "version"}),
+    "stoker_collected_records": ("counter", {"model", "version"}),
+    "stoker_collection_dropped": ("counter", {"model", "version", "reason"}),
+    "stoker_dispatches": ("counter", {"model", "version", "reason"}),
+    "stoker_batch_rows": ("histogram", {"model", "version"}),
+    "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
     "stoker_gpu_memory_used_bytes": ("gauge", {"gpu"}),
     "stoker_gpu_memory_total_bytes": ("gauge", {"gpu"}),
@@ -70,12 +71,17 @@ def memory() -> MetricMemory:
 
 def families(memory: MetricMemory, *models: str) -> dict[str, Metric]:
     """The parsed exposition by metric name."""
-    text = render(memory, models).decode()
+    served = {
+        name: ServedModel({"3": ServedVersion(slot, "AVAILABLE")}, "3") for slot, name in enumerate(models)
+    }
+    text = render(memory, served).decode()
     return {metric.name: metric for metric in text_string_to_metric_families(text)}
 
 
 def value(metric: Metric, sample: str, **labels: str) -> float:
-    """The value of the one sample with this name and these labels."""
+    """The value of the one sample with this name and these labels, of version 3 of a model."""
+    if "model" in labels:
+        labels["version"] = "3"
     (found,) = [s.value for s in metric.samples if s.name == sample and s.labels == labels]
     return found
 

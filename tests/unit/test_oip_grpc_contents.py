@@ -1,17 +1,20 @@
 """Infer requests and answers as messages of gRPC: raw and typed contents, and what is wrong with them."""
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidInput, MalformedBody, StokerError
-from stoker.gateway.grpc.contents import RequestDecoder, decode_request, fill_answer
+from stoker.gateway.grpc.answers import fill_answer
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
+from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.oip import DATATYPES, InferRequest, WantedOutput, from_raw, to_raw
 
@@ -51,6 +54,16 @@ def typed(info: TensorInfo, shape: list[int], **contents: Any) -> Any:
     return message
 
 
+def decode(decoder: RequestDecoder, message: Any) -> InferRequest:
+    """Decode a message as it comes over the wire."""
+    return decoder.decode(RequestMessage.read(message.SerializeToString()))
+
+
+def decode_request(name: str, tensors: ModelTensors, message: Any) -> InferRequest:
+    """Decode a message of which nothing is known."""
+    return decode(RequestDecoder(name, tensors), message)
+
+
 def floats(*values: float) -> bytes:
     return np.array(values, "<f4").tobytes()
 
@@ -76,10 +89,8 @@ def test_raw_inputs_belong_to_the_inputs_in_their_order(decoder: str) -> None:
     else:
         memory = RequestDecoder("m", tensors)
         if decoder == "known":
-            assert memory.decode(ask(6)).inputs["ids"].tolist() == [6, 2**40]
-        message = ask(7)
-        decoded = memory.decode(message)
-        assert message.id == "id 7"
+            assert decode(memory, ask(6)).inputs["ids"].tolist() == [6, 2**40]
+        decoded = decode(memory, ask(7))
     assert list(decoded.inputs) == ["x", "ids"]
     assert (decoded.inputs["x"].dtype, decoded.inputs["ids"].dtype) == (np.float32, np.int64)
     assert decoded.inputs["x"].tolist() == [[1, 2], [3, 4]]
@@ -95,7 +106,7 @@ def test_strings_and_booleans_are_read_each_time() -> None:
     memory = RequestDecoder("m", model(WORDS, yes))
     for word in (b"", b"\xff\0", b"long"):
         content = to_raw(np.array([word, b"x"], object))
-        decoded = memory.decode(request((WORDS, [2]), (yes, [2]), raw=(content, b"\0\2")))
+        decoded = decode(memory, request((WORDS, [2]), (yes, [2]), raw=(content, b"\0\2")))
         assert decoded.inputs["words"].tolist() == [word, b"x"]
         assert decoded.inputs["yes"].tolist() == [False, True]
 
@@ -103,31 +114,31 @@ def test_strings_and_booleans_are_read_each_time() -> None:
 def test_the_form_of_a_request_is_checked_as_often_as_it_changes() -> None:
     """Another shape, parameter or wish is not taken for a known one; wrong sizes of a known form are still wrong."""
     memory = RequestDecoder("m", model(X))
-    assert memory.decode(request((X, [2, 2]), raw=(floats(1, 2, 3, 4),))).inputs["x"].shape == (2, 2)
-    assert memory.decode(request((X, [1, 2]), raw=(floats(1, 2),))).inputs["x"].shape == (1, 2)
+    assert decode(memory, request((X, [2, 2]), raw=(floats(1, 2, 3, 4),))).inputs["x"].shape == (2, 2)
+    assert decode(memory, request((X, [1, 2]), raw=(floats(1, 2),))).inputs["x"].shape == (1, 2)
     late = request((X, [1, 2]), raw=(floats(1, 2),))
     late.parameters["timeout"].int64_param = 5
-    assert memory.decode(late).timeout_ns == 5000
+    assert decode(memory, late).timeout_ns == 5000
     some = request((X, [1, 2]), raw=(floats(1, 2),), outputs=[{"name": "words"}])
-    assert memory.decode(some).wanted == (WantedOutput("words", binary=True),)
+    assert decode(memory, some).wanted == (WantedOutput("words", binary=True),)
     for raw in [(floats(1, 2, 3),), (floats(1),), (floats(1, 2), b"")]:
         with pytest.raises(MalformedBody):
-            memory.decode(request((X, [1, 2]), raw=raw))
+            decode(memory, request((X, [1, 2]), raw=raw))
     with pytest.raises(InvalidInput):
-        memory.decode(request((X, [1, 3]), raw=(floats(1, 2, 3),)))
+        decode(memory, request((X, [1, 3]), raw=(floats(1, 2, 3),)))
 
 
 def test_forms_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many forms are remembered, and none that is long."""
-    monkeypatch.setattr("stoker.gateway.grpc.contents._MAX_FORMS", 3)
+    monkeypatch.setattr("stoker.gateway.grpc.requests._MAX_FORMS", 3)
     memory = RequestDecoder("m", model(X))
     for rows in range(1, 9):
-        memory.decode(request((X, [rows, 2]), raw=(floats(*range(2 * rows)),)))
+        decode(memory, request((X, [rows, 2]), raw=(floats(*range(2 * rows)),)))
         assert 1 <= len(memory._forms) <= 3
     kept = len(memory._forms)
     long = request((X, [20, 2]), raw=(floats(*range(40)),))
     long.parameters["x" * 5000].bool_param = True
-    memory.decode(long)
+    decode(memory, long)
     assert len(memory._forms) == kept
 
 
@@ -321,14 +332,11 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
     """With the error and the words of the protocol, and the same at the second time."""
     message, error, text = WRONG[case]
     tensors = model(BYTE) if case == "out of range" else model(X, IDS)
-    copy = type(message)()
-    copy.CopyFrom(message)
     memory = RequestDecoder("m", tensors)
     for _ in range(2):
         with pytest.raises(error) as refused:
-            memory.decode(copy)
+            decode(memory, message)
         assert text in str(refused.value)
-        assert copy == message
 
 
 @pytest.mark.parametrize("name", ["sequence_id", "triton_enable_empty_final_response", "own", "priority"])
@@ -393,6 +401,55 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
+ODD = st.sampled_from(
+    [
+        b"",
+        b"\x0a\x05other",  # the model's name again: the last one counts
+        b"\x1a\x81\x00z",  # a length of two bytes where one would do
+        b"\x3a\x80\x80\x00",
+        b"\x0a\x02\xff\xfe",  # not UTF-8
+        b"\xfa\x01\x02ab",  # a field of later versions
+        b"\x40\x01",
+        b"\x3b\x3c",  # a group
+        b"\x3a\x05a",  # the end comes too early
+        b"\x3a" + b"\xff" * 40,
+        b"\x2a\x02\xff\xff",
+        b"\x0a",
+    ]
+)
+
+
+@given(REQUEST, st.lists(ODD, max_size=2), st.booleans())
+@STEADY
+def test_a_message_is_taken_apart_as_the_library_would(
+    content: dict[str, Any], odd: list[bytes], first: bool
+) -> None:
+    """However it is written; and what is none is none."""
+    text = ModelInferRequest(**content).SerializeToString()
+    text = b"".join([*odd, text] if first else [text, *odd])
+    try:
+        expected = ModelInferRequest.FromString(text)
+    except DecodeError:
+        with pytest.raises(MalformedBody):
+            RequestDecoder("m", model(X)).decode(RequestMessage.read(text))
+        return
+    message = RequestMessage.read(text)
+    again = ModelInferRequest.FromString(message.form)
+    again.id = message.id
+    again.raw_input_contents.extend(map(bytes, message.raw))
+    assert again == expected
+    assert (message.model_name, message.model_version) == (expected.model_name, expected.model_version)
+
+
+def test_a_length_without_end_is_given_up_at_once() -> None:
+    """It does not become a number of a million digits."""
+    text = b"\x3a" + b"\xff" * 4_000_000
+    begun_s = time.monotonic()
+    with pytest.raises(MalformedBody):
+        RequestMessage.read(text)
+    assert time.monotonic() - begun_s < 1
+
+
 @given(REQUEST)
 @STEADY
 def test_any_request_is_read_or_refused(content: dict[str, Any]) -> None:
@@ -402,7 +459,7 @@ def test_any_request_is_read_or_refused(content: dict[str, Any]) -> None:
         memory = RequestDecoder("m", tensors)
         for _ in range(2):
             try:
-                decoded = memory.decode(ModelInferRequest(**content))
+                decoded = decode(memory, ModelInferRequest(**content))
             except (InvalidInput, MalformedBody):
                 continue
             for info in tensors.inputs:

@@ -51,6 +51,17 @@ def test_folders_are_recognised(tmp_path: Path, files: list[str], framework: str
     assert detected.path == tmp_path / entry
 
 
+@pytest.mark.parametrize("path", ["model.pkl", "."])
+def test_any_files_are_a_model_if_that_is_said(tmp_path: Path, path: str) -> None:
+    """Nothing is taken for `files` unasked; they need only be there."""
+    touch(tmp_path, "model.pkl")
+    with pytest.raises(RepositoryError, match="holds no model"):
+        detect(tmp_path / path)
+    assert detect(tmp_path / path, "files").path == tmp_path / path
+    with pytest.raises(RepositoryError, match="does not exist"):
+        detect(tmp_path / "nothing", "files")
+
+
 @pytest.mark.parametrize(
     ("file", "framework", "entry"),
     [

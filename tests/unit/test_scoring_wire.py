@@ -493,3 +493,12 @@ def test_json_rows_are_joined() -> None:
     """Texts of rows become one list without being parsed."""
     assert json.loads(encode_texts([b'{"a":1}', b"[2]", b'"3"'])) == [{"a": 1}, [2], "3"]
     assert encode_texts([b"1"]) == b"[1]"
+
+
+@pytest.mark.parametrize("unit", [b"0,", b"[0],", b"{},"])
+def test_more_values_than_memory_allows_are_refused(unit: bytes) -> None:
+    """Some bytes of JSON make ten times as many of Python's: so many of them are told to come in another form."""
+    few, many = (b'{"data": [' + unit * count + b'0], "x": 1}' for count in (1 << 19, 1 << 22))
+    check_values(few)
+    with pytest.raises(BodyTooLarge, match="4194304 JSON values"):
+        parse_document(many)

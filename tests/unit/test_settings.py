@@ -137,12 +137,12 @@ def test_origins_come_from_azures_variable_too(
 @pytest.mark.parametrize("origin", ["https://a/", "https://a b", "https://é", "[1]"])
 def test_origins_that_no_browser_sends_are_refused(tmp_path: Path, origin: str) -> None:
     """An origin ends with its host or port and has no blanks; the message shows one."""
-    with pytest.raises(InvalidSettings, match="cors_origins must .*origins"):
+    with pytest.raises(InvalidSettings, match=r"cors_origins must .*origins"):
         load(tmp_path, f"cors_origins: {origin}")
 
 
 def test_descriptions_are_named_by_azures_variables(tmp_path: Path) -> None:
-    """SERVICE_NAME, SERVICE_VERSION, SERVICE_PATH_PREFIX and SERVER_VERSION_LOG_RESPONSE_ENABLED have their effect."""
+    """SERVICE_NAME, SERVICE_VERSION, SERVICE_PATH_PREFIX, SERVER_VERSION_LOG_RESPONSE_ENABLED have their effect."""
     plain = load(tmp_path)
     named = load(
         tmp_path,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.puppets import BODIES, ROWS
 
+from stoker import device_processes, frontend_processes
 from stoker import supervisor as supervisor_module
 from stoker.children import Backoff
 from stoker.deployment import Deployed
@@ -35,13 +36,19 @@ def model(name: str, *devices: str, framework: str = "onnx", slot: int = 0) -> D
     """A model with a replica on each of these devices; nobody loads it."""
     servable = Servable(name, 1, framework, Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
     return Deployed(
-        servable, slot, max_delay_ms=0.0, placement=Placement(devices), threads=2, timeout_ms=1000
+        servable,
+        slot,
+        max_delay_ms=0.0,
+        placement=Placement(devices),
+        threads=2,
+        timeout_ms=1000,
+        number=slot,
     )
 
 
 def formed(*models: Deployed) -> list[tuple[str, str]]:
     """The groups as device and description."""
-    numbered = [replace(deployed, slot=slot) for slot, deployed in enumerate(models)]
+    numbered = [replace(deployed, slot=slot, number=slot) for slot, deployed in enumerate(models)]
     return [(group.device, str(group)) for group in group(numbered)]
 
 
@@ -90,7 +97,7 @@ def test_replicas_that_differ_for_callers_are_refused() -> None:
     replicas = Replicas(groups)
 
     def add(group: Any, signature: Signature, device: str) -> int:
-        return replicas.add(group, "digits", signature, device, load_s=1, warm_up_s=2).generation
+        return replicas.add(group, digits.number, signature, device, load_s=1, warm_up_s=2).generation
 
     add(first, ROWS, "cpu")
     with pytest.raises(LoadFailed) as refused:
@@ -110,7 +117,7 @@ def test_replicas_may_batch_differently() -> None:
     for group_, form in zip(
         groups, [ScriptForm(batching="merge", batching_reason="agrees"), ScriptForm()], strict=True
     ):
-        replicas.add(group_, "script", replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0)
+        replicas.add(group_, 0, replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0)
     assert replicas.complete
 
 
@@ -144,8 +151,8 @@ class PuppetChild:
         (start,) = self.received("start")
         self.say("device", device="cpu", description="a CPU", reason="as asked for")
         for place in start["models"]:
-            name = place["servable"]["name"]
-            self.say("loaded", model=name, signature=signature.to_json(), load_s=0.5, warm_up_s=0.25)
+            number = place["number"]
+            self.say("loaded", number=number, signature=signature.to_json(), load_s=0.5, warm_up_s=0.25)
 
     def confirm(self) -> None:
         """Be a frontend that listens, and confirms what it was told to attach."""
@@ -197,7 +204,7 @@ class Stage:
     def ready_replicas(self) -> int:
         return self.totals.model(0).ready_replicas
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Let every process come up."""
         for frontend in self.frontends:
             frontend.say("started")
@@ -205,6 +212,7 @@ class Stage:
             device.load()
         for frontend in self.frontends:
             frontend.confirm()
+        await until(lambda: self.ready)
 
 
 Play = Callable[[Sequence[Deployed], Callable[[Stage], Awaitable[None]]], None]
@@ -222,7 +230,8 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     def no_gpu() -> list[Any]:
         raise OSError
 
-    monkeypatch.setattr(supervisor_module, "Child", SimpleNamespace(start=start))
+    for module in (device_processes, frontend_processes):
+        monkeypatch.setattr(module, "Child", SimpleNamespace(start=start))
     monkeypatch.setattr(supervisor_module, "read_gpus", no_gpu)
     monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
 
@@ -231,11 +240,14 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
         sockets = [socket.socket(), socket.socket()]
 
         async def perform() -> None:
-            supervisor = Supervisor(ServerSettings(drain_grace_s=0), models, tmp_path, sockets, ready.append)
+            settings = ServerSettings(drain_grace_s=0)
+            nothing_more: Any = None
+            supervisor = Supervisor(settings, models, tmp_path, sockets, ready.append, nothing_more)
             running = asyncio.ensure_future(supervisor.run())
-            await until(lambda: len(children) >= 2 + len(supervisor._devices))
+            processes = supervisor._fleet.devices.processes
+            await until(lambda: processes and len(children) >= 2 + len(processes))
             await scene(Stage(supervisor, children, ready))
-            supervisor._stopping.set()
+            supervisor._background.stop()
             await running
 
         asyncio.run(perform())
@@ -270,6 +282,7 @@ def test_start_up_waits_for_all_replicas(play: Play) -> None:
         first.confirm()
         assert (stage.ready, stage.ready_replicas) == ([], 2)
         second.confirm()
+        await until(lambda: stage.ready)
         (start_up,) = stage.ready
         (report,) = start_up.models
         assert (report.deployed.servable.name, report.signature, len(report.devices)) == ("digits", ROWS, 2)
@@ -282,7 +295,7 @@ def test_a_replica_that_ends_is_detached_alone_and_comes_back(play: Play) -> Non
     """Frontends are told of its generation and no other; its successor gets arenas and a generation of its own."""
 
     async def scene(stage: Stage) -> None:
-        stage.start()
+        await stage.start()
         assert len(stage.ready) == 1
         (generation, other) = (message["generation"] for message in stage.frontends[0].received("attach"))
         stage.devices[0].die()
@@ -306,7 +319,7 @@ def test_a_frontend_that_comes_back_gets_every_living_replica(play: Play) -> Non
     """One that starts while a replica is down is attached to those that are there, and later to the other one."""
 
     async def scene(stage: Stage) -> None:
-        stage.start()
+        await stage.start()
         stage.devices[1].die()
         stage.frontends[0].die()
         await until(lambda: len(stage.children) == 6)
@@ -337,7 +350,7 @@ def test_a_restarted_replica_that_differs_is_not_used(play: Play, caplog: pytest
     """The file has changed under a running server: the others go on, the log says what to do."""
 
     async def scene(stage: Stage) -> None:
-        stage.start()
+        await stage.start()
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 3)
         attached = len(stage.frontends[0].received("attach"))

@@ -5,14 +5,39 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from stoker_bench.report import Report
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "load a server and compare it, in turns, with what the same machine reaches without it"
 
+_COMMON: Final = ("seconds", "rounds", "concurrency", "frontends")
+_MODEL_OPTIONS: Final = (*_COMMON, "uri", "model", "rows", "baselines")
+_SCRIPT_OPTIONS: Final = (*_COMMON, "run_folder", "script")
+_PROTOCOL_OPTIONS: Final = (*_COMMON, "model", "rows")
+_OPTIONS: Final = tuple(dict.fromkeys(_MODEL_OPTIONS + _SCRIPT_OPTIONS + _PROTOCOL_OPTIONS))
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    benches = parser.add_mutually_exclusive_group()
+    benches.add_argument(
+        "--scripts",
+        action="store_true",
+        help="bench entry scripts instead: one for TensorFlow 1 and one for ONNX, undecorated, each with its "
+        "requests merged, gathered and run one by one",
+    )
+    benches.add_argument(
+        "--protocols",
+        action="store_true",
+        help="bench the Open Inference Protocol instead: binary tensors beside JSON at /score, and beside "
+        "ONNX Runtime alone",
+    )
     parser.add_argument(
         "--uri",
         help="scoring URI of a running server, such as http://127.0.0.1:8080/score; without it the bench "
@@ -30,24 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ONNX file with one float32 input of fixed row shape; with --uri, the one that is served there "
         "(default: an MLP 784-300-100-10 with seeded random weights)",
     )
-    parser.add_argument("--seconds", type=_positive, default=3, help="length of a slice (default: 3)")
+    parser.add_argument("--seconds", type=_positive, metavar="N", help="length of a slice (default: 3)")
     parser.add_argument(
-        "--rounds", type=_positive, default=5, help="slices of each server a case (default: 5)"
+        "--rounds", type=_positive, metavar="N", help="slices of each server a case (default: 5)"
     )
     parser.add_argument(
         "--concurrency",
         type=_positive,
         nargs="+",
-        default=[64, 48, 1],
         metavar="N",
-        help="connections, one case each with one row a request (default: 64 48 1)",
+        help="connections, one case each with one row a request (default: 64 48 1, else 64)",
     )
     parser.add_argument(
         "--rows",
         type=_positive,
-        default=256,
-        help="rows a request in a further case on 4 connections, compared with pysimdjson and ONNX Runtime "
-        "alone; 1 leaves the case out (default: 256)",
+        metavar="N",
+        help="rows a request in a further case on 4 connections, compared with what the runtime reaches alone; "
+        "1 leaves the case out (default: 256)",
     )
     parser.add_argument(
         "--frontends",
@@ -56,7 +80,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="frontend processes of the server that the bench starts",
     )
     parser.add_argument(
-        "--no-baselines", action="store_true", help="measure Stoker alone; then there are no ratios"
+        "--no-baselines",
+        dest="baselines",
+        action="store_false",
+        default=None,
+        help="measure Stoker alone; then there are no ratios",
+    )
+    parser.add_argument(
+        "--run",
+        dest="run_folder",
+        type=Path,
+        metavar="DIR",
+        help="run folder of `stoker train mnist` for the scripts; trained there, briefly, if it does not exist "
+        "(default: a temporary one)",
+    )
+    parser.add_argument(
+        "--script",
+        type=Path,
+        metavar="SCORE.py",
+        help="the entry script for TensorFlow 1 (default: the bench's own, of the form of Azure's how-to)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every slice and ratio as JSON")
 
@@ -68,27 +110,48 @@ def _positive(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the bench, print its report, and return 0; figures never make it fail, a failing server does."""
+    """Run the bench, print its report, and return 0; figures never make it fail, a failing server does.
+
+    Raises:
+        OperatorError: An option belongs to another bench, or the bench cannot be run.
+    """
     import orjson
 
-    from stoker_bench.bench import BenchOptions, run_bench
     from stoker_bench.servers import ended_by_sigterm
 
-    options = BenchOptions(
-        uri=args.uri,
-        key=args.key,
-        model=args.model,
-        seconds=args.seconds,
-        rounds=args.rounds,
-        concurrency=tuple(args.concurrency),
-        rows=args.rows,
-        frontends=args.frontends,
-        baselines=not args.no_baselines,
-    )
     with ended_by_sigterm():
-        report = run_bench(options)
+        report = _report(args)
     print(report)
     if args.output:
         document = orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         args.output.write_bytes(document)
     return 0
+
+
+def _report(args: argparse.Namespace) -> Report:
+    from stoker_bench.bench import BenchOptions, run_bench
+    from stoker_bench.protocol_bench import ProtocolBenchOptions, run_protocol_bench
+    from stoker_bench.script_bench import ScriptBenchOptions, run_script_bench
+
+    if args.scripts:
+        return run_script_bench(ScriptBenchOptions(**_given(args, "scripts", *_SCRIPT_OPTIONS)))
+    if args.protocols:
+        return run_protocol_bench(ProtocolBenchOptions(**_given(args, "protocols", *_PROTOCOL_OPTIONS)))
+    return run_bench(BenchOptions(key=args.key, **_given(args, "", *_MODEL_OPTIONS)))
+
+
+def _given(args: argparse.Namespace, bench: str, *names: str) -> dict[str, Any]:
+    """Return what was given of the options with these names; the bench itself knows the defaults.
+
+    Raises:
+        InvalidSettings: An option was given that is not among them.
+    """
+    given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    for name in given.keys() - set(names):
+        option = {"baselines": "no-baselines", "run_folder": "run"}.get(name, name)
+        raise InvalidSettings(
+            f"--{option} does not go with --{bench}" if bench else f"--{option} goes with --scripts alone"
+        )
+    if "concurrency" in given:
+        given["concurrency"] = tuple(given["concurrency"])
+    return given

@@ -112,7 +112,8 @@ def _admin_key(args: argparse.Namespace) -> AdminKey:
     keyring = AdminKey(Workspace.find(args.workspace).keys_dir)
     if not keyring.path.exists():
         raise InvalidSettings(
-            f"there is no admin key in {keyring.keys_dir}; it is created when a server is first started (stoker serve)"
+            f"there is no admin key in {keyring.keys_dir}; it is created when a server is first started "
+            "(stoker serve)"
         )
     return keyring
 

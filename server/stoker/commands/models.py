@@ -1,9 +1,10 @@
-"""`stoker models`: register, list, show and delete registered models."""
+"""`stoker models`: register, list, show, label and delete models, load and unload them in a running server."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -11,9 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.commands.running_server import SERVER, ask_admin, on_loopback
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.frameworks import FRAMEWORKS, Detected, detect
 from stoker.image_input import ImageInput, image_argument, read_image_input
+from stoker.labels import change_labels, stored_labels
+from stoker.versions import VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "register, list, show and delete models"
+SUMMARY = "register, list, show, label and delete models, load and unload them in a running server"
 
 _PROGRESS_FROM_BYTES = 50_000_000
 
@@ -70,6 +74,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     delete.add_argument("reference", metavar="NAME:VERSION", help="the version")
     delete.add_argument("--force", action="store_true", help="delete it even while it is being served")
     delete.set_defaults(models_run=_delete)
+
+    label = actions.add_parser(
+        "label",
+        parents=[common],
+        help="show or move the labels of a model's versions, in running servers too",
+    )
+    label.add_argument("name", metavar="NAME", help="the model")
+    label.add_argument(
+        "labels",
+        metavar="LABEL=VERSION",
+        nargs="*",
+        help="what a label means from now on; 'default' is the version that is meant where none is named",
+    )
+    label.add_argument(
+        "--remove", action="append", default=[], metavar="LABEL", help="remove a label; can be repeated"
+    )
+    label.set_defaults(models_run=_label)
+
+    server = argparse.ArgumentParser(add_help=False)
+    server.add_argument("reference", metavar="NAME[:VERSION]", help="the model, or one version of it")
+    server.add_argument(
+        "--url", default=SERVER, metavar="URL", help=f"where the server listens (default {SERVER})"
+    )
+    server.add_argument(
+        "--key", metavar="KEY", help="the admin key (default: STOKER_ADMIN_KEY, else that of the workspace)"
+    )
+    for action, help_text in (
+        ("load", "have a running server load a model, or what has changed of it"),
+        ("unload", "have a running server unload a model"),
+    ):
+        parser_of_action = actions.add_parser(action, parents=[common, server], help=help_text)
+        parser_of_action.set_defaults(models_run=_ask_server)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -251,6 +287,62 @@ def _delete(args: argparse.Namespace) -> int:
     name, version = parse_reference(args.reference)
     if version is None:
         raise InvalidSettings(f"say which version to delete: {name}:VERSION (stoker models list shows them)")
+    labels = stored_labels(_repository(args).models_dir / name)
+    labelled = [label for label, labelled_version in labels.items() if labelled_version == version]
+    if labelled and not args.force:
+        raise InvalidSettings(
+            f"{name}:{version} has the label {labelled[0]}; move it first (stoker models label {name} "
+            f"{labelled[0]}=VERSION), or delete the version with --force"
+        )
     _repository(args).delete(name, version, force=args.force)
     sys.stdout.write(f"{name}:{version} is deleted\n")
     return 0
+
+
+def _label(args: argparse.Namespace) -> int:
+    repository = _repository(args)
+    versions = repository.versions(args.name) or [repository.get(args.name).version]
+    pairs = dict(text.partition("=")[::2] for text in args.labels)
+    try:
+        moved = read_labels(pairs)
+    except ValueError as error:
+        raise InvalidSettings(f"labels {error}, such as: stoker models label {args.name} stable=3") from None
+    for version in moved.values():
+        check_named(args.name, VersionPolicy(None, (version,)), versions)
+    base = repository.models_dir / args.name
+    there = stored_labels(base)
+    for label in args.remove:
+        if label not in there:
+            raise InvalidSettings(f"{args.name} has no label {label}; it has {', '.join(there) or 'none'}")
+    labels = change_labels(base, moved, args.remove) if moved or args.remove else there
+    sys.stdout.write(_table([(label, f"{args.name}:{version}") for label, version in sorted(labels.items())]))
+    if not labels:
+        _note(f"{args.name} has no labels")
+    return 0
+
+
+def _ask_server(args: argparse.Namespace) -> int:
+    """Load or unload by the model repository API."""
+    from stoker.names import parse_reference
+
+    name, version = parse_reference(args.reference)
+    path = f"/v2/repository/models/{name}"
+    if version is not None:
+        path += f"/versions/{version}"
+    ask_admin(args.url, f"{path}/{args.models_action}", args.key or _admin_key(args))
+    sys.stdout.write(f"{args.reference} is {args.models_action}ed\n")
+    return 0
+
+
+def _admin_key(args: argparse.Namespace) -> str | None:
+    """The key of the environment, else that of the workspace, which is sent to this machine alone."""
+    from stoker.keyring import AdminKey
+    from stoker.workspace import Workspace
+
+    given = os.environ.get("STOKER_ADMIN_KEY")
+    if given or not on_loopback(args.url):
+        return given
+    try:
+        return AdminKey(Workspace.find(args.workspace).keys_dir).show().primary
+    except FileNotFoundError:
+        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from stoker.commands.running_server import SERVER, on_loopback
 from stoker.errors import InvalidSettings, OperatorError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 SUMMARY = "send rows or a test image to a running server and print the answers"
 
 KEY_VARIABLES = ("STOKER_KEY", "STOKER_PRIMARY_KEY")
-SERVER = "http://127.0.0.1:8080"
 REQUEST_ROWS = 256
 RETRIES = 2
 
@@ -135,7 +134,7 @@ def _key_from_workspace(keys_dir: Path, name: str | None, uri: str) -> str | Non
     """
     from stoker.keyring import Keyring, services_with_keys
 
-    if not _on_loopback(uri):
+    if not on_loopback(uri):
         return None
     services = services_with_keys(keys_dir)
     in_path = _SERVICE_PATH.search(urlsplit(uri).path)
@@ -152,14 +151,6 @@ def _key_from_workspace(keys_dir: Path, name: str | None, uri: str) -> str | Non
             f"the keys of service {name} in {keys_dir} cannot be read ({error.strerror}); "
             f"give one with --key or ${KEY_VARIABLES[0]}"
         ) from error
-
-
-def _on_loopback(uri: str) -> bool:
-    host = urlsplit(uri).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _key_advice(origin: str) -> str:

@@ -14,6 +14,7 @@ from stoker.settings import (
     ServerSettings,
     add_server_options,
     load_settings,
+    model_settings,
 )
 
 __all__ = ["SUMMARY", "add_arguments", "run", "serve_settings"]
@@ -41,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME[:VERSION]",
         help="a registered model; repeatable",
+    )
+    parser.add_argument(
+        "--versions",
+        metavar="WHICH",
+        help="latest (the default), latest:N, all, or versions such as 3,7: of PATH and --model, else of all "
+        "models that say nothing else",
     )
     parser.add_argument("--name", help="service name of PATH (default: from the file's name)")
     parser.add_argument(
@@ -126,6 +133,9 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
 
     imported: list[ImportedSettings] = []
     script = ModelSettings()
+    if args.versions:
+        versions = model_settings({"versions": args.versions}, "command line")
+        imported.append(ImportedSettings("command line", model=versions))
     if args.deployment_config is not None:
         imported.append(DeploymentConfig.from_file(args.deployment_config).imported())
     if args.inference_config is not None:

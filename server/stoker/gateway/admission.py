@@ -75,6 +75,11 @@ class LimitedService(Service):
         super().attach(exchange)
         self._call = _LimitedJoiningCall if issubclass(self._call, JoiningCall) else _LimitedCall
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is between its arrival and its answer."""
+        return super().idle and not self._waiting
+
     def leave(self) -> None:
         """An admitted request has its answer, or its caller has gone: the next one may come in."""
         self._in_flight -= 1

@@ -12,7 +12,16 @@ from typing import Any, Final
 
 from stoker.errors import MethodNotAllowed, ModelFailed, StokerError, Unauthorized, UnsupportedEncoding
 
-__all__ = ["CLOSE_LINE", "Respond", "error_body", "error_lines", "failed_line", "json_lines", "split_lines"]
+__all__ = [
+    "CLOSE_LINE",
+    "Respond",
+    "code_line",
+    "error_body",
+    "error_lines",
+    "failed_line",
+    "json_lines",
+    "split_lines",
+]
 
 Respond = Callable[[int, bytes, bytes], None]
 """Called once with status, header lines (each ended by CRLF), and body."""
@@ -51,6 +60,11 @@ def error_lines(error: StokerError) -> bytes:
     if isinstance(error, UnsupportedEncoding) and error.accepted:
         lines += b"accept-encoding: %b\r\n" % ", ".join(error.accepted).encode()
     return lines
+
+
+def code_line(error: StokerError) -> bytes:
+    """The header line with an error's code, for protocols whose JSON has no place for it."""
+    return b"x-stoker-error-code: %b\r\n" % error.code.encode()
 
 
 def split_lines(lines: bytes) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.errors import MethodNotAllowed, NotFound, StokerError
+from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
 from stoker.gateway.answers import CLOSE_LINE, failed_line, split_lines
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
@@ -125,10 +125,12 @@ async def _metrics(request: Request) -> Response:
     gateway = _gateway(request)
     if gateway.metrics_need_key:
         authorization = request.headers.get("authorization", "").encode("latin-1")
-        services = list(gateway.services.values())
+        services = list(gateway.all_services)
+        if not services:
+            raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
         if not any(service.authorized(authorization) for service in services):
             raise services[0].unauthorized(authorization)
-    text = render(gateway.metrics, list(gateway.services))
+    text = render(gateway.metrics, gateway.models)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -78,20 +78,25 @@ async def receive_body(
         allowance.cover(size_bytes)
         body.write(piece)
 
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
-        if inflater is None:
-            keep(chunk)
-        else:
-            for piece in inflater.feed(chunk):
-                keep(piece)
-                if len(piece) == PIECE_BYTES:
-                    # A small chunk can make very much: other requests have their turn meanwhile.
-                    await asyncio.sleep(0)
-        if not message.get("more_body", False):
-            if inflater is not None:
-                inflater.finish()
-            return body.getvalue()
+    # A service is not taken away while a body for it arrives.
+    service.arriving += 1
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            if inflater is None:
+                keep(chunk)
+            else:
+                for piece in inflater.feed(chunk):
+                    keep(piece)
+                    if len(piece) == PIECE_BYTES:
+                        # A small chunk can make very much: other requests have their turn meanwhile.
+                        await asyncio.sleep(0)
+            if not message.get("more_body", False):
+                if inflater is not None:
+                    inflater.finish()
+                return body.getvalue()
+    finally:
+        service.arriving -= 1

@@ -9,6 +9,7 @@ from typing import Final
 __all__ = ["Cors", "is_preflight"]
 
 _ALLOWED_METHODS: Final = (b"GET", b"POST")
+_VARY: Final = (b"vary", b"Origin")
 _Pair = tuple[bytes, bytes]
 
 
@@ -28,9 +29,17 @@ class Cors:
     origins: tuple[str, ...]
 
     @property
-    def without_origin(self) -> _Pair:
-        """The header of answers to requests that say no origin."""
-        return b"access-control-allow-origin", self.origins[0].encode("latin-1")
+    def without_origin(self) -> list[_Pair]:
+        """The headers of answers to requests that say no origin: all are named, or the first one."""
+        if "*" in self.origins:
+            return [(b"access-control-allow-origin", b"*")]
+        allowed = [(b"access-control-allow-origin", self.origins[0].encode())]
+        return allowed if len(self.origins) == 1 else [*allowed, _VARY]
+
+    def names(self, origin: bytes) -> bool:
+        """Whether an origin is among those that may read; schemes and hosts have no case."""
+        asked = origin.decode("latin-1").lower()
+        return any(listed in ("*", asked) for listed in map(str.lower, self.origins))
 
     def headers(self, method: str, headers: Mapping[bytes, bytes]) -> list[_Pair]:
         """Return the headers that an answer gets.
@@ -40,12 +49,13 @@ class Cors:
             headers: Of the request, by lower-case name.
         """
         origin = headers.get(b"origin")
-        if origin is None:
-            return [self.without_origin]
-        if "*" not in self.origins and origin.decode("latin-1") not in self.origins:
+        if not origin:
+            allowed = self.without_origin
+        elif self.names(origin):
+            allowed = [(b"access-control-allow-origin", origin), _VARY]
+        else:
             return []
-        allowed = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-        if is_preflight(method, headers) and headers[b"access-control-request-method"] in _ALLOWED_METHODS:
+        if method == "OPTIONS" and headers.get(b"access-control-request-method") in _ALLOWED_METHODS:
             allowed.append((b"access-control-allow-methods", b", ".join(_ALLOWED_METHODS)))
             names = headers.get(b"access-control-request-headers", b"").split(b",")
             if asked := b", ".join(name.strip() for name in names if name.strip()):

@@ -144,6 +144,10 @@ class DirectProtocol(HttpToolsProtocol):
             return True
         return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.more_body)
 
+    def receives_for(self, service: Service) -> bool:
+        """Whether the body of a plain request for this service is arriving."""
+        return self._receiving is service
+
     def data_received(self, data: bytes) -> None:
         if self._between:
             end = data.find(_END_OF_HEAD, 0, _REMEMBERED_HEAD_BYTES) + 4

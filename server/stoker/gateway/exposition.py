@@ -2,96 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from stoker.gateway.served_models import ServedModel
 from stoker.metrics import HistogramTotals, MetricMemory, ModelTotals, Totals
 
 __all__ = ["CONTENT_TYPE_LATEST", "render"]
 
+_Named = list[tuple[list[str], ModelTotals]]
+"""Totals by their labels: name and version."""
 
-def render(memory: MetricMemory, models: Sequence[str]) -> bytes:
-    """Return all metrics in Prometheus text format; `models` are the service names by slot."""
+
+def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
+    """Return all metrics in Prometheus text format, those of all versions that have been served."""
+    slots = [
+        ([name, number], version.slot)
+        for name, model in models.items()
+        for number, version in model.versions.items()
+    ]
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ServerCollector(memory, models))
+    registry.register(_ServerCollector(memory, slots))
     return generate_latest(registry)
 
 
 class _ServerCollector(Collector):
     """Reads the shared memory at scrape time."""
 
-    def __init__(self, memory: MetricMemory, models: Sequence[str]) -> None:
+    def __init__(self, memory: MetricMemory, slots: Sequence[tuple[list[str], int]]) -> None:
+        """Read the slots of models whose labels are name and version."""
         self._memory = memory
-        self._models = models
+        self._slots = slots
 
     def collect(self) -> Iterator[Metric]:
         totals = self._memory.totals()
-        named = [(name, totals.model(slot)) for slot, name in enumerate(self._models)]
+        named = [(labels, totals.model(slot)) for labels, slot in self._slots]
         yield from _request_metrics(named)
         yield from _batch_metrics(named)
         yield from _collection_metrics(named)
         yield from _process_metrics(totals)
 
 
-def _request_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
+def _request_metrics(named: _Named) -> Iterator[Metric]:
     requests = CounterMetricFamily(
-        "stoker_requests", "Scoring requests answered.", labels=["model", "status"]
+        "stoker_requests", "Scoring requests answered.", labels=["model", "version", "status"]
     )
     rejections = CounterMetricFamily(
-        "stoker_rejections", "Scoring requests refused before the device.", labels=["model", "reason"]
+        "stoker_rejections",
+        "Scoring requests refused before the device.",
+        labels=["model", "version", "reason"],
     )
-    rows = CounterMetricFamily("stoker_rows", "Rows of the requests answered with 200.", labels=["model"])
-    in_flight = GaugeMetricFamily("stoker_rows_in_flight", "Rows leased by requests.", labels=["model"])
-    queued = GaugeMetricFamily("stoker_queue_rows", "Rows that wait for the device.", labels=["model"])
-    replicas = GaugeMetricFamily("stoker_ready_replicas", "Replicas that are loaded.", labels=["model"])
-    for name, model in named:
+    rows = CounterMetricFamily(
+        "stoker_rows", "Rows of the requests answered with 200.", labels=["model", "version"]
+    )
+    in_flight = GaugeMetricFamily(
+        "stoker_rows_in_flight", "Rows leased by requests.", labels=["model", "version"]
+    )
+    queued = GaugeMetricFamily(
+        "stoker_queue_rows", "Rows that wait for the device.", labels=["model", "version"]
+    )
+    replicas = GaugeMetricFamily(
+        "stoker_ready_replicas", "Replicas that are loaded.", labels=["model", "version"]
+    )
+    for labels, model in named:
         for status, count in model.requests().items():
             if count or status == 200:
-                requests.add_metric([name, str(status or "other")], count)
+                requests.add_metric([*labels, str(status or "other")], count)
         for reason, count in model.rejections().items():
-            rejections.add_metric([name, reason], count)
-        rows.add_metric([name], model.rows)
-        in_flight.add_metric([name], model.rows_in_flight)
-        queued.add_metric([name], model.queue_rows)
-        replicas.add_metric([name], model.ready_replicas)
+            rejections.add_metric([*labels, reason], count)
+        rows.add_metric(labels, model.rows)
+        in_flight.add_metric(labels, model.rows_in_flight)
+        queued.add_metric(labels, model.queue_rows)
+        replicas.add_metric(labels, model.ready_replicas)
     yield from (requests, rejections, rows, in_flight, queued, replicas)
 
 
-def _batch_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
+def _batch_metrics(named: _Named) -> Iterator[Metric]:
     dispatches = CounterMetricFamily(
-        "stoker_dispatches", "Batches by why they left.", labels=["model", "reason"]
+        "stoker_dispatches", "Batches by why they left.", labels=["model", "version", "reason"]
     )
-    sizes = HistogramMetricFamily("stoker_batch_rows", "Rows per batch.", labels=["model"])
+    sizes = HistogramMetricFamily("stoker_batch_rows", "Rows per batch.", labels=["model", "version"])
     stages = HistogramMetricFamily(
         "stoker_stage_seconds",
         "Time by stage: parse and total per request, queue per row, compute per batch.",
-        labels=["model", "stage"],
+        labels=["model", "version", "stage"],
     )
-    for name, model in named:
+    for labels, model in named:
         for reason, count in model.dispatches().items():
-            dispatches.add_metric([name, reason], count)
+            dispatches.add_metric([*labels, reason], count)
         batch_rows = model.batch_rows()
-        sizes.add_metric([name], _buckets(batch_rows), batch_rows.sum)
+        sizes.add_metric(labels, _buckets(batch_rows), batch_rows.sum)
         for stage, times in model.stage_seconds().items():
-            stages.add_metric([name, stage], _buckets(times), times.sum)
+            stages.add_metric([*labels, stage], _buckets(times), times.sum)
     yield from (dispatches, sizes, stages)
 
 
-def _collection_metrics(named: list[tuple[str, ModelTotals]]) -> Iterator[Metric]:
+def _collection_metrics(named: _Named) -> Iterator[Metric]:
     collected = CounterMetricFamily(
-        "stoker_collected_records", "Sampled requests written to the workspace.", labels=["model"]
+        "stoker_collected_records", "Sampled requests written to the workspace.", labels=["model", "version"]
     )
     dropped = CounterMetricFamily(
-        "stoker_collection_dropped", "Sampled requests that were not written.", labels=["model", "reason"]
+        "stoker_collection_dropped",
+        "Sampled requests that were not written.",
+        labels=["model", "version", "reason"],
     )
-    for name, model in named:
-        collected.add_metric([name], model.collected)
+    for labels, model in named:
+        collected.add_metric(labels, model.collected)
         for reason, count in model.collection_dropped().items():
-            dropped.add_metric([name, reason], count)
+            dropped.add_metric([*labels, reason], count)
     yield from (collected, dropped)
 
 

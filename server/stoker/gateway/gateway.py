@@ -15,6 +15,7 @@ from stoker.gateway.swagger import Naming
 from stoker.metrics import MetricMemory
 
 if TYPE_CHECKING:
+    from stoker.gateway.administration import Administration
     from stoker.gateway.dialect import Dialect
 
 __all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
@@ -56,6 +57,8 @@ class Gateway:
     cors: Cors | None = None
     naming: Naming = field(default_factory=Naming)
     tells_version: bool = True
+    administration: Administration | None = None
+    """Who loads and unloads models; set once by the frontend."""
     default_lines: bytes = b""
     """Header lines of every answer, with the date; what the direct door writes and uvicorn adds."""
     heads: dict[bytes, PlainHead] = field(default_factory=dict)
@@ -77,8 +80,10 @@ class Gateway:
         self._find_routes()
 
     def route(self, name: str, model: ServedModel) -> None:
-        """Take note of what is served of a model from now on."""
+        """Take note of what is served of a model from now on; one without versions is forgotten."""
         self.models[name] = model
+        if not model.versions:
+            del self.models[name]
         default = None if model.default is None else model.versions[model.default].service
         if default is None:
             self.services.pop(name, None)

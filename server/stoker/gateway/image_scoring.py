@@ -58,6 +58,11 @@ class ImageScoring:
             self._image, signature, max_pixels=self._max_pixels, max_rows_bytes=self._max_rows_bytes
         )
 
+    @property
+    def idle(self) -> bool:
+        """Whether no image is being decoded."""
+        return not self._waiting
+
     def claims(self, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body may hold images; others are numbers in JSON."""
         return self._reader is not None and self._reader.claims(body, content_type_of(head))

@@ -46,6 +46,8 @@ async def infer(
         return await tensors.outputs
     finally:
         call.abandon()
+        # An error keeps this frame, and these would keep the error: only a collection of garbage freed the inputs.
+        del tensors, call
 
 
 class _Tensors:

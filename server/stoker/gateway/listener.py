@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from stoker import __version__
 from stoker.gateway.direct import DirectProtocol
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.service import Service
 
 __all__ = ["Listener"]
 
@@ -68,6 +69,10 @@ class Listener:
         """The open connections."""
         return self._state.connections  # type: ignore[return-value]  # all are made by _protocol
 
+    def receives_for(self, service: Service) -> bool:
+        """Whether the body of a plain request for this service is arriving: it does not know of it yet."""
+        return any(connection.receives_for(service) for connection in self.connections)
+
     def _protocol(self) -> DirectProtocol:
         return DirectProtocol(self._config, self._state, {}, gateway=self._gateway)
 
@@ -95,7 +100,7 @@ class Listener:
         self._state.default_headers = headers
         if self._gateway.cors is not None:
             # The direct door leaves requests of browsers to the app.
-            headers = [*headers, self._gateway.cors.without_origin]
+            headers = [*headers, *self._gateway.cors.without_origin]
         self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
     async def stop_listening(self) -> None:

@@ -18,13 +18,15 @@ from stoker.errors import (
     NotSupported,
     StokerError,
 )
-from stoker.gateway.answers import split_lines
+from stoker.gateway.answers import error_lines, split_lines
 from stoker.gateway.compression import compressed
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import InferDialect, error_answer
+from stoker.gateway.repository_api import RepositoryApi
 from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.scoring import DialectEndpoint
 from stoker.gateway.service import Service
+from stoker.gateway.statistics import statistics
 from stoker.wire.oip import DATATYPES
 
 if TYPE_CHECKING:
@@ -68,6 +70,9 @@ def oip_routes(gateway: Gateway) -> list[Route]:
         _get("/v2/health/live", routes.live),
         _get("/v2/health/ready", routes.ready),
         _get("/v2/models", routes.models),
+        _get("/v2/models/stats", routes.statistics),
+        *(_get(path + "/stats", routes.statistics) for path in models),
+        *_repository_routes(RepositoryApi(gateway)),
         *(_get(path, routes.metadata) for path in models),
         *(_get(path + "/ready", routes.model_ready) for path in models),
         *(
@@ -77,6 +82,18 @@ def oip_routes(gateway: Gateway) -> list[Route]:
         *(_any(path + "/" + rest, _declined) for path in models for rest in _DECLINED_OF_MODELS),
         *(_any("/v2/" + rest, _declined) for rest in _DECLINED),
         _any("/v2/{rest:path}", _unknown),
+    ]
+
+
+def _repository_routes(api: RepositoryApi) -> list[Route]:
+    model = "/v2/repository/models/{name}"
+    return [
+        _post("/v2/repository/index", api.index),
+        *(_post(path + "/load", api.load) for path in (model, model + "/versions/{version}")),
+        *(_post(path + "/unload", api.unload) for path in (model, model + "/versions/{version}")),
+        _any("/v2/repository/{repository}/index", api.named),
+        _any("/v2/repository/{repository}/models/{name}/load", api.named),
+        _any("/v2/repository/{repository}/models/{name}/unload", api.named),
     ]
 
 
@@ -142,6 +159,11 @@ class _Routes:
             }
         )
 
+    async def statistics(self, request: Request) -> Response:
+        parameters = request.path_params
+        found = statistics(self._gateway, parameters.get("name"), parameters.get("version"))
+        return JSONResponse({"model_stats": found})
+
     async def model_ready(self, request: Request) -> Response:
         service = self._service(request.path_params)
         if not service.ready:
@@ -174,6 +196,15 @@ def _get(path: str, handler: _Handler) -> Route:
     return _any(path, handle)
 
 
+def _post(path: str, handler: _Handler) -> Route:
+    async def handle(request: Request) -> Response:
+        if request.method != "POST":
+            raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
+        return await handler(request)
+
+    return _any(path, handle)
+
+
 def _any(path: str, handler: _Handler) -> Route:
     """A route for all methods whose errors have this protocol's shape."""
 
@@ -183,12 +214,9 @@ def _any(path: str, handler: _Handler) -> Route:
             lines = RequestIds(*sent).lines
             response = await handler(request)
         except StokerError as error:
-            lines = refusal_id_lines(sent)
+            lines = refusal_id_lines(sent) + error_lines(error)
             status, body = error_answer(error)
-            headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
-            if isinstance(error, MethodNotAllowed):
-                headers["allow"] = ", ".join(error.allowed)
-            response = Response(body, status, headers, media_type="application/json")
+            response = Response(body, status, media_type="application/json")
         response.raw_headers.extend(split_lines(lines))
         return response
 

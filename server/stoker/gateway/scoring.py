@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from stoker.errors import MethodNotAllowed, StokerError
 from stoker.gateway.answers import (
     CLOSE_LINE,
+    code_line,
     error_body,
     error_lines,
     failed_line,
@@ -239,9 +240,12 @@ def refusal(
     error: StokerError, headers: Mapping[bytes, bytes], status: int | None = None, body: bytes | None = None
 ) -> Answer:
     """Return the answer to a request whose body is not read, with these headers; in Azure's shape by default."""
+    foreign = body is not None
     if body is None:
         body = error_body(error)
     lines = json_lines(body) + refusal_id_lines(sent_ids(headers)) + error_lines(error)
+    if foreign:
+        lines += code_line(error)
     length = content_length(headers)
     nothing_follows = length <= 0 and b"transfer-encoding" not in headers
     if not nothing_follows and (b"expect" in headers or not 0 <= length <= _SHORT_BODY_BYTES):

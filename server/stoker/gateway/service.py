@@ -29,7 +29,15 @@ from stoker.errors import (
     UnsupportedEncoding,
 )
 from stoker.exchange import Exchange, Rows, Ticket
-from stoker.gateway.answers import CLOSE_LINE, Respond, error_body, error_lines, failed_line, json_lines
+from stoker.gateway.answers import (
+    CLOSE_LINE,
+    Respond,
+    code_line,
+    error_body,
+    error_lines,
+    failed_line,
+    json_lines,
+)
 from stoker.gateway.image_scoring import ImageScoring, content_type_of
 from stoker.gateway.request_ids import RequestIds, fresh_id_lines
 from stoker.metrics import ModelMetrics
@@ -98,6 +106,8 @@ class Service:
         self.exchanges: list[Exchange] = []
         self.exchange: Exchange | None = None
         self.draining = False
+        self.arriving = 0
+        """How many bodies of requests for it are being received."""
         self.tokens = tokens
         self.description = description
         self.images = images
@@ -134,6 +144,16 @@ class Service:
     def ready(self) -> bool:
         """Whether requests can be scored now."""
         return bool(self.exchanges) and not self.draining
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is between its arrival and its answer; the direct door's bodies are not known here."""
+        return (
+            not self.arriving
+            and not self._staged
+            and (self.images is None or self.images.idle)
+            and all(exchange.idle for exchange in self.exchanges)
+        )
 
     @property
     def leased_rows(self) -> int:
@@ -526,7 +546,10 @@ class Call(Ticket):
         status, body = (
             (error.status, error_body(error)) if self.dialect is None else self.dialect.refusal(error)
         )
-        self._answer(status, json_lines(body) + self.ids.lines + error_lines(error), body)
+        lines = json_lines(body) + self.ids.lines + error_lines(error)
+        if self.dialect is not None:
+            lines += code_line(error)
+        self._answer(status, lines, body)
 
     def abandon(self) -> None:
         """The caller has gone: rows that have not started do not run."""

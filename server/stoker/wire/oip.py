@@ -18,7 +18,7 @@ import orjson
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import join_strings, split_strings
-from stoker.wire.scoring import check_text, nesting_depth
+from stoker.wire.scoring import check_text, check_values, nesting_depth
 from stoker.wire.tensor_json import as_tensor, check_rows
 
 __all__ = [
@@ -109,6 +109,7 @@ def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int
     Raises:
         MalformedBody: The JSON cannot be read, or the sizes do not add up.
         InvalidInput: It does not fit the model.
+        BodyTooLarge: Its JSON has too many values.
     """
     if json_bytes == 0:
         return _decode_raw(model, tensors, body)
@@ -126,6 +127,7 @@ def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int
 def _parse(text: bytes) -> dict[str, Any]:
     if nesting_depth(text) > _MAX_DEPTH:
         raise MalformedBody(f"the request JSON is nested more than {_MAX_DEPTH} levels deep")
+    check_values(text)
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -17,12 +17,13 @@ import numpy as np
 import orjson
 import simdjson
 
-from stoker.errors import InvalidInput, MalformedBody
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import Signature, TensorSpec
 
 __all__ = [
     "ScoringDecoder",
     "check_text",
+    "check_values",
     "decode_document",
     "encode_each",
     "encode_outputs",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 _MAX_DEPTH: Final = 100
+_PIECE_BYTES: Final = 1 << 18
+_MAX_VALUES: Final = 1 << 22
 _BOM: Final = b"\xef\xbb\xbf"
 _STRUCTURE: Final = b"[],"
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
@@ -102,7 +105,7 @@ def _pattern(shape: Sequence[int]) -> bytes:
     """The brackets and commas of a nested list of this shape."""
     pattern = b""
     for size in reversed(shape):
-        pattern = b"[" + b",".join([pattern] * size) + b"]"
+        pattern = b"[" + ((pattern + b",") * size)[:-1] + b"]"
     return pattern
 
 
@@ -112,10 +115,31 @@ def nesting_depth(body: bytes) -> int:
     Brackets inside strings count too: the result is an upper bound, which is enough to refuse a body.
     """
     codes = np.frombuffer(body, np.uint8)
-    # "[" and "{" differ from "]" and "}" by 2; both pairs map to one code with bit 5 cleared.
-    folded = codes & 0xDF
-    steps = (folded == 0x5B).astype(np.int32) - (folded == 0x5D).astype(np.int32)
-    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    depth = deepest = 0
+    # Piece by piece, for what is made of a whole body here would be many times as large.
+    for start in range(0, len(codes), _PIECE_BYTES):
+        # "[" and "{" differ from "]" and "}" by 2; both pairs map to one code with bit 5 cleared.
+        folded = codes[start : start + _PIECE_BYTES] & 0xDF
+        steps = (folded == 0x5B).astype(np.int32) - (folded == 0x5D)
+        levels = np.cumsum(steps, dtype=np.int32)
+        deepest = max(deepest, depth + int(levels.max()))
+        depth += int(levels[-1])
+    return deepest
+
+
+def check_values(body: bytes) -> None:
+    """Refuse JSON of so many values that Python's objects for them would take many times the body's memory.
+
+    Raises:
+        BodyTooLarge: There are more than four million numbers, lists and other values.
+    """
+    if len(body) <= _MAX_VALUES:
+        return
+    # What stands in strings counts too.
+    if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise BodyTooLarge(
+            f"The request body holds more than {_MAX_VALUES} JSON values; send it in parts, or as binary data."
+        )
 
 
 def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
@@ -151,11 +175,13 @@ def parse_document(body: bytes) -> Any:
 
     Raises:
         MalformedBody: It is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
+        BodyTooLarge: See `check_values`.
     """
     if not body:
         raise MalformedBody("The request body is empty.")
     if nesting_depth(body) > _MAX_DEPTH:
         raise MalformedBody(f"The request body is nested more than {_MAX_DEPTH} levels deep.")
+    check_values(body)
     try:
         return orjson.loads(body.removeprefix(_BOM))
     except orjson.JSONDecodeError as error:

@@ -99,9 +99,11 @@ def _large_integers(value: Any, info: TensorInfo) -> np.ndarray:
 
 
 def _holds_boolean(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(_holds_boolean(item) for item in value)
-    return isinstance(value, bool)
+    if not isinstance(value, list):
+        return isinstance(value, bool)
+    # The types of one list at C's speed, for there may be millions of numbers.
+    types = set(map(type, value))
+    return bool in types or (list in types and any(map(_holds_boolean, value)))
 
 
 def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:

@@ -17,7 +17,7 @@ import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.scoring import nesting_depth
+from stoker.wire.scoring import check_values, nesting_depth
 from stoker.wire.tensor_json import as_dtype, check_rows
 
 __all__ = ["PredictRequest", "decode_examples", "decode_predict", "encode_predict", "encode_results"]
@@ -67,6 +67,7 @@ def _document(body: bytes) -> dict[str, Any]:
         raise MalformedBody("JSON Parse error: The document is empty")
     if nesting_depth(body) > _MAX_DEPTH:
         raise MalformedBody(f"JSON Parse error: nested more than {_MAX_DEPTH} levels deep")
+    check_values(body)
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -144,9 +145,9 @@ def _gather(value: Any, leaves: list[Any], level: int) -> tuple[int, ...]:
         leaves.append(value)
         return ()
     if value and not isinstance(value[0], list):
-        for item in value:
-            if isinstance(item, list):
-                raise InvalidInput(f"Encountered list at unexpected size: {len(item)} at level: {level}")
+        if list in set(map(type, value)):
+            inner_size = len(next(item for item in value if isinstance(item, list)))
+            raise InvalidInput(f"Encountered list at unexpected size: {inner_size} at level: {level}")
         leaves += value
         return (len(value),)
     inner: tuple[int, ...] = ()
@@ -164,14 +165,16 @@ def _gather(value: Any, leaves: list[Any], level: int) -> tuple[int, ...]:
 def _numbers(leaves: list[Any], info: TensorInfo) -> np.ndarray:
     kind = np.dtype(info.dtype).kind
     wanted: tuple[type, ...] = (bool,) if kind == "b" else (int, float) if kind == "f" else (int,)
-    for leaf in leaves:
-        # A boolean is an int to Python, and must not become a number.
-        if type(leaf) not in wanted:
-            raise InvalidInput(
-                f"JSON Value: {json.dumps(leaf)[:100]} Type: {_type(leaf)} is not of expected type: {info.dtype}"
-            )
+    # A boolean is an int to Python, and must not become a number.
+    if not set(map(type, leaves)).issubset(wanted):
+        leaf = next(leaf for leaf in leaves if type(leaf) not in wanted)
+        raise InvalidInput(
+            f"JSON Value: {json.dumps(leaf)[:100]} Type: {_type(leaf)} is not of expected type: {info.dtype}"
+        )
     # Beside numbers above 2⁶³ numpy would take smaller ones for floats.
-    array = np.array(leaves, object if info.dtype == "uint64" else None) if leaves else np.empty(0, info.dtype)
+    array = (
+        np.array(leaves, object if info.dtype == "uint64" else None) if leaves else np.empty(0, info.dtype)
+    )
     if array.dtype == object:
         try:
             array = array.astype(np.uint64)

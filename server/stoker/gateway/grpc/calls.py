@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from stoker.errors import DeadlineExceeded, ModelFailed, StokerError
+from stoker.errors import DeadlineExceeded, MalformedBody, ModelFailed, StokerError
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.request_ids import RequestIds
 
-__all__ = ["Call", "CallsUnderWay", "authorization_of", "fault", "refusing", "shown"]
+__all__ = ["Call", "CallsUnderWay", "authorization_of", "fault", "parsed", "reader", "refusing", "shown"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,27 @@ def authorization_of(metadata: dict[str, Any]) -> bytes:
     return value.encode("latin-1", "replace")
 
 
+def reader(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """A deserializer that returns the error to answer with, where gRPC would write one into the log."""
+
+    def read_or_say_why(content: bytes) -> Any:
+        try:
+            return read(content)
+        except StokerError as error:
+            return error.with_traceback(None)
+        except DecodeError as error:
+            return MalformedBody(f"the message cannot be read: {error}")
+
+    return read_or_say_why
+
+
+def parsed(request: Any) -> Any:
+    """Return a message that was read, or raise the error that `reader` has put in its place."""
+    if isinstance(request, StokerError):
+        raise request
+    return request
+
+
 class CallsUnderWay:
     """The calls and streams that have begun and not ended."""
 
@@ -81,11 +103,12 @@ class CallsUnderWay:
             self._count += 1
             self._none.clear()
             try:
-                return await method(request, Call(context))
+                call = Call(context)
+                return await method(parsed(request), call)
             except StokerError as error:
-                await _refuse(context, error)
+                _refuse(context, error)
             except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-                await _refuse(context, fault(error))
+                _refuse(context, fault(error))
             finally:
                 self._count -= 1
                 if not self._count:
@@ -104,7 +127,7 @@ def refusing(error: StokerError) -> grpc.RpcMethodHandler:
     """A handler, for any method, that ends the call with an error and does not read its message."""
 
     async def refuse(_: Any, context: Any) -> None:
-        await _refuse(context, error)
+        _refuse(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -116,13 +139,20 @@ def fault(error: Exception, call: Call | None = None) -> StokerError:
     return StokerError("An unexpected internal error occurred. Check the logs for more info.")
 
 
-async def _refuse(context: Any, error: StokerError) -> None:
+def _refuse(context: Any, error: StokerError) -> None:
+    """Set the status of a call that ends without an answer.
+
+    `context.abort` would raise, and the context keep the exception, whose frames keep the context and the message:
+    only a collection of garbage frees these, and a message may have 100 MiB.
+    """
     metadata = tuple(context.trailing_metadata() or ())
     if error.retry_after_s is not None:
         metadata += (("retry-after", str(error.retry_after_s)),)
     if isinstance(error, ModelFailed):
         metadata += (("error-id", error.error_id),)
-    await context.abort(status_of(error), shown(error), metadata)
+    context.set_code(status_of(error))
+    context.set_details(shown(error))
+    context.set_trailing_metadata(metadata)
 
 
 def shown(error: StokerError) -> str:

@@ -15,7 +15,6 @@ __all__ = [
     "METHODS",
     "POOL",
     "SERVICE",
-    "InferParameter",
     "ModelInferRequest",
     "ModelInferResponse",
     "ModelMetadataResponse",
@@ -51,7 +50,6 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"inference.{name}"))
 
 
-InferParameter: Final = message("InferParameter")
 ModelInferRequest: Final = message("ModelInferRequest")
 ModelInferResponse: Final = message("ModelInferResponse")
 ModelMetadataResponse: Final = message("ModelMetadataResponse")

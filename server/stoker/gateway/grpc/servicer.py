@@ -12,8 +12,17 @@ import numpy as np
 from stoker import __version__
 from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.calls import Call, CallsUnderWay, authorization_of, fault, refusing, shown
-from stoker.gateway.grpc.contents import RequestDecoder, fill_answer
+from stoker.gateway.grpc.answers import fill_answer
+from stoker.gateway.grpc.calls import (
+    Call,
+    CallsUnderWay,
+    authorization_of,
+    fault,
+    parsed,
+    reader,
+    refusing,
+    shown,
+)
 from stoker.gateway.grpc.messages import (
     METHODS,
     SERVICE,
@@ -26,6 +35,7 @@ from stoker.gateway.grpc.messages import (
     ServerReadyResponse,
     message,
 )
+from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.streams import Streams
 from stoker.gateway.infer_dialect import tensors_of
 from stoker.gateway.oip import EXTENSIONS, platform
@@ -78,12 +88,15 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
         }
-        self._handlers = {name: self._unary(name, method) for name, method in unary.items()}
+        self._handlers = {
+            name: self._unary(name, method, message(METHODS[name].input_type.name).FromString)
+            for name, method in unary.items()
+        }
+        self._handlers["ModelInfer"] = self._unary("ModelInfer", self._model_infer, RequestMessage.read)
         self._handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._under_way.handler(self._model_stream_infer),
-            message("ModelInferRequest").FromString,
+            reader(RequestMessage.read),
             ModelStreamInferResponse.SerializeToString,
         )
 
@@ -116,12 +129,13 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             services[0].count_refusal(error)
         return error
 
-    def _unary(self, name: str, method: Callable[[Any, Call], Awaitable[Any]]) -> grpc.RpcMethodHandler:
-        descriptor = METHODS[name]
+    def _unary(
+        self, name: str, method: Callable[[Any, Call], Awaitable[Any]], read: Callable[[bytes], Any]
+    ) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(
             self._under_way.handler(method),
-            message(descriptor.input_type.name).FromString,
-            message(descriptor.output_type.name).SerializeToString,
+            reader(read),
+            message(METHODS[name].output_type.name).SerializeToString,
         )
 
     # --- health and metadata ---
@@ -167,13 +181,13 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
 
     # --- inference ---
 
-    async def _model_infer(self, request: Any, call: Call) -> Any:
+    async def _model_infer(self, request: RequestMessage, call: Call) -> Any:
         answer = ModelInferResponse()
         await self._score(request, call, answer)
         return answer
 
-    async def _score(self, request: Any, call: Call, answer: Any) -> None:
-        """Score a `ModelInferRequest` into a `ModelInferResponse`."""
+    async def _score(self, request: RequestMessage, call: Call, answer: Any) -> None:
+        """Score a request into an empty `ModelInferResponse`."""
         service = self._gateway.find(request.model_name, request.model_version or None)
         try:
             if not service.authorized(call.authorization):
@@ -195,10 +209,10 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         return decoder
 
     async def _model_stream_infer(self, requests: AsyncIterator[Any], call: Call) -> None:
-        async def reply(request: Any) -> Any:
+        async def reply(request: RequestMessage | StokerError) -> Any:
             answer = ModelStreamInferResponse()
             try:
-                await self._score(request, call, answer.infer_response)
+                await self._score(parsed(request), call, answer.infer_response)
             except StokerError as error:
                 return _failed(request, error)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the stream
@@ -209,8 +223,10 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         await self._streams.serve(requests, reply, call.write)
 
 
-def _failed(request: Any, error: StokerError) -> Any:
-    named = ModelInferResponse(model_name=request.model_name, id=request.id)
+def _failed(request: RequestMessage | StokerError, error: StokerError) -> Any:
+    named = None
+    if isinstance(request, RequestMessage):
+        named = ModelInferResponse(model_name=request.model_name, id=request.id)
     return ModelStreamInferResponse(error_message=shown(error), infer_response=named)
 
 

@@ -21,6 +21,7 @@ _STATUSES: Final[dict[type[errors.StokerError], grpc.StatusCode]] = {
     errors.UnsupportedEncoding: grpc.StatusCode.UNIMPLEMENTED,
     errors.RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.BodyTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.ImageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.DeviceLost: grpc.StatusCode.UNAVAILABLE,

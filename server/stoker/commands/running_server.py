@@ -1,0 +1,60 @@
+"""Where commands find a running server, and what they ask of it as its administrator."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import urllib.error
+import urllib.request
+from typing import Final
+from urllib.parse import urlsplit
+
+from stoker.errors import InvalidSettings, OperatorError
+
+__all__ = ["SERVER", "ask_admin", "on_loopback"]
+
+SERVER: Final = "http://127.0.0.1:8080"
+"""Where `stoker serve` listens unless it is told otherwise."""
+
+
+def on_loopback(uri: str) -> bool:
+    """Whether a URI is of this machine: a key of a workspace here is not sent to any other."""
+    host = urlsplit(uri).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def ask_admin(server: str, path: str, key: str | None) -> None:
+    """POST to a path of the model repository API, and return when the server has done it.
+
+    Args:
+        server: The server's address, `http://HOST:PORT`.
+        path: The path, with its first slash.
+        key: The admin key, if there is one to send.
+
+    Raises:
+        InvalidSettings: The address is not one of HTTP.
+        OperatorError: The server cannot be reached, or refuses.
+    """
+    if urlsplit(server).scheme not in ("http", "https"):
+        raise InvalidSettings(f"{server} is no address of a server; it has to be like {SERVER}")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(server.rstrip("/") + path, b"", headers, method="POST")  # noqa: S310  # checked
+    try:
+        # Loading takes as long as it takes.
+        urllib.request.urlopen(request).close()  # noqa: S310  # checked
+    except urllib.error.HTTPError as error:
+        raise OperatorError(_reason(error)) from error
+    except OSError as error:
+        raise OperatorError(f"the server at {server} cannot be reached: {error}") from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    with error:
+        body = error.read()
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers with status {error.code}"

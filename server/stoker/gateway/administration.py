@@ -1,0 +1,169 @@
+"""Asking the supervisor to list, load and unload models, and who may."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stoker.errors import Forbidden, NotReady, StokerError, Unauthorized
+from stoker.keyring import ADMIN, Keys, KeyVerifier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.control import Message
+
+__all__ = ["AdminAccess", "Administration", "admin_access"]
+
+
+class _Send(Protocol):
+    def __call__(self, **content: Any) -> object:
+        """Send a message to the supervisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess:
+    """Who may load and unload models.
+
+    Attributes:
+        verifier: Checks the admin key; None if none is needed.
+        refusal: Why nobody may; empty if somebody may.
+        polls: Whether the server looks for models by itself, so that nobody may ask it to.
+    """
+
+    verifier: KeyVerifier | None = None
+    refusal: str = ""
+    polls: bool = False
+
+    def check(self, authorization: bytes, *, from_page: bool) -> None:
+        """Refuse a request that may not change what is served.
+
+        Args:
+            authorization: Value of its header `Authorization`.
+            from_page: Whether a browser says that a page has made it.
+
+        Raises:
+            Unauthorized: It needs the admin key, and has not got it.
+            Forbidden: Nobody may, or not from a page: any page could, where no key is needed.
+            NotReady: The server looks for models by itself.
+        """
+        if self.refusal:
+            raise Forbidden(self.refusal)
+        if self.verifier is None:
+            if from_page:
+                raise Forbidden("Pages may not load and unload models of a server that needs no key for it.")
+        elif not self.verifier.verify(authorization):
+            raise Unauthorized(
+                "Loading and unloading models needs the admin key ('stoker keys show admin'): "
+                "send the header 'Authorization: Bearer <key>'."
+            )
+        if self.polls:
+            raise NotReady("explicit model load / unload is not allowed if polling is enabled")
+
+
+def admin_access(
+    keys_dir: Path, *, polls: bool, needs_key: bool, key: str | None, local: bool
+) -> AdminAccess:
+    """Return who may load and unload models.
+
+    Args:
+        keys_dir: The folder of the keys.
+        polls: Whether the server looks for models by itself.
+        needs_key: Whether a key is needed.
+        key: The key, if the operator gave one.
+        local: Whether only this machine can reach the server.
+    """
+    if not needs_key:
+        refusal = (
+            ""
+            if local
+            else (
+                "Models cannot be loaded and unloaded here: the server needs no keys and can be reached by others; "
+                "start it with STOKER_ADMIN_KEY, or with --host 127.0.0.1."
+            )
+        )
+        return AdminAccess(None, refusal, polls)
+    try:
+        return AdminAccess(KeyVerifier(keys_dir, ADMIN, Keys(key, key) if key else None), "", polls)
+    except FileNotFoundError:
+        refusal = (
+            "Models cannot be loaded and unloaded here: the server could not write an admin key into its workspace; "
+            "start it with STOKER_ADMIN_KEY."
+        )
+        return AdminAccess(None, refusal, polls)
+
+
+class _Refused(StokerError):
+    """What the supervisor has refused, with the status and code of its error."""
+
+    def __init__(self, message: str, status: int, code: str, retry_after_s: int | None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.status = status  # type: ignore[misc]  # the class attribute is the default
+        self.code = code  # type: ignore[misc]  # the class attribute is the default
+
+
+class Administration:
+    """A frontend's requests to the supervisor.
+
+    Attributes:
+        access: Who may change what is served.
+    """
+
+    def __init__(self, send: _Send, access: AdminAccess) -> None:
+        """Ask by `send`; the replies are given to `take_reply`."""
+        self.access = access
+        self._send = send
+        self._tickets = itertools.count()
+        self._waiting: dict[int, tuple[asyncio.Future[list[dict[str, str]]], list[dict[str, str]]]] = {}
+
+    async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """Return all models with their versions, as the model repository extension has them."""
+        return await self._ask(operation="index", ready=ready)
+
+    async def load(
+        self, model: str, *, version: int | None = None, versions: str | tuple[int, ...] | None = None
+    ) -> None:
+        """Load a model, and return when it is served; what has changed on the disk is loaded anew.
+
+        Args:
+            model: Its name.
+            version: One version, in addition to those that are served.
+            versions: Which versions, if not those that its settings ask for; see `stoker.versions.read_versions`.
+
+        Raises:
+            StokerError: It is unknown or cannot be loaded; what is served stays as it is.
+        """
+        await self._ask(operation="load", model=model, version=version, versions=versions)
+
+    async def unload(self, model: str, *, version: int | None = None) -> None:
+        """Unload a model or one of its versions, and return when its last requests have been answered.
+
+        Raises:
+            StokerError: It is not served.
+        """
+        await self._ask(operation="unload", model=model, version=version)
+
+    def take_reply(self, message: Message) -> None:
+        """Take a `reply` of the supervisor."""
+        answered, entries = self._waiting[message["ticket"]]
+        if "part" in message:
+            entries += message["part"]
+            return
+        del self._waiting[message["ticket"]]
+        if answered.done():
+            return
+        if "error" in message:
+            answered.set_exception(
+                _Refused(message["error"], message["status"], message["code"], message["retry_after_s"])
+            )
+        else:
+            answered.set_result(entries)
+
+    async def _ask(self, **content: Any) -> list[dict[str, str]]:
+        ticket = next(self._tickets)
+        answered: asyncio.Future[list[dict[str, str]]] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = (answered, [])
+        self._send(ticket=ticket, **content)
+        return await answered

@@ -1,0 +1,256 @@
+"""Infer requests of gRPC, from the bytes of their messages to arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.gateway.grpc.contents import from_typed, no_data
+from stoker.gateway.grpc.messages import ModelInferRequest
+from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.oip import (
+    InferRequest,
+    WantedOutput,
+    all_inputs,
+    check_parameters,
+    checked_shape,
+    decode_wanted,
+    from_raw,
+    timeout_ns,
+)
+
+__all__ = ["RequestDecoder", "RequestMessage"]
+
+_MAX_FORMS: Final = 1024
+_MAX_FORM_BYTES: Final = 4096
+_MAX_LENGTH_BITS: Final = 28
+_FINAL: Final = "triton_enable_empty_final_response"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMessage:
+    """A `ModelInferRequest` that has been received.
+
+    Attributes:
+        model_name, model_version, id: What it says.
+        raw: Its raw contents.
+        form: The rest of it as bytes: what callers repeat with every request.
+    """
+
+    model_name: str
+    model_version: str
+    id: str
+    raw: list[memoryview]
+    form: bytes
+
+    @classmethod
+    def read(cls, content: bytes) -> RequestMessage:
+        """Take a message apart; its raw contents stay where they are.
+
+        Raises:
+            MalformedBody: The bytes are no message.
+        """
+        try:
+            (name, version, identifier), raw, form = _take_apart(content)
+            return cls(str(name, "utf-8"), str(version, "utf-8"), str(identifier, "utf-8"), raw, form)
+        except (IndexError, ValueError):
+            # Not as clients write it. It can be a message all the same, and the library is to say that.
+            return cls._read_otherwise(content)
+
+    @classmethod
+    def _read_otherwise(cls, content: bytes) -> RequestMessage:
+        try:
+            message = ModelInferRequest.FromString(content)
+        except DecodeError:
+            raise MalformedBody("the message is no ModelInferRequest") from None
+        raw, identifier = [memoryview(part) for part in message.raw_input_contents], message.id
+        del message.raw_input_contents[:]
+        message.id = ""
+        form = message.SerializeToString()
+        return cls(message.model_name, message.model_version, identifier, raw, form)
+
+
+def _take_apart(content: bytes) -> tuple[list[memoryview], list[memoryview], bytes]:
+    """Model name, version and id of a `ModelInferRequest`; its raw contents; and all but contents and id, as bytes.
+
+    All fields of this message are length-delimited: a byte that names the field, the length as a varint, the content.
+    The library would copy the raw contents twice, and they may have 100 MiB.
+
+    Raises:
+        IndexError: The bytes end within a length.
+        ValueError: There is another field, or the bytes end within one.
+    """
+    view, end = memoryview(content), len(content)
+    texts, raw, rest = [view[:0]] * 3, [], []
+    start = 0
+    while start < end:
+        at = start + 1
+        size, shift = 0, 0
+        while (byte := content[at]) > 0x7F and shift < _MAX_LENGTH_BITS:
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            at += 1
+        at += 1
+        stop = at + (size | byte << shift)
+        if stop > end or byte > 0x7F:
+            raise ValueError("a field is longer than the message")
+        match content[start]:
+            case 0x3A:
+                raw.append(view[at:stop])
+            case 0x1A:
+                texts[2] = view[at:stop]
+            case 0x0A | 0x12 as tag:
+                texts[tag >> 4] = view[at:stop]
+                rest.append(view[start:stop])
+            case 0x22 | 0x2A | 0x32:
+                rest.append(view[start:stop])
+            case tag:
+                raise ValueError(f"the field {tag >> 3} of type {tag & 7} is none of this message")
+        start = stop
+    return texts, raw, b"".join(rest)
+
+
+class RequestDecoder:
+    """Decodes the requests to one model.
+
+    Callers repeat theirs with other data and another id. So the form of raw requests is remembered byte for byte with
+    what it said, and is checked once.
+
+    Args:
+        model: The model's name, for error messages.
+        tensors: What it takes and gives.
+    """
+
+    def __init__(self, model: str, tensors: ModelTensors) -> None:
+        self.tensors = tensors
+        self._model = model
+        self._forms: dict[bytes, _Form] = {}
+
+    def decode(self, message: RequestMessage) -> InferRequest:
+        """Return what a message holds; its outputs are wanted as binary if its inputs are raw.
+
+        Arrays of raw inputs are views of bytes, and cannot be written.
+
+        Raises:
+            MalformedBody: Contents are missing, superfluous, or do not have the size of the shape.
+            InvalidInput: It does not fit the model.
+        """
+        form = self._forms.get(message.form)
+        known = None if form is None else form.decode(message)
+        return known or self._read(message)
+
+    def _read(self, message: RequestMessage) -> InferRequest:
+        try:
+            request = ModelInferRequest.FromString(message.form)
+        except DecodeError:
+            raise MalformedBody("the message is no ModelInferRequest") from None
+        parameters = _checked_parameters(request)
+        outputs = [
+            {"name": output.name, "parameters": _checked_parameters(output)} for output in request.outputs
+        ]
+        binary = bool(message.raw) or parameters.get("binary_data_output") is True
+        wanted = decode_wanted(self._model, self.tensors, outputs, binary_default=binary)
+        patience_ns = timeout_ns(parameters)
+        inputs = self._inputs(request.inputs, message.raw)
+        decoded = InferRequest(message.id, inputs, wanted, patience_ns)
+        if message.raw:
+            self._remember(message.form, [tensor.name for tensor in request.inputs], decoded)
+        return decoded
+
+    def _inputs(self, given: Any, raw: list[memoryview]) -> dict[str, np.ndarray]:
+        model = self._model
+        infos = {info.name: info for info in self.tensors.inputs}
+        arrays: dict[str, np.ndarray] = {}
+        for position, tensor in enumerate(given):
+            name = tensor.name
+            info = infos.get(name)
+            if info is None:
+                raise InvalidInput(f"unexpected inference input {name!r} for model '{model}'")
+            if name in arrays:
+                raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
+            _checked_parameters(tensor)
+            shape = checked_shape(model, info, tensor.datatype, list(tensor.shape))
+            if raw:
+                arrays[name] = from_raw(model, info, shape, self._raw_of(tensor, raw, position))
+            else:
+                arrays[name] = from_typed(model, info, shape, tensor)
+        if len(raw) > len(given):
+            raise MalformedBody(
+                f"expected raw_input_contents for {len(given)} inputs, got {len(raw)} for model '{model}'"
+            )
+        return all_inputs(model, self.tensors, arrays)
+
+    def _raw_of(self, tensor: Any, raw: list[memoryview], position: int) -> memoryview:
+        if tensor.HasField("contents"):
+            raise MalformedBody(
+                f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
+                f"for model '{self._model}'"
+            )
+        if position >= len(raw):
+            raise no_data(self._model, tensor.name)
+        return raw[position]
+
+    def _remember(self, key: bytes, names: list[str], decoded: InferRequest) -> None:
+        if len(key) > _MAX_FORM_BYTES or not all(map(_is_taken_as_it_is, self.tensors.inputs)):
+            return
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        places = tuple(
+            _Place(name, names.index(name), array.dtype, array.shape, array.nbytes)
+            for name, array in decoded.inputs.items()
+        )
+        self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns)
+
+
+def _is_taken_as_it_is(info: TensorInfo) -> bool:
+    """Whether any raw contents of the right size are an array; not so of strings and booleans."""
+    return info.dtype not in ("string", "bool")
+
+
+class _Place(NamedTuple):
+    """Where an input is among the raw contents, and what it is."""
+
+    name: str
+    position: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+class _Form(NamedTuple):
+    """What a raw request says beside its id and its data."""
+
+    places: tuple[_Place, ...]
+    wanted: tuple[WantedOutput, ...]
+    timeout_ns: int | None
+
+    def decode(self, message: RequestMessage) -> InferRequest | None:
+        """A request of this form; None if its data do not have the right sizes."""
+        raw = message.raw
+        if len(raw) != len(self.places):
+            return None
+        inputs = {}
+        for name, position, dtype, shape, size_bytes in self.places:
+            content = raw[position]
+            if len(content) != size_bytes:
+                return None
+            inputs[name] = np.ndarray(shape, dtype, content)
+        return InferRequest(message.id, inputs, self.wanted, self.timeout_ns)
+
+
+def _checked_parameters(owner: Any) -> Mapping[str, Any]:
+    if not owner.parameters:
+        return {}
+    parameters = {}
+    for name, value in owner.parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        # Clients ask with it for the mark of a stream's last answer, which every answer here has.
+        if kind is not None and name != _FINAL:
+            parameters[name] = getattr(value, kind)
+    check_parameters(parameters)
+    return parameters

@@ -1,0 +1,181 @@
+"""The services of a frontend by the numbers that the supervisor has for them: made, joined, routed, retired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.arena import Arena
+from stoker.exchange import Exchange
+from stoker.gateway.assembly import assemble
+from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.tensors import Signature
+
+if TYPE_CHECKING:
+    from stoker.control import Message
+    from stoker.gateway.gateway import Gateway
+    from stoker.gateway.service import Service
+    from stoker.metrics import MetricPage
+
+__all__ = ["Roster"]
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_S: Final = 4.0
+_PATIENCE_NS: Final = 30_000_000_000
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A service that gets no new requests; `until_ns` is when the last ones are given up."""
+
+    number: int
+    service: Service
+    until_ns: int
+
+
+class Roster:
+    """What a frontend has been told to serve."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        page: MetricPage,
+        server: Mapping[str, Any],
+        arriving: Callable[[Service], bool],
+        on_retired: Callable[[int], None],
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            gateway: Sends requests to the services.
+            page: The frontend's page of the metrics.
+            server: What the `start` message says of the server.
+            arriving: Whether a request for a service is being received that the service does not know of.
+            on_retired: Called with the number of a service of which nothing is left.
+        """
+        self._gateway = gateway
+        self._page = page
+        self._server = server
+        self._arriving = arriving
+        self._on_retired = on_retired
+        self._services: dict[int, Service] = {}
+        self._leaving: list[_Leaving] = []
+        self._exchanges: dict[int, Exchange] = {}
+        """By generation: each load of a replica has its own."""
+
+    def serve(self, content: Mapping[str, Any]) -> None:
+        """Have a service; nobody is sent to it before it is routed."""
+        service = assemble(content, self._page, self._server)
+        service.draining = self._gateway.draining
+        self._services[content["number"]] = service
+
+    def route(self, content: Mapping[str, Any]) -> None:
+        """Let a model's names mean what the supervisor says from now on."""
+        versions = {
+            str(version["version"]): ServedVersion(
+                version["slot"],
+                version["state"],
+                None if version["number"] is None else self._services.get(version["number"]),
+                version["reason"],
+            )
+            for version in content["versions"]
+        }
+        default = None if content["default"] is None else str(content["default"])
+        labels = {label: str(version) for label, version in content["labels"].items()}
+        self._gateway.route(content["name"], ServedModel(versions, default, labels))
+
+    def attach(self, message: Message, fds: Sequence[int]) -> bool:
+        """Join a service with a replica; False if it has been retired meanwhile."""
+        arena_fd, doorbell_fd = fds
+        service, generation = self._services.get(message["number"]), message["generation"]
+        if service is None:
+            os.close(arena_fd)
+            os.close(doorbell_fd)
+            return False
+        arena = Arena(arena_fd, Signature.from_json(message["signature"]), message["capacity"])
+        os.close(arena_fd)
+
+        def on_lost(exchange: Exchange) -> None:
+            service.detach(exchange)
+            self._exchanges.pop(generation, None)
+            logger.warning("a device process of %s has ended; its requests were told", service.name)
+
+        exchange = Exchange(
+            arena,
+            socket.socket(fileno=doorbell_fd),
+            clock_ns=time.monotonic_ns,
+            on_lost=on_lost,
+            loop=asyncio.get_running_loop(),
+        )
+        service.attach(exchange)
+        # While nobody knew that the model wants to see heads, its requests went past them.
+        self._gateway.heads.clear()
+        self._exchanges[generation] = exchange
+        return True
+
+    def detach(self, generation: int) -> None:
+        """Take note that a replica has gone."""
+        exchange = self._exchanges.get(generation)
+        if exchange is not None:
+            exchange.lose()
+
+    def retire(self, number: int) -> None:
+        """Let a service to which nobody is sent any more finish; `on_retired` is called when it has."""
+        service = self._services.pop(number, None)
+        if service is None:
+            self._on_retired(number)
+            return
+        until_ns = time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS
+        self._leaving.append(_Leaving(number, service, until_ns))
+
+    def sweep(self) -> None:
+        """Fail what is late, count what was noted, and see who has finished; call this every few dozen ms."""
+        now_ns = time.monotonic_ns()
+        for service in self._all():
+            service.metrics.flush()
+            for exchange in tuple(service.exchanges):
+                exchange.sweep(now_ns)
+            service.metrics.set_in_flight_rows(service.leased_rows)
+        for leaving in list(self._leaving):
+            service = leaving.service
+            if (service.idle and not self._arriving(service)) or now_ns >= leaving.until_ns:
+                self._leaving.remove(leaving)
+                self._dismiss(leaving)
+
+    def flush(self) -> None:
+        """Count what was noted."""
+        for service in self._all():
+            service.metrics.flush()
+
+    def close_collectors(self) -> None:
+        """Write what was collected; may block for seconds."""
+        for service in self._all():
+            if service.collector is not None:
+                service.collector.close(_FLUSH_S)
+
+    def _all(self) -> Iterator[Service]:
+        yield from self._services.values()
+        yield from (leaving.service for leaving in self._leaving)
+
+    def _dismiss(self, leaving: _Leaving) -> None:
+        service = leaving.service
+        for generation, exchange in list(self._exchanges.items()):
+            if exchange in service.exchanges:
+                del self._exchanges[generation]
+                service.detach(exchange)
+                exchange.close()
+        service.metrics.flush()
+        service.metrics.set_in_flight_rows(0)
+        if service.collector is None:
+            self._on_retired(leaving.number)
+            return
+        # It writes to the disk, and counts that in the slot which somebody else may get.
+        closed = asyncio.get_running_loop().run_in_executor(None, service.collector.close, _FLUSH_S)
+        closed.add_done_callback(lambda _: self._on_retired(leaving.number))

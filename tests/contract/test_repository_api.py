@@ -1,0 +1,243 @@
+"""The model repository extension over HTTP: who may, what is asked of the supervisor, and how it is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.in_process import InProcessServer, script
+from tests.http.raw_http import Answer, bearer
+
+from stoker.gateway.administration import AdminAccess, Administration, admin_access
+from stoker.keyring import AdminKey, Keys, KeyVerifier
+
+KEY = "the-admin-key-of-the-tests"
+ENTRIES = [{"name": "model", "version": "1", "state": "READY"}, {"name": "other"}]
+
+
+class PuppetSupervisor:
+    """Answers what a frontend asks.
+
+    Attributes:
+        asked: What it was asked.
+        refusal: What it refuses everything with.
+    """
+
+    def __init__(self, server: InProcessServer) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.refusal: dict[str, Any] = {}
+        self._server = server
+        self.allow(AdminAccess(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY))))
+
+    def allow(self, access: AdminAccess) -> None:
+        """Let these load and unload."""
+        self._server.gateway.administration = Administration(self._ask, access)
+
+    def _ask(self, **content: Any) -> None:
+        self.asked.append(content)
+        ticket = content.pop("ticket")
+        administration = self._server.gateway.administration
+        assert administration is not None
+        for part in () if self.refusal else (ENTRIES[:1], ENTRIES[1:]):
+            administration.take_reply({"ticket": ticket, "part": part})
+        administration.take_reply({"ticket": ticket, **self.refusal})
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[InProcessServer]:
+    """A server of one script."""
+    with InProcessServer(script(lambda raw_data: raw_data)) as server:
+        yield server
+
+
+@pytest.fixture
+def supervisor(running: InProcessServer) -> PuppetSupervisor:
+    """A supervisor that does all that it is asked."""
+    return PuppetSupervisor(running)
+
+
+def post(
+    server: InProcessServer, path: str, body: str = "", headers: Sequence[tuple[str, str]] = (bearer(KEY),)
+) -> Answer:
+    """POST below `/v2/repository` with the admin key."""
+    return server.ask("POST", f"/v2/repository{path}", headers, body.encode())
+
+
+def test_the_index_needs_no_key(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+    """It is put together of the parts that the supervisor sends; `ready` has to be a boolean."""
+    assert post(running, "/index", headers=()).json() == ENTRIES
+    assert post(running, "/index", '{"ready": true}', ()).status == 200
+    assert [asked["ready"] for asked in supervisor.asked] == [False, True]
+    answer = post(running, "/index", '{"ready": 1}', ())
+    assert (answer.status, answer.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
+    assert running.ask("GET", "/v2/repository/index").status == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asked"),
+    [
+        ("/models/model/load", "", {"operation": "load", "model": "model"}),
+        ("/models/model/load", '{"parameters": {}}', {"operation": "load", "model": "model"}),
+        ("/models/a%20b/versions/3/load", "", {"operation": "load", "model": "a b", "version": 3}),
+        ("/models/model/unload", "", {"operation": "unload", "model": "model"}),
+        (
+            "/models/model/unload",
+            '{"parameters": {"unload_dependents": true}}',
+            {"operation": "unload", "model": "model"},
+        ),
+        ("/models/model/versions/3/unload", "", {"operation": "unload", "model": "model", "version": 3}),
+    ],
+)
+def test_what_the_supervisor_is_asked(
+    running: InProcessServer, supervisor: PuppetSupervisor, path: str, body: str, asked: dict[str, Any]
+) -> None:
+    """A load and an unload are answered with 200 and nothing else when they are done."""
+    answer = post(running, path, body)
+    assert (answer.status, answer.body) == (200, b"")
+    (content,) = supervisor.asked
+    assert {name: value for name, value in content.items() if value is not None} == asked
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [
+        ('{"latest": {"num_versions": 2}}', "latest:2"),
+        ('{"latest": {}}', "latest"),
+        ('{"all": {}}', "all"),
+        ('{"specific": {"versions": ["7", 3]}}', (3, 7)),
+    ],
+)
+def test_a_load_can_bring_a_version_policy(
+    running: InProcessServer, supervisor: PuppetSupervisor, policy: str, versions: Any
+) -> None:
+    """As Triton's clients give it: a model configuration as JSON within JSON."""
+    config = f'{{"name": "model", "version_policy": {policy}}}'
+    assert post(running, "/models/model/load", json.dumps({"parameters": {"config": config}})).status == 200
+    assert supervisor.asked[0]["versions"] == versions
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ("[]", 400, "has to be a JSON object"),
+        ('{"a', 400, "failed to parse"),
+        ('{"parameters": 1}', 400, "'parameters' has to be an object"),
+        ('{"parameters": {"file:1/model.onnx": "AAAA"}}', 403, "files cannot be uploaded"),
+        ('{"parameters": {"speed": "high"}}', 400, "the parameter 'speed' is not known"),
+        ('{"parameters": {"config": {}}}', 400, "'config' has to be a text"),
+        ('{"parameters": {"config": "x"}}', 400, "config is not JSON"),
+        ('{"parameters": {"config": "[]"}}', 400, "config is not an object"),
+        ('{"parameters": {"config": "{\\"backend\\": \\"x\\"}"}}', 400, "cannot change backend"),
+        ('{"parameters": {"config": "{\\"name\\": \\"x\\"}"}}', 400, "of another model"),
+        ('{"parameters": {"config": "{\\"version_policy\\": {}}"}}', 400, "latest, all or specific"),
+        (
+            '{"parameters": {"config": "{\\"version_policy\\": {\\"latest\\": {\\"num_versions\\": 0}}}"}}',
+            400,
+            "must be latest",
+        ),
+        ("x" * (1 << 20) + "x", 413, "larger than 1 MiB"),
+    ],
+)
+def test_loads_that_are_malformed(
+    running: InProcessServer, supervisor: PuppetSupervisor, body: str, status: int, reason: str
+) -> None:
+    """Nothing reaches the supervisor; the error has the protocol's shape."""
+    answer = post(running, "/models/model/load", body)
+    assert answer.status == status
+    assert reason in answer.json()["error"]
+    assert supervisor.asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/models/model/unload", '{"parameters": {"unload_dependents": 1}}', 400),
+        ("/models/model/unload", '{"parameters": {"config": "{}"}}', 400),
+        ("/models/model/versions/x/load", "", 404),
+        ("/mine/index", "", 501),
+        ("/mine/models/model/load", "", 501),
+        ("/mine/models/model/unload", "", 501),
+        ("/models/model/reload", "", 404),
+    ],
+)
+def test_other_refusals(
+    running: InProcessServer, supervisor: PuppetSupervisor, path: str, body: str, status: int
+) -> None:
+    """Repositories have no names, versions are numbers, and parameters are known."""
+    answer = post(running, path, body)
+    assert (answer.status, supervisor.asked) == (status, [])
+    assert answer.json().keys() == {"error"}
+
+
+@pytest.mark.parametrize("headers", [[], [bearer("wrong")], [bearer(KEY + "x")], [("Authorization", KEY)]])
+def test_only_the_admin_key_opens(
+    running: InProcessServer, supervisor: PuppetSupervisor, headers: list[tuple[str, str]]
+) -> None:
+    """Without it the answer is 401, and says which key is meant."""
+    for action in ("load", "unload"):
+        answer = post(running, f"/models/model/{action}", headers=headers)
+        assert (answer.status, answer.header("www-authenticate")) == (401, "Bearer")
+        assert "stoker keys show admin" in answer.json()["error"]
+    assert supervisor.asked == []
+
+
+def test_where_no_key_is_needed(
+    running: InProcessServer, supervisor: PuppetSupervisor, tmp_path: Path
+) -> None:
+    """This machine may, pages of browsers may not; a server that others can reach does it for nobody."""
+    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=False, key=None, local=True))
+    assert post(running, "/models/model/load", headers=()).status == 200
+    page = post(running, "/models/model/load", headers=[("Origin", "http://localhost")])
+    assert (page.status, len(supervisor.asked)) == (403, 1)
+    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=False, key=None, local=False))
+    answer = post(running, "/models/model/load", headers=())
+    assert (answer.status, len(supervisor.asked)) == (403, 1)
+    assert "STOKER_ADMIN_KEY" in answer.json()["error"]
+
+
+def test_the_stored_key_can_be_replaced(
+    running: InProcessServer, supervisor: PuppetSupervisor, tmp_path: Path
+) -> None:
+    """Frontends follow it as they follow the keys of services; without one nobody may."""
+    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=True, key=None, local=True))
+    assert post(running, "/models/model/load").status == 403
+    keyring = AdminKey(tmp_path)
+    first = keyring.ensure().primary
+    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=True, key=None, local=False))
+    assert post(running, "/models/model/load", headers=[bearer(first)]).status == 200
+    second = keyring.replace()
+    assert [post(running, "/models/model/load", headers=[bearer(key)]).status for key in (first, second)] == [
+        401,
+        200,
+    ]
+    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=True, key=KEY, local=True))
+    assert post(running, "/models/model/load").status == 200
+
+
+def test_a_server_that_polls_is_not_told(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+    """The text is Triton's."""
+    supervisor.allow(AdminAccess(polls=True))
+    answer = post(running, "/models/model/load")
+    error = "explicit model load / unload is not allowed if polling is enabled"
+    assert (answer.status, answer.json()) == (503, {"error": error})
+
+
+def test_what_the_supervisor_refuses(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+    """Its status and its text reach the caller."""
+    supervisor.refusal = {"status": 500, "code": "load_failed", "error": "no model", "retry_after_s": None}
+    answer = post(running, "/models/model/load")
+    assert (answer.status, answer.json()) == (500, {"error": "no model"})
+
+
+def test_statistics_have_their_paths(running: InProcessServer) -> None:
+    """Of all models, of one, of one version; names that are not there are 404."""
+    assert running.ask(body=b"1").status == 200
+    for path in ("/v2/models/stats", "/v2/models/model/stats", "/v2/models/model/versions/1/stats"):
+        (found,) = running.ask("GET", path).json()["model_stats"]
+        assert (found["name"], found["version"]) == ("model", "1")
+    for path in ("/v2/models/x/stats", "/v2/models/model/versions/2/stats"):
+        assert running.ask("GET", path).status == 404
+    assert running.ask("POST", "/v2/models/stats").status == 405

@@ -1,0 +1,392 @@
+"""The Open Inference Protocol over gRPC on running servers, as users of `tritonclient` call it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tests.contract.protocol_models import DATATYPES, MATRIX, write_models
+from tests.live_server import PRIMARY, LiveServer, free_port, run_stoker, wait_until
+from tests.tiny_models import BATCHED_SCRIPT, BODY_SCRIPT, HOLD, Gate, write_doubler, write_script
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+KEY = {"authorization": f"Bearer {PRIMARY}"}
+ROWS = np.array([[1, 2, 3, 4], [0, 0, 0, 1]], np.float32)
+SCORES = ROWS @ MATRIX
+TLS = Path(__file__).parents[1] / "tls"
+PATIENCE_S = 30.0
+
+_DEPLOYMENT = """
+frontends: 2
+timeout_ms: 20000
+max_body_mb: 1
+models:
+  - {path: models/scores.onnx, max_batch_rows: 64}
+  - {path: models/pair.onnx}
+  - {path: models/every.onnx}
+  - {path: models/texts.onnx}
+  - {path: models/scaled.onnx}
+  - {path: models/body/score.py, name: script}
+  - {path: models/batched/score.py, name: batched}
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server with gRPC, and the gate of its batched script."""
+
+    server: LiveServer
+    grpc_port: int
+    gate: Gate
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two frontends on one gRPC port, with models of rows, of several tensors and of none, and scripts."""
+    scratch, grpc_port = tmp_path_factory.mktemp("grpc"), free_port()
+    models = scratch / "deployment" / "models"
+    write_models(models)
+    write_script(models / "body", BODY_SCRIPT)
+    write_script(models / "batched", BATCHED_SCRIPT)
+    deployment = models.parent / "deployment.yaml"
+    deployment.write_text(_DEPLOYMENT)
+    with LiveServer(scratch, "--config", deployment, "--grpc-port", str(grpc_port)) as server:
+        yield Served(server, grpc_port, Gate(models / "batched"))
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[triton.InferenceServerClient]:
+    """NVIDIA's client."""
+    with triton.InferenceServerClient(served.address) as made:
+        yield made
+
+
+def given(name: str, array: np.ndarray, datatype: str, *, of: Any = triton) -> Any:
+    """An input with its data."""
+    made = of.InferInput(name, list(array.shape), datatype)
+    made.set_data_from_numpy(array)
+    return made
+
+
+def infer(client: triton.InferenceServerClient, model: str, *inputs: Any, **options: Any) -> Any:
+    """Infer with the key."""
+    return client.infer(model, list(inputs), **{"headers": KEY, "client_timeout": PATIENCE_S, **options})
+
+
+def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
+    """What a client asks before it begins."""
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("scores", "1")
+    assert client.get_server_metadata().name == "stoker"
+    told = client.get_model_metadata("pair", as_json=True)
+    assert told == {
+        "name": "pair",
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [
+            {"name": "a", "datatype": "FP32", "shape": ["-1", "2"]},
+            {"name": "b", "datatype": "INT64", "shape": ["-1", "3"]},
+        ],
+        "outputs": [
+            {"name": "sums", "datatype": "FP32", "shape": ["-1"]},
+            {"name": "twice", "datatype": "INT64", "shape": ["-1", "3"]},
+        ],
+    }
+
+
+def test_rows_are_scored(client: triton.InferenceServerClient) -> None:
+    """With the caller's id; counted like requests of HTTP."""
+    answer = infer(client, "scores", given("x", ROWS, "FP32"), request_id="r-1", model_version="1")
+    np.testing.assert_allclose(answer.as_numpy("y"), SCORES)
+    assert (answer.get_response().model_name, answer.get_response().id) == ("scores", "r-1")
+
+
+def test_requests_are_counted(served: Served, client: triton.InferenceServerClient) -> None:
+    """Answers, rows and refusals are in the metrics."""
+    names = [("stoker_rows_total", {}), ("stoker_requests_total", {"status": "200"})]
+    names.append(("stoker_rejections_total", {"reason": "malformed"}))
+    before = [served.server.metric(name, model="scores", **labels) for name, labels in names]
+    infer(client, "scores", given("x", ROWS, "FP32"))
+    with pytest.raises(InferenceServerException):
+        infer(client, "scores", given("x", ROWS[:, :3], "FP32"))
+    wait_until(
+        lambda: (
+            [served.server.metric(name, model="scores", **labels) for name, labels in names]
+            == [before[0] + 2, before[1] + 1, before[2] + 1]
+        ),
+        "two rows, one answer and one refusal are counted",
+    )
+
+
+def test_rows_of_many_callers_meet_and_come_back_to_each(client: triton.InferenceServerClient) -> None:
+    """Answers are not swapped, whatever is batched together."""
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    rows = np.random.default_rng(5).standard_normal((60, 4)).astype(np.float32)
+    for number, row in enumerate(rows):
+        client.async_infer(
+            "scores",
+            [given("x", row[None], "FP32")],
+            lambda result, error: answers.put((result, error)),
+            request_id=str(number),
+            headers=KEY,
+        )
+    for _ in rows:
+        result, error = answers.get(timeout=PATIENCE_S)
+        assert error is None
+        number = int(result.get_response().id)
+        np.testing.assert_allclose(result.as_numpy("y"), rows[number, None] @ MATRIX, rtol=1e-5, atol=1e-5)
+
+
+def test_several_inputs_and_some_outputs(client: triton.InferenceServerClient) -> None:
+    """The outputs asked for, in that order."""
+    a, b = np.array([[1, 2], [3, 4]], np.float32), np.array([[1, 2, 3], [4, 5, 2**40]])
+    inputs = [given("b", b, "INT64"), given("a", a, "FP32")]
+    outputs = [triton.InferRequestedOutput("twice"), triton.InferRequestedOutput("sums")]
+    answer = infer(client, "pair", *inputs, outputs=outputs)
+    assert [output.name for output in answer.get_response().outputs] == ["twice", "sums"]
+    np.testing.assert_array_equal(answer.as_numpy("twice"), 2 * b)
+    np.testing.assert_array_equal(answer.as_numpy("sums"), [3, 7])
+    (only,) = infer(client, "pair", *inputs, outputs=outputs[:1]).get_response().outputs
+    assert only.name == "twice"
+
+
+def test_every_numeric_datatype(client: triton.InferenceServerClient) -> None:
+    """Each comes back as it was sent, the extreme numbers included."""
+    arrays = {}
+    for name, dtype in DATATYPES.items():
+        kind = np.dtype(dtype)
+        low, high = (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (0, 1)
+        arrays[name] = np.array([[low, high], [1, 0]], kind)
+    answer = infer(client, "every", *(given(f"in_{name}", array, name) for name, array in arrays.items()))
+    for name, array in arrays.items():
+        back = answer.as_numpy(f"out_{name}")
+        assert back.dtype == array.dtype
+        np.testing.assert_array_equal(back, array)
+
+
+def test_strings(client: triton.InferenceServerClient) -> None:
+    """Empty ones, zero bytes and others than ASCII."""
+    words = np.array(["café".encode(), b"", b"a\0b"], object)
+    assert infer(client, "texts", given("words", words, "BYTES")).as_numpy("same").tolist() == words.tolist()
+
+
+def test_models_without_a_batch_axis(client: triton.InferenceServerClient) -> None:
+    """Also with an input and an output that are scalars."""
+    x, k = np.array([1, 2, 3], np.float32), np.array(2.5, np.float32)
+    answer = infer(client, "scaled", given("x", x, "FP32"), given("k", k, "FP32"))
+    np.testing.assert_allclose(answer.as_numpy("y"), [2.5, 5, 7.5])
+    assert (answer.as_numpy("again").shape, float(answer.as_numpy("again"))) == ((), 2.5)
+
+
+def test_no_rows(client: triton.InferenceServerClient) -> None:
+    """A batch of none is answered with none."""
+    assert infer(client, "scores", given("x", ROWS[:0], "FP32")).as_numpy("y").shape == (0, 3)
+
+
+def test_classification(client: triton.InferenceServerClient) -> None:
+    """Values with their classes, the largest first."""
+    outputs = [triton.InferRequestedOutput("y", class_count=2)]
+    answer = infer(client, "scores", given("x", ROWS[1:], "FP32"), outputs=outputs)
+    assert answer.as_numpy("y").tolist() == [[b"1.000000:0", b"1.000000:1"]]
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_requests(client: triton.InferenceServerClient, algorithm: str) -> None:
+    """By the compression that gRPC itself has."""
+    answer = infer(client, "scores", given("x", ROWS, "FP32"), compression_algorithm=algorithm)
+    np.testing.assert_allclose(answer.as_numpy("y"), SCORES)
+
+
+def test_typed_contents_are_answered_with_typed_contents(served: Served) -> None:
+    """As clients do that know nothing of raw contents."""
+    request = service_pb2.ModelInferRequest(model_name="pair", id="7")
+    a = request.inputs.add(name="a", datatype="FP32", shape=[1, 2])
+    a.contents.fp32_contents.extend([1.5, 2])
+    b = request.inputs.add(name="b", datatype="INT64", shape=[1, 3])
+    b.contents.int64_contents.extend([1, -2, 2**40])
+    with grpc.insecure_channel(served.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = stub.ModelInfer(request, metadata=tuple(KEY.items()), timeout=PATIENCE_S)
+    assert answer.id == "7"
+    assert not answer.raw_output_contents
+    sums, twice = answer.outputs
+    assert list(sums.contents.fp32_contents) == [3.5]
+    assert list(twice.contents.int64_contents) == [2, -4, 2**41]
+
+
+async def _infers_side_by_side(address: str) -> list[Any]:
+    async with triton_aio.InferenceServerClient(address) as client:
+        assert await client.is_server_ready()
+        infers = (
+            client.infer("scores", [given("x", ROWS * factor, "FP32", of=triton_aio)], headers=KEY)
+            for factor in range(8)
+        )
+        return [answer.as_numpy("y") for answer in await asyncio.gather(*infers)]
+
+
+def test_the_asynchronous_client(served: Served) -> None:
+    """`tritonclient.grpc.aio`, with requests side by side."""
+    for factor, scores in enumerate(asyncio.run(_infers_side_by_side(served.address))):
+        np.testing.assert_allclose(scores, SCORES * factor)
+
+
+def test_a_stream(served: Served) -> None:
+    """Answers in order; an error among them ends nothing."""
+    replies: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton.InferenceServerClient(served.address) as client:
+        client.start_stream(lambda result, error: replies.put((result, error)), headers=KEY)
+        for number in range(5):
+            model = "unknown" if number == 2 else "scores"
+            client.async_stream_infer(
+                model,
+                [given("x", ROWS * number, "FP32")],
+                request_id=str(number),
+                enable_empty_final_response=True,
+            )
+        seen = [replies.get(timeout=PATIENCE_S) for _ in range(5)]
+        client.stop_stream()
+    results, failures = zip(*seen, strict=True)
+    assert "Request for unknown model: 'unknown' is not found" in str(failures[2])
+    assert not any(failures[:2] + failures[3:])
+    for number in (0, 1, 3, 4):
+        assert results[number].get_response().id == str(number)
+        np.testing.assert_allclose(results[number].as_numpy("y"), SCORES * number)
+        assert results[number].get_response().parameters["triton_final_response"].bool_param
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "unknown model": ({"model": "none"}, "NOT_FOUND", "Request for unknown model: 'none' is not found"),
+    "unknown version": ({"model_version": "9"}, "NOT_FOUND", "'scores' version 9 is not found"),
+    "no key": ({"headers": {}}, "UNAUTHENTICATED", "A valid key is needed"),
+    "wrong key": ({"headers": {"authorization": "Bearer no"}}, "UNAUTHENTICATED", "A valid key is needed"),
+    "script": ({"model": "script"}, "INVALID_ARGUMENT", "is an entry script that takes whole bodies"),
+    "shape": ({"array": ROWS[:, :3]}, "INVALID_ARGUMENT", "Expected [-1,4], got [2,3]"),
+    "too large": ({"array": np.zeros((70000, 4), np.float32)}, "RESOURCE_EXHAUSTED", "larger than max"),
+    "half precision": (
+        {"array": ROWS.astype(np.float16), "datatype": "FP16"},
+        "INVALID_ARGUMENT",
+        "inference input 'x' data-type is 'FP16', but model 'scores' expects 'FP32'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_said(client: triton.InferenceServerClient, case: str) -> None:
+    """With the status of gRPC and the words of the protocol; the connection goes on."""
+    options, status, text = REFUSED[case]
+    options = {"model": "scores", "array": ROWS, "datatype": "FP32", **options}
+    made = given("x", options.pop("array"), options.pop("datatype"))
+    with pytest.raises(InferenceServerException) as error:
+        infer(client, options.pop("model"), made, **options)
+    assert error.value.status() == f"StatusCode.{status}"
+    assert text in error.value.message()
+    assert client.is_server_live()
+
+
+def test_a_caller_who_goes_frees_the_rows(served: Served, client: triton.InferenceServerClient) -> None:
+    """What waits behind a busy device when the caller's deadline passes is not run."""
+    served.gate.reset()
+    rows = np.array([[HOLD, 0, 0, 0]], np.float32)
+    name = served_input(client)
+    first: queue.Queue[Any] = queue.Queue()
+    client.async_infer(
+        "batched", [given(name, rows, "FP32")], lambda result, error: first.put((result, error)), headers=KEY
+    )
+    wait_until(lambda: served.gate.entered, "the script has the first row")
+    with pytest.raises(InferenceServerException) as error:
+        infer(client, "batched", given(name, rows, "FP32"), client_timeout=0.3)
+    assert error.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    wait_until(
+        lambda: served.server.metric("stoker_requests_total", model="batched", status="499") == 1,
+        "the request is counted as given up",
+    )
+    served.gate.open()
+    result, error_of_first = first.get(timeout=PATIENCE_S)
+    assert error_of_first is None
+    assert result.as_numpy(result.get_response().outputs[0].name).tolist() == (rows * 3).tolist()
+
+
+def served_input(client: triton.InferenceServerClient) -> str:
+    """The name of the batched script's input."""
+    name: str = client.get_model_metadata("batched").inputs[0].name
+    return name
+
+
+def test_frontends_load_grpc_only_where_it_is_served(served: Served, tmp_path: Path) -> None:
+    """It has a price in memory."""
+
+    def mapped(server: LiveServer) -> list[bool]:
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in server.frontend_pids()]
+        return ["cygrpc" in text for text in maps]
+
+    assert mapped(served.server) == [True, True]
+    with LiveServer(tmp_path, write_doubler(tmp_path / "doubler.onnx"), "--frontends", "1") as plain:
+        assert mapped(plain) == [False]
+
+
+def test_the_start_fails_where_the_port_is_taken(served: Served, tmp_path: Path) -> None:
+    """With the way out; SO_REUSEPORT would let both have it."""
+    model = write_doubler(tmp_path / "doubler.onnx")
+    ended = run_stoker(
+        "serve", model, "--port", "0", "--grpc-port", str(served.grpc_port), "--workspace", tmp_path
+    )
+    assert ended.returncode == 2
+    assert "choose another with --grpc-port" in ended.stderr
+
+
+def test_tls_and_the_end_of_a_server(tmp_path: Path) -> None:
+    """Over TLS, requests under way are answered while the server drains, and new ones until its port closes."""
+    grpc_port = free_port()
+    script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
+    gate = Gate(script.parent)
+    tls = ["--grpc-tls-cert", TLS / "localhost.crt", "--grpc-tls-key", TLS / "localhost.key"]
+    arguments = ["--name", "m", "--grpc-port", str(grpc_port), "--frontends", "1", "--drain-grace-s", "1"]
+    with LiveServer(tmp_path, script, *arguments, *tls) as server:
+        assert f"127.0.0.1:{grpc_port} with TLS" in server.output()
+        with triton.InferenceServerClient(
+            f"localhost:{grpc_port}", ssl=True, root_certificates=str(TLS / "localhost.crt")
+        ) as client:
+            name = client.get_model_metadata("m").inputs[0].name
+            held: queue.Queue[tuple[Any, Any]] = queue.Queue()
+            row = np.array([[HOLD, 0, 0, 0]], np.float32)
+            client.async_infer(
+                "m", [given(name, row, "FP32")], lambda result, error: held.put((result, error)), headers=KEY
+            )
+            wait_until(lambda: gate.entered, "the script has the row")
+            server.signal(signal.SIGTERM)
+            wait_until(lambda: not client.is_server_ready(), "readiness is off")
+            assert client.is_server_live()
+            wait_until(lambda: "ready" not in _answers(grpc_port), "the port is closed")
+            gate.open()
+            result, error = held.get(timeout=PATIENCE_S)
+            assert error is None
+            assert result.as_numpy(result.get_response().outputs[0].name).tolist() == (row * 3).tolist()
+        assert server.wait() == 0
+        assert "Traceback" not in server.output()
+
+
+def _answers(port: int) -> str:
+    """What a new client of the port gets to know."""
+    credentials = grpc.ssl_channel_credentials((TLS / "localhost.crt").read_bytes())
+    with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            return f"ready {stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=5).ready}"
+        except grpc.RpcError as error:
+            return str(error.code())

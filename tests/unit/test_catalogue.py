@@ -1,0 +1,78 @@
+"""What names, labels and slots mean while versions come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.catalogue import Model, Slots, Version
+from stoker.errors import InvalidSettings
+from stoker.metrics import MODEL_SLOTS
+
+
+def model(*available: int, chosen: set[int] | None = None, **wished: int) -> Model:
+    """A model with these versions available."""
+    versions = {number: Version(number, "AVAILABLE") for number in available}
+    return Model("digits", versions, set(available) if chosen is None else chosen, dict(wished))
+
+
+def test_the_newest_version_is_the_default_unless_a_label_says_otherwise() -> None:
+    """`default` is a label like others, and wins over the number."""
+    plain, labelled = model(3, 12, 5), model(3, 12, 5, default=5)
+    for some in (plain, labelled):
+        some.settle()
+    assert (plain.default, labelled.default) == (12, 5)
+
+
+def test_names_move_when_their_version_is_available_and_not_before() -> None:
+    """Until then labels and the default mean what they meant: no request finds nothing."""
+    digits = model(3, stable=3)
+    digits.settle()
+    digits.chosen, digits.wished = {7}, {"stable": 7, "canary": 8}
+    digits.versions[7] = Version(7, "LOADING")
+    digits.settle()
+    assert (digits.default, digits.labels, digits.wanted) == (3, {"stable": 3}, {7, 8})
+    digits.versions[7].state = "AVAILABLE"
+    digits.settle()
+    assert (digits.default, digits.labels) == (7, {"stable": 7})
+
+
+def test_a_default_that_goes_is_followed_by_the_newest_that_is_left() -> None:
+    """A version that is unloaded takes its names with it only if nothing else can have them."""
+    digits = model(3, 5, 7)
+    digits.settle()
+    digits.versions[7].state, digits.chosen = "UNLOADING", {3, 5}
+    digits.settle()
+    assert digits.default == 5
+    for version in digits.versions.values():
+        version.state = "END"
+    digits.chosen, digits.wished = set(), {"default": 3}
+    digits.settle()
+    assert (digits.default, digits.labels, digits.wanted) == (None, {}, set())
+
+
+def test_a_version_keeps_its_slot_and_the_longest_unloaded_one_loses_it() -> None:
+    """Counters go on when a version is loaded again; only when no slot is unused another version gets one."""
+    slots = Slots()
+    for version in range(MODEL_SLOTS):
+        assert slots.take("digits", version) == (version, None)
+    with pytest.raises(InvalidSettings, match="64 versions"):
+        slots.take("letters", 1)
+    for version in (9, 4, 9):
+        slots.give_back("digits", version)
+    assert slots.take("digits", 9) == (9, None)
+    assert slots.take("letters", 1) == (4, ("digits", 4))
+    with pytest.raises(InvalidSettings, match="unload one first"):
+        slots.take("digits", 4)
+
+
+def test_what_frontends_are_told_is_in_the_order_of_the_versions() -> None:
+    """Versions are numbers: 12 comes behind 5."""
+    digits = model(12, 5)
+    digits.settle()
+    told = digits.to_json()
+    assert [version["version"] for version in told["versions"]] == [5, 12]
+    assert (told["default"], told["labels"]) == (12, {})
+    assert list(digits.index()) == [
+        {"name": "digits", "version": "5", "state": "READY"},
+        {"name": "digits", "version": "12", "state": "READY"},
+    ]

@@ -1,0 +1,458 @@
+"""Loading, switching and unloading versions while they are served: what happens in which order, and when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.catalogue import Catalogue
+from stoker.deployment import Deployed
+from stoker.errors import (
+    LoadFailed,
+    NotReady,
+    OperatorError,
+    RepositoryError,
+    RequestError,
+    UnknownModel,
+    UnknownService,
+)
+from stoker.labels import change_labels
+from stoker.layouts import ModelSource
+from stoker.metrics import MODEL_SLOTS, MetricMemory
+from stoker.offers import Offer
+from stoker.placement import Placement
+from stoker.rollout import Rollout
+from stoker.servable import Servable
+from stoker.settings import ModelSettings
+from stoker.versions import VersionPolicy
+from stoker.watch import Watch
+
+
+class PuppetFleet:
+    """Processes that load what they are told to, and write down what happens.
+
+    Attributes:
+        log: What happened, in order.
+        broken: Versions that cannot be loaded.
+        told: What frontends were told last, by model.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.broken: set[int] = set()
+        self.told: dict[str, dict[str, Any]] = {}
+
+    async def add(self, model: Deployed) -> None:
+        await asyncio.sleep(0)
+        if model.servable.version in self.broken:
+            raise LoadFailed(f"version {model.servable.version} is no model")
+        self.log.append(f"load {_named(model)}")
+
+    async def remove(self, model: Deployed) -> None:
+        self.log.append(f"unload {_named(model)}")
+        await asyncio.sleep(0)
+
+    def publish(self, model: dict[str, Any]) -> None:
+        self.told[model["name"]] = model
+        line = f"{model['name']} is {model['default']}"
+        if line not in self.log[-1:]:
+            self.log.append(line)
+
+    def happened(self) -> list[str]:
+        """What happened since this was asked last."""
+        log, self.log = self.log, []
+        return log
+
+    def states(self, name: str = "digits") -> dict[int, str]:
+        """The states that frontends know of."""
+        return {version["version"]: version["state"] for version in self.told[name]["versions"]}
+
+
+def _named(model: Deployed) -> str:
+    return f"{model.servable.name} {model.servable.version}"
+
+
+@dataclass
+class PuppetStock:
+    """Models in a folder that is only thought of.
+
+    Attributes:
+        files: The content of each version by name and number.
+        policies: The setting `versions` of models.
+        broken: Versions that hold no model yet.
+        base: A real folder for labels.
+        away: Whether the file system is away.
+        held: The numbers of loads that were taken and not put back.
+    """
+
+    base: Path
+    files: dict[tuple[str, int], str]
+    policies: dict[str, Any] = field(default_factory=dict)
+    broken: set[tuple[str, int]] = field(default_factory=set)
+    away: bool = False
+    held: set[int] = field(default_factory=set)
+
+    def offers(self) -> dict[str, Offer]:
+        if self.away:
+            raise RepositoryError("the folder is away")
+        return {name: self._offer(name) for name in dict.fromkeys(name for name, _ in self.files)}
+
+    def offer(self, name: str) -> Offer:
+        if name not in self.offers():
+            raise UnknownModel(f"no model {name!r}")
+        return self.offers()[name]
+
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
+        self.held.add(number)
+        return self.deployed(offer.name, version, slot, number)
+
+    def put_back(self, number: int) -> None:
+        self.held.discard(number)
+
+    def deployed(self, name: str, version: int, slot: int = 0, number: int = 0) -> Deployed:
+        servable = Servable(name, version, "onnx", Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
+        fingerprint = self.files[name, version]
+        placement = Placement(("cpu",))
+        return Deployed(servable, slot, 0.0, placement, 1, 1000, number=number, fingerprint=fingerprint)
+
+    def _offer(self, name: str) -> Offer:
+        versions = {version for model, version in self.files if model == name}
+        broken = {version for model, version in self.broken if model == name}
+        folder = self.base / name
+        folder.mkdir(exist_ok=True)
+        settings = ModelSettings(path=folder, versions=self.policies.get(name))
+        reasons: dict[int, OperatorError] = {version: RepositoryError("half") for version in broken}
+        return Offer(
+            name, settings, tuple(sorted(versions - broken)), lambda v: self._source(name, v), reasons, folder
+        )
+
+    def _source(self, name: str, version: int) -> ModelSource:
+        content = self.files[name, version]
+
+        class Source(ModelSource):
+            def fingerprint(self) -> str:
+                return content
+
+        return Source(name, version, "onnx", Path(name))
+
+
+@dataclass
+class Stage:
+    """A server whose processes are puppets."""
+
+    fleet: PuppetFleet
+    stock: PuppetStock
+    rollout: Rollout
+    watch: Watch
+    memory: MetricMemory
+
+    async def look(self, times: int = 1) -> None:
+        """Let the watch look for versions."""
+        for _ in range(times):
+            await self.watch.look()
+
+
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    """Run a scene on a server that has begun with `digits` in version 3."""
+
+    def run(scene: Callable[[Stage], Awaitable[None]], begins: bool = True, **policies: Any) -> None:
+        stock = PuppetStock(tmp_path, {("digits", 3): "weights"}, policies)
+        fleet = PuppetFleet()
+        fd = MetricMemory.create()
+        memory = MetricMemory(fd)
+        os.close(fd)
+        catalogue = Catalogue([stock.deployed("digits", 3)], stock.offers())
+
+        async def perform() -> None:
+            rollout = Rollout(catalogue, fleet, stock, memory)
+            if begins:
+                rollout.begin(stock.offers())
+            fleet.log.clear()
+            await scene(Stage(fleet, stock, rollout, Watch(rollout, stock, 1.0), memory))
+
+        asyncio.run(perform())
+
+    return run
+
+
+def test_a_new_version_takes_over_before_the_old_one_leaves(play: Play) -> None:
+    """It is loaded beside the old one, then names mean it, then the old one is unloaded and let go."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "new weights"
+        await stage.rollout.load("digits")
+        assert stage.fleet.happened() == [
+            "digits is 3",
+            "load digits 7",
+            "digits is 7",
+            "unload digits 3",
+            "digits is 7",
+        ]
+        assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+        assert stage.stock.held == {1}
+
+    play(scene)
+
+
+def test_a_load_that_fails_changes_nothing_that_is_served(play: Play) -> None:
+    """Its reason is told to who asked and stays in the index; the next load tries again."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "no weights"
+        stage.fleet.broken = {7}
+        with pytest.raises(LoadFailed, match="failed to load 'digits', version 7: version 7 is no model"):
+            await stage.rollout.load("digits")
+        assert stage.fleet.happened() == ["digits is 3"]
+        assert stage.stock.held == set()
+        assert await stage.rollout.index(ready=False) == [
+            {"name": "digits", "version": "3", "state": "READY"},
+            {"name": "digits", "version": "7", "state": "UNAVAILABLE", "reason": "version 7 is no model"},
+        ]
+        stage.fleet.broken = set()
+        await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_changed_files_are_loaded_beside_what_is_served(play: Play) -> None:
+    """The same number is loaded again and replaces itself; files that are the same are left alone."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.rollout.load("digits")
+        assert stage.fleet.happened() == []
+        stage.stock.files["digits", 3] = "other weights"
+        await stage.rollout.load("digits")
+        assert [line for line in stage.fleet.happened() if "load" in line] == [
+            "load digits 3",
+            "unload digits 3",
+        ]
+        assert stage.fleet.states() == {3: "AVAILABLE"}
+        (version,) = stage.fleet.told["digits"]["versions"]
+        assert version["number"] in stage.stock.held
+        stage.stock.files["digits", 3] = "broken weights"
+        stage.fleet.broken = {3}
+        with pytest.raises(LoadFailed):
+            await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "AVAILABLE"}
+        assert stage.fleet.told["digits"]["versions"][0]["number"] == version["number"]
+
+    play(scene)
+
+
+def test_other_policies_and_single_versions(play: Play) -> None:
+    """A load can bring another policy, or add one version to those that are served."""
+
+    async def scene(stage: Stage) -> None:
+        for version in (5, 7, 9):
+            stage.stock.files["digits", version] = "weights"
+        await stage.rollout.load("digits", VersionPolicy.of((3, 7)))
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "AVAILABLE"}
+        await stage.rollout.load("digits", version=5)
+        assert (stage.fleet.told["digits"]["default"], sorted(stage.fleet.states())) == (7, [3, 5, 7])
+        await stage.rollout.unload("digits", 7)
+        assert stage.fleet.told["digits"]["default"] == 5
+        await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "END", 5: "END", 7: "END", 9: "AVAILABLE"}
+        with pytest.raises(RequestError, match="digits has no version 8"):
+            await stage.rollout.load("digits", version=8)
+
+    play(scene)
+
+
+def test_unloading(play: Play) -> None:
+    """The name means nothing before the last version leaves; what is not served cannot be unloaded."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.rollout.unload("digits")
+        assert stage.fleet.happened() == ["digits is None", "unload digits 3", "digits is None"]
+        assert stage.fleet.states() == {3: "END"}
+        for name, version in (("letters", None), ("digits", 3)):
+            with pytest.raises(UnknownService, match="is not loaded"):
+                await stage.rollout.unload(name, version)
+        with pytest.raises(UnknownService, match="no model 'letters'"):
+            await stage.rollout.load("letters")
+        await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_nothing_is_changed_while_the_server_starts(play: Play) -> None:
+    """What is loaded first is not known to be there."""
+
+    async def scene(stage: Stage) -> None:
+        with pytest.raises(NotReady):
+            await stage.rollout.load("digits")
+        with pytest.raises(NotReady):
+            await stage.rollout.unload("digits")
+
+    play(scene, begins=False)
+
+
+def test_labels_bring_and_take_versions(play: Play) -> None:
+    """A label is followed when its file is replaced: its version is loaded first, and the one that it leaves goes."""
+
+    async def scene(stage: Stage) -> None:
+        base = stage.stock.base / "digits"
+        for version in (5, 7):
+            stage.stock.files["digits", version] = "weights"
+        await stage.watch.look_at_labels()
+        assert stage.fleet.happened() == []
+        change_labels(base, {"canary": 5})
+        await stage.watch.look_at_labels()
+        assert stage.fleet.told["digits"]["labels"] == {"canary": 5}
+        assert stage.fleet.told["digits"]["default"] == 3, "a canary is for those who ask for it"
+        with pytest.raises(RequestError, match="it has the label 'canary'"):
+            await stage.rollout.unload("digits", 5)
+        change_labels(base, {"canary": 7, "default": 3})
+        await stage.watch.look_at_labels()
+        assert stage.fleet.told["digits"]["labels"] == {"canary": 7, "default": 3}
+        assert stage.fleet.told["digits"]["default"] == 3
+        assert stage.fleet.states() == {3: "AVAILABLE", 5: "END", 7: "AVAILABLE"}
+        change_labels(base, {}, ["canary", "default"])
+        await stage.watch.look_at_labels()
+        assert stage.fleet.states() == {3: "AVAILABLE", 5: "END", 7: "END"}
+        (base / "labels.json").write_text("nonsense")
+        await stage.watch.look_at_labels()
+        assert stage.fleet.states()[3] == "AVAILABLE"
+
+    play(scene)
+
+
+def test_a_label_whose_version_does_not_load_stays_where_it_is(play: Play) -> None:
+    """Callers of the label never find nothing."""
+
+    async def scene(stage: Stage) -> None:
+        base = stage.stock.base / "digits"
+        stage.stock.files["digits", 7] = "no weights"
+        stage.fleet.broken = {7}
+        for version in (3, 7):
+            change_labels(base, {"stable": version})
+            await stage.watch.look_at_labels()
+        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
+
+    play(scene)
+
+
+def test_the_watch_loads_what_has_come_to_rest(play: Play) -> None:
+    """A version whose files still change, or that holds no model yet, is left alone, and so is the one before."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "a part"
+        await stage.look()
+        stage.stock.files["digits", 7] = "a larger part"
+        stage.stock.files["digits", 9] = ""
+        stage.stock.broken = {("digits", 9)}
+        await stage.look()
+        assert stage.fleet.happened() == []
+        await stage.look()
+        assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+        stage.stock.broken = set()
+        await stage.look(2)
+        assert stage.fleet.states() == {3: "END", 7: "END", 9: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_the_watch_unloads_what_has_vanished(play: Play) -> None:
+    """A version that is gone gives way to the newest that is left, a model that is gone to nothing."""
+
+    async def scene(stage: Stage) -> None:
+        files = stage.stock.files
+        files["letters", 1] = files["digits", 7] = "weights"
+        await stage.look(2)
+        assert (stage.fleet.states("digits"), stage.fleet.states("letters")) == (
+            {3: "END", 7: "AVAILABLE"},
+            {1: "AVAILABLE"},
+        )
+        del files["digits", 7], files["letters", 1]
+        await stage.look(2)
+        assert stage.fleet.states("digits") == {3: "AVAILABLE", 7: "END"}
+        assert (stage.fleet.states("letters"), stage.fleet.told["letters"]["default"]) == ({1: "END"}, None)
+        stage.stock.away = True
+        await stage.look(2)
+        assert stage.fleet.states("digits") == {3: "AVAILABLE", 7: "END"}
+
+    play(scene)
+
+
+def test_the_watch_does_not_try_again_what_has_failed(play: Play) -> None:
+    """Only when its files have changed and come to rest; until then the old version stays."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "no weights"
+        stage.fleet.broken = {7}
+        await stage.look(2)
+        stage.fleet.broken = set()
+        await stage.look(3)
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
+        stage.stock.files["digits", 7] = "weights"
+        await stage.look()
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
+        await stage.look()
+        assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_a_version_that_is_replaced_in_its_place_is_not_gone(play: Play) -> None:
+    """While somebody copies new files over a served version, what was loaded goes on."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 2] = "old weights"
+        stage.stock.broken = {("digits", 3)}
+        await stage.look(2)
+        assert stage.fleet.happened() == []
+        stage.stock.broken = set()
+        stage.stock.files["digits", 3] = "new weights"
+        await stage.look(2)
+        assert [line for line in stage.fleet.happened() if "load" in line] == [
+            "load digits 3",
+            "unload digits 3",
+        ]
+
+    play(scene)
+
+
+def test_a_version_that_gets_the_slot_of_another_begins_with_zeros(play: Play) -> None:
+    """More versions than slots can be served one after the other; the oldest counters make room."""
+
+    async def scene(stage: Stage) -> None:
+        stage.memory.page(0).model(0).count_request(503)
+        for version in range(4, 4 + MODEL_SLOTS):
+            stage.stock.files["digits", version] = "weights"
+            await stage.rollout.load("digits")
+            del stage.stock.files["digits", version - 1]
+        last = stage.fleet.told["digits"]["versions"][-1]
+        assert (last["slot"], last["state"]) == (0, "AVAILABLE")
+        assert 3 not in stage.fleet.states()
+        assert stage.memory.totals().model(0).requests()[503] == 0
+
+    play(scene)
+
+
+def test_the_index_shows_what_could_be_loaded(play: Play) -> None:
+    """Models that were never loaded have only their names; `ready` leaves out all that is not served."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["letters", 1] = stage.stock.files["digits", 12] = "weights"
+        assert await stage.rollout.index(ready=False) == [
+            {"name": "digits", "version": "3", "state": "READY"},
+            {"name": "digits", "version": "12", "state": "UNAVAILABLE"},
+            {"name": "letters"},
+        ]
+        assert await stage.rollout.index(ready=True) == [{"name": "digits", "version": "3", "state": "READY"}]
+
+    play(scene)
