@@ -115,7 +115,8 @@ class Client:
         Args:
             rows: Shape (rows, ...): a float, int, bool or text array with the rows along its first axis,
                 anything numpy makes such an array of, or a list of rows. A single row still needs that axis:
-                `image[None]`. Arrays that are not contiguous are copied.
+                `image[None]`. Arrays of 16 KiB or more are sent as binary data where the server takes them and the
+                answer is the same as for JSON.
 
         Returns:
             One entry a row: an array where the answer is numeric and rectangular (int64 for classes, float64

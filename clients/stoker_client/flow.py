@@ -229,8 +229,8 @@ class ServiceCalls:
             if encoded is None:
                 return None
             send = self._infer_send(model, encoded, self._left_s(give_up_at_s))
-        except ValueError:
-            # No model to ask for, or one without tensors.
+        except (ValueError, RequestRefused, UnexpectedAnswer):
+            # No model to ask for, one without tensors, or a server that does not know these paths: so it will stay.
             self._json_only = True
             return None
         except StokerClientError:
@@ -297,8 +297,6 @@ class ServiceCalls:
         )
         if isinstance(outcome, Reply):
             return outcome
-        # A server that does not know these paths will not learn them; others may have been busy.
-        self._json_only = isinstance(outcome, RequestRefused)
         raise outcome
 
     def fetch_token(self, key: Credential, timeout_s: float) -> Flow[AccessToken]:

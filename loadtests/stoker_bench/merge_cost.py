@@ -75,8 +75,13 @@ def measure_merge_cost(body: bytes, requests: int) -> MergeCost:
     Args:
         body: `{"data": [row]}`.
         requests: Requests in a merged call.
+
+    Raises:
+        ValueError: The body cannot be merged with others.
     """
     parser = simdjson.Parser()
+    if row_count(parser, body) != 1:
+        raise ValueError("a body of other than one row cannot be merged here")
     request = ScriptRequest(REQUEST_ID, body, rows=1)
     packed, batch = request.pack(), [request] * requests
     calls = ScriptCalls(_run)

@@ -26,7 +26,8 @@ def reserve_grpc_port(settings: ServerSettings, beside: socket.socket) -> socket
         beside: A listening socket of HTTP, on whose address gRPC is served too.
 
     Raises:
-        InvalidSettings: There is no port, a package is missing, the certificate or its key cannot be used, or the port is taken.
+        InvalidSettings: There is no port, a package is missing, the certificate or its key cannot be used, or the
+            port is taken.
     """
     if not settings.grpc_port:
         raise InvalidSettings("grpc_tls_cert and grpc_tls_key need a grpc_port to serve on")

@@ -321,6 +321,18 @@ def test_where_binary_data_are_not_taken_json_is_sent(kind: Kind, described: Any
     assert is_json(caller.requests[1])
 
 
+@pytest.mark.parametrize(
+    "described",
+    [error(404, "not_found"), httpx.Response(302), httpx.Response(200, json=[]), metadata({}, {})],
+)
+def test_a_server_without_binary_data_is_asked_once(kind: Kind, described: httpx.Response) -> None:
+    """What is sure to stay so is not asked again by the same client."""
+    answers = [httpx.Response(200, json=[0.5] * 8)] * 2
+    caller = Caller(kind, [described, *answers], uri=URI)
+    caller.call("score_many", np.concatenate([ROWS, ROWS]), batch_rows=8, concurrency=1)
+    assert [request.method for request in caller.requests] == ["GET", "POST", "POST"]
+
+
 def test_numbers_that_are_not_finite_are_refused_as_ever(kind: Kind) -> None:
     """`score` sends no NaN, whichever way it would go."""
     rows = ROWS.copy()

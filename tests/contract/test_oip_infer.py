@@ -269,7 +269,18 @@ def test_what_does_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'{"inputs": 3}', b'{"inputs": [3]}', b"\xff", b'{"inputs": []} x', b"NaN"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"inputs": 3}',
+        b'{"inputs": [3]}',
+        b"\xff",
+        b'{"inputs": []} x',
+        b"NaN",
+        b"[NaN, 1e400]",
+    ],
 )
 def test_what_is_no_request_is_refused(protocol_server: LiveServer, body: bytes) -> None:
     """Malformed JSON is the caller's fault: 400, and not Triton's 500."""

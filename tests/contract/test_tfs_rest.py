@@ -182,6 +182,7 @@ def test_what_does_not_fit_is_refused(
     [
         (b"", "JSON Parse error: The document is empty"),
         (b"x", "JSON Parse error: Invalid value. at offset: 0"),
+        (b'{"instances": [[1e400, 0, 0, 0]]}', "JSON Parse error"),
         (b"[]", "not an object"),
         (b"\xff", "JSON Parse error"),
         (b'{"instances":' + b"[" * 200_000, "nested"),

@@ -34,7 +34,11 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=12,
 )
-numbers = st.integers(-300, 300) | st.floats(-1e6, 1e6, width=32) | st.sampled_from([0, 1, 0.1] * 3 + [2**40, 1e300])
+numbers = (
+    st.integers(-300, 300)
+    | st.floats(-1e6, 1e6, width=32)
+    | st.sampled_from([0, 1, 0.1] * 3 + [2**40, 1e300])
+)
 words = st.text(max_size=8) | st.text(max_size=8) | st.sampled_from([{"b64": "w6k="}, {"b64": ""}])
 
 

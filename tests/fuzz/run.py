@@ -37,6 +37,7 @@ from stoker.gateway.encodings import PIECE_BYTES, inflater_for
 from stoker.gateway.infer_dialect import InferDialect
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy, decode_octets
+from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
 from stoker.wire.oip import decode_infer
 from stoker.wire.packed import pack, unpack
 from stoker.wire.scoring import ScoringDecoder
@@ -205,6 +206,26 @@ def check_inflation(example: tuple[bytes, str]) -> None:
     attempt(inflate)
 
 
+texts = st.text(st.characters(max_codepoint=255), max_size=9)
+heads = st.builds(RequestHead, texts, texts, texts, st.lists(st.tuples(texts, texts), max_size=4), texts)
+requests = st.builds(
+    ScriptRequest, st.binary(max_size=40), st.binary(max_size=99), st.integers(0, 1 << 40), st.none() | heads
+)
+answers = st.builds(
+    ScriptAnswer,
+    st.binary(max_size=99),
+    st.integers(0, 999),
+    st.binary(max_size=40),
+    st.booleans(),
+    st.none() | st.integers(0, 1 << 62),
+)
+
+
+def check_envelope(envelope: ScriptRequest | ScriptAnswer) -> None:
+    """What is packed comes back, whatever it holds."""
+    assert type(envelope).unpack(envelope.pack()) == envelope
+
+
 class Server:
     """A running server and one connection to it."""
 
@@ -313,7 +334,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    share_s = options.minutes * 60 / 10
+    share_s = options.minutes * 60 / 11
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     infos = st.sampled_from(ALONE)
     decoders: list[tuple[str, st.SearchStrategy[Any], Callable[[Any], None]]] = [
@@ -322,6 +343,7 @@ def main() -> None:
         ("scoring", infos.flatmap(scoring_bodies), check_scoring),
         ("arrays", infos.flatmap(lambda infos: array_bodies(infos[0])), check_array),
         ("inflation", compressed(st.binary(max_size=2000)), check_inflation),
+        ("envelopes", requests | answers, check_envelope),
     ]
     for name, strategy, check in decoders:
         fuzz(name, strategy, check, share_s, options.seed)

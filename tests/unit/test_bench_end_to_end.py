@@ -57,12 +57,22 @@ def test_offline_runtime_measures_whole_bodies(tmp_path: Path) -> None:
     model, body = tmp_path / "mlp.onnx", tmp_path / "body"
     seeded_mlp(widths=(3, 4, 2)).save(model)
     body.write_bytes(DATA_LISTS.encode(random_rows(6, (3,))))
-    with OfflineRuntime(model, body, threads=1) as runtime:
+    with OfflineRuntime(model, 1, body) as runtime:
         taken = runtime.run(Case(4, rows=6), seconds=0)
     assert taken.rows_per_s == pytest.approx(6 * taken.requests_per_s)
     assert taken.requests_per_s > 0
     with (
         pytest.raises(BenchedServerError, match="ended"),
-        OfflineRuntime(tmp_path / "none", body, 1) as runtime,
+        OfflineRuntime(tmp_path / "none", 1, body) as runtime,
     ):
         runtime.run(Case(4, rows=6), seconds=0)
+
+
+def test_runtime_alone_runs_rows_from_memory(tmp_path: Path) -> None:
+    """Without a body there is nothing to parse, and the name says so."""
+    model = tmp_path / "mlp.onnx"
+    seeded_mlp(widths=(3, 4, 2)).save(model)
+    with OfflineRuntime(model, 0, 6) as runtime:
+        taken = runtime.run(Case(4, rows=6), seconds=0)
+    assert runtime.name == "ONNX Runtime, default threads"
+    assert taken.rows_per_s == pytest.approx(6 * taken.requests_per_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
+from stoker.commands import bench
+from stoker.errors import InvalidSettings
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest
 from stoker_bench import grpc_bench
 from stoker_bench.baselines.grpc_echo import echo_server
-from stoker_bench.grpc_bench import ECHO, GRPC, GrpcBenchOptions, run_grpc_bench
+from stoker_bench.grpc_bench import ECHO, GRPC, GrpcBenchOptions, GrpcReport, run_grpc_bench
 from stoker_bench.grpc_loop import closed_loop
 from stoker_bench.process_tree import ProcessTree
 
@@ -74,6 +77,24 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
     await server.stop(None)
     figures = await closed_loop("127.0.0.1", port, PATH, b"", {}, connections=1, seconds=0.05)
     assert (figures.requests, figures.errors > 0) == (0, True)
+
+
+def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own options; those of other benches do not go with it."""
+    asked: list[GrpcBenchOptions] = []
+
+    def pretend(options: GrpcBenchOptions) -> GrpcReport:
+        asked.append(options)
+        return GrpcReport("puppet", options.seconds, options.rounds, "m")
+
+    monkeypatch.setattr(grpc_bench, "run_grpc_bench", pretend)
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    arguments = ["--grpc", "--model", "m.onnx", "--seconds", "2", "--rounds", "4", "--concurrency", "8", "1"]
+    assert bench.run(parser.parse_args([*arguments, "--frontends", "2"])) == 0
+    assert asked == [GrpcBenchOptions(Path("m.onnx"), seconds=2, rounds=4, concurrency=(8, 1), frontends=2)]
+    with pytest.raises(InvalidSettings, match="--rows does not go with --grpc"):
+        bench.run(parser.parse_args(["--grpc", "--rows", "3"]))
 
 
 def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch) -> None:

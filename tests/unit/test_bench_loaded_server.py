@@ -12,7 +12,7 @@ from stoker_bench.contest import Case
 from stoker_bench.load_generator import LoadFigures
 from stoker_bench.loaded_server import LoadedServer, batch_totals, check_answers, mean_batch_rows
 from stoker_bench.process_tree import ProcessTree
-from stoker_bench.scoring_request import DATA_LISTS, ScoringRequest
+from stoker_bench.scoring_request import DATA_LISTS, ScoringRequest, binary_open_inference
 from stoker_bench.servers import HOST, BenchedServerError
 
 Answer = Callable[[list[list[float]]], object]
@@ -129,6 +129,22 @@ def test_unknown_tree_and_metrics_leave_their_figures_unknown(doubling: Doubling
     assert taken.cpu_us_per_request is None
     assert taken.foreign_cores is None
     assert taken.mean_batch_rows is None
+
+
+def test_one_server_is_asked_in_several_dialects(doubling: DoublingServer) -> None:
+    """Another path and dialect, with its headers, and the same key and clocks."""
+    generator = PuppetGenerator(FIGURES)
+    server = loaded(doubling.uri, generator, tree=GrowingTree(), key="k", metrics_path="/metrics")
+    binary = server.speaking("binary", "/v2/models/m/infer", binary_open_inference("x"))
+    taken = binary.run(Case(connections=8), seconds=2)
+    assert generator.request.path == "/v2/models/m/infer"
+    assert (
+        int(generator.request.headers["Inference-Header-Content-Length"]) == len(generator.request.body) - 16
+    )
+    assert generator.request.headers["Authorization"] == "Bearer k"
+    assert taken.mean_batch_rows == 4
+    assert taken.cpu_us_per_request is not None
+    assert (server.name, server.uri) == ("doubling", doubling.uri)
 
 
 def test_right_answers_pass_the_check(doubling: DoublingServer) -> None:

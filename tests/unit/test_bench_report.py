@@ -1,15 +1,14 @@
 """What the bench and the comparison print and write."""
 
-from pathlib import Path
-
 import orjson
 import pytest
 
 from stoker_bench.baselines import BARE, HANDWRITTEN, STARLETTE
-from stoker_bench.bench_report import BenchReport, CaseResult
+from stoker_bench.bench_report import BenchReport
 from stoker_bench.compare_report import Comparison, Entry
 from stoker_bench.contest import Case, Slice
 from stoker_bench.offline import NAME_PREFIX
+from stoker_bench.report import CaseResult
 from stoker_bench.start_up import FrontendWeight, StartUp
 
 
@@ -24,7 +23,7 @@ def case_result(case: Case, stoker: Slice, **baselines: Slice) -> CaseResult:
     names = {"bare": BARE, "starlette": STARLETTE, "handwritten": HANDWRITTEN}
     slices = {"Stoker": [stoker]}
     slices |= {names.get(name, name): [baseline] for name, baseline in baselines.items()}
-    return CaseResult(case, 5410, slices, pss_bytes={"Stoker": 80_000_000})
+    return CaseResult(case, (5410,), slices, pss_bytes={"Stoker": 80_000_000})
 
 
 def bounds(report: BenchReport) -> dict[str, bool]:
@@ -34,7 +33,7 @@ def bounds(report: BenchReport) -> dict[str, bool]:
 
 def report_of(*cases: CaseResult) -> BenchReport:
     """Return a report of cases."""
-    return BenchReport("wrk 4.1.0", seconds=3, rounds=1, model=None, cases=list(cases))
+    return BenchReport("wrk 4.1.0", seconds=3, rounds=1, subject="MLP", cases=list(cases))
 
 
 def test_bounds_hold_at_their_limits() -> None:
@@ -95,11 +94,20 @@ def test_json_holds_slices_and_ratios() -> None:
     report = report_of(case_result(Case(64), taken(9000), bare=taken(10_000)))
     document = orjson.loads(orjson.dumps(report.as_json()))
     case = document["cases"][0]
-    assert case["case"] == {"connections": 64, "rows": 1, "body_bytes": 5410}
+    assert case["case"] == {"subject": "", "connections": 64, "rows": 1, "body_bytes": [5410]}
     assert case["contestants"]["Stoker"]["slices"][0]["requests_per_s"] == 9000
-    assert case["stoker_over"][BARE]["rows_per_s"] == pytest.approx(0.9)
+    assert case["first_over"][BARE]["rows_per_s"] == pytest.approx(0.9)
     assert document["generator"] == "wrk 4.1.0"
     assert document["machine"]["cores"] >= 1
+
+
+def test_cases_name_their_subject_sizes_and_first_contestant() -> None:
+    """Where one report has several subjects and forms of bodies, the tables tell them apart."""
+    slices = {"merge": [taken(800)], "none": [taken(100)]}
+    text = str(CaseResult(Case(64), (3280, 5410), slices, {}, subject="ONNX script"))
+    assert "ONNX script: 64 connections, 1 row a request (3,280 or 5,410 bytes)" in text
+    assert "merge over" in text
+    assert "8.00" in text
 
 
 def entry(name: str, rates: list[float], yardsticks: list[float], errors: int = 0) -> Entry:
@@ -136,10 +144,3 @@ def test_comparison_tells_failed_requests_and_writes_json() -> None:
     assert "a failed 3 requests here" in str(found)
     document = orjson.loads(orjson.dumps(found.as_json()))
     assert document["servers"][0]["connections"]["64"]["times_handwritten"] == 5.0
-
-
-def test_model_is_named_without_its_folder() -> None:
-    """A report that is published says which file was benched, not where it lay."""
-    report = BenchReport("wrk", 3, 1, model=Path("/home/someone/secret/mlp.onnx"))
-    assert report.as_json()["model"] == "mlp.onnx"
-    assert "secret" not in str(report)

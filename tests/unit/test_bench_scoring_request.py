@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker_bench.scoring_request import DATA_LISTS, OPEN_INFERENCE, random_rows, scoring_request
+from stoker.tensors import Signature, TensorSpec
+from stoker.wire.oip import decode_infer, encode_infer
+from stoker_bench.scoring_request import (
+    DATA_LISTS,
+    OPEN_INFERENCE,
+    binary_open_inference,
+    random_rows,
+    scoring_request,
+)
 
 
 def test_rows_survive_the_body_exactly() -> None:
@@ -54,6 +62,27 @@ def test_open_inference_answers_are_read() -> None:
     assert OPEN_INFERENCE.decode(json.dumps(answer).encode(), 2).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(ValueError, match="no outputs"):
         OPEN_INFERENCE.decode(b'{"error": "no"}', 2)
+
+
+def test_binary_bodies_are_what_the_server_reads_and_writes() -> None:
+    """JSON, then the rows as they lie in memory; the outputs come back in the same way."""
+    dialect, rows = binary_open_inference("x"), random_rows(2, (3,))
+    signature = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (2,)),))
+    length = int(dialect.headers(rows)["Inference-Header-Content-Length"])
+    assert signature.model_tensors is not None
+    request = decode_infer("m", signature.model_tensors, dialect.encode(rows), length)
+    assert np.array_equal(request.inputs["x"], rows)
+    outputs = np.array([[1, 2], [3, 4]], np.float32)
+    answered, body = encode_infer("m", "1", request, {"y": outputs}, batched=True)
+    assert answered is not None
+    assert dialect.decode(body, 2).tolist() == outputs.tolist()
+
+
+@pytest.mark.parametrize("answer", [b'{"error": "no"}', b'{"outputs": [{"data": [1]}]}', b"nonsense"])
+def test_other_answers_than_binary_are_refused(answer: bytes) -> None:
+    """An error, an answer of JSON alone and what is no JSON raise ValueError and nothing else."""
+    with pytest.raises(ValueError):  # noqa: PT011 - json and the decoder word it differently
+        binary_open_inference("x").decode(answer, 1)
 
 
 def test_http_bytes_are_a_whole_request() -> None:

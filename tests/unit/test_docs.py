@@ -187,7 +187,8 @@ def test_settings_table_is_complete() -> None:
     for name, (option, variable, default) in shown.items():
         assert option.startswith(f"`--{name.replace('_', '-')}`")
         assert variable == f"`STOKER_{name.upper()}`"
-        assert settable[name].metadata["convert"](default) == settable[name].default
+        if default or settable[name].default is not None:
+            assert settable[name].metadata["convert"](default) == settable[name].default
 
 
 def test_deployment_file_is_valid(tmp_path: Path) -> None:

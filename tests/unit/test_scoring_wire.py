@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.puppets import STEADY
 
-from stoker.errors import InvalidInput, MalformedBody
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
-from stoker.wire.scoring import ScoringDecoder, check_text, encode_each, encode_outputs, encode_texts
+from stoker.wire.scoring import (
+    ScoringDecoder,
+    check_text,
+    check_values,
+    encode_each,
+    encode_outputs,
+    encode_texts,
+    parse_document,
+)
 
 BOM = b"\xef\xbb\xbf"
 

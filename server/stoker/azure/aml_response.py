@@ -107,5 +107,7 @@ def _line(name: str, value: str) -> bytes:
     if not _TOKEN.fullmatch(name):
         raise ValueError(f"run() returned a response with the header name {name!r}")
     if _CONTROL.search(value):
-        raise ValueError(f"run() returned a response with a control character in its header {name}: {value!r}")
+        raise ValueError(
+            f"run() returned a response with a control character in its header {name}: {value!r}"
+        )
     return f"{name}: {value}\r\n".encode("latin-1")

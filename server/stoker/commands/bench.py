@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ _COMMON: Final = ("seconds", "rounds", "concurrency", "frontends")
 _MODEL_OPTIONS: Final = (*_COMMON, "uri", "model", "rows", "baselines")
 _SCRIPT_OPTIONS: Final = (*_COMMON, "run_folder", "script")
 _PROTOCOL_OPTIONS: Final = (*_COMMON, "model", "rows")
+_GRPC_OPTIONS: Final = (*_COMMON, "model")
 _OPTIONS: Final = tuple(dict.fromkeys(_MODEL_OPTIONS + _SCRIPT_OPTIONS + _PROTOCOL_OPTIONS))
 
 
@@ -37,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="bench the Open Inference Protocol instead: binary tensors beside JSON at /score, and beside "
         "ONNX Runtime alone",
+    )
+    benches.add_argument(
+        "--grpc",
+        action="store_true",
+        help="bench the Open Inference Protocol over gRPC instead, beside a bare grpc.aio server that gives "
+        "the same message back",
     )
     parser.add_argument(
         "--uri",
@@ -137,6 +145,12 @@ def _report(args: argparse.Namespace) -> Report:
         return run_script_bench(ScriptBenchOptions(**_given(args, "scripts", *_SCRIPT_OPTIONS)))
     if args.protocols:
         return run_protocol_bench(ProtocolBenchOptions(**_given(args, "protocols", *_PROTOCOL_OPTIONS)))
+    if args.grpc:
+        if find_spec("grpc") is None:
+            raise InvalidSettings("--grpc needs packages that are missing here: pip install 'stoker[grpc]'")
+        from stoker_bench.grpc_bench import GrpcBenchOptions, run_grpc_bench
+
+        return run_grpc_bench(GrpcBenchOptions(**_given(args, "grpc", *_GRPC_OPTIONS)))
     return run_bench(BenchOptions(key=args.key, **_given(args, "", *_MODEL_OPTIONS)))
 
 

@@ -18,7 +18,7 @@ import orjson
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import join_strings, split_strings
-from stoker.wire.scoring import check_text, check_values, nesting_depth
+from stoker.wire.scoring import check_text, check_values, finite, nesting_depth
 from stoker.wire.tensor_json import as_tensor, check_rows
 
 __all__ = [
@@ -142,7 +142,7 @@ def _parse_with_tokens(text: bytes, error: Exception) -> Any:
     check_text(text)
     if b"NaN" in text or b"Infinity" in text:
         try:
-            return json.loads(text)
+            return json.loads(text, parse_float=finite)
         except (ValueError, RecursionError) as second:
             error = second
     raise MalformedBody(f"failed to parse the request JSON buffer: {error}") from None

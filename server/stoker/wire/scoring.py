@@ -28,6 +28,7 @@ __all__ = [
     "encode_each",
     "encode_outputs",
     "encode_texts",
+    "finite",
     "kind_of",
     "nesting_depth",
     "parse_document",
@@ -191,6 +192,18 @@ def parse_document(body: bytes) -> Any:
                 "The request body is not valid JSON: NaN and Infinity are not numbers."
             ) from None
         raise MalformedBody(f"Request body is not valid JSON: {error}") from None
+
+
+def finite(number: str) -> float:
+    """Read a number of a JSON text that may hold the token Infinity: digits must not mean it.
+
+    Raises:
+        ValueError: It is too large for a double.
+    """
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError("a number is too large")
+    return value
 
 
 def check_text(body: bytes) -> None:

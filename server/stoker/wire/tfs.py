@@ -17,7 +17,7 @@ import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.scoring import check_values, nesting_depth
+from stoker.wire.scoring import check_values, finite, nesting_depth
 from stoker.wire.tensor_json import as_dtype, check_rows
 
 __all__ = ["PredictRequest", "decode_examples", "decode_predict", "encode_predict", "encode_results"]
@@ -85,7 +85,7 @@ def _document(body: bytes) -> dict[str, Any]:
 def _first_value(body: bytes) -> Any:
     """The first JSON value; what follows it is ignored, and NaN and Infinity are read, as TensorFlow Serving does."""
     try:
-        value, _ = json.JSONDecoder().raw_decode(body.decode().lstrip(" \t\r\n\ufeff"))
+        value, _ = json.JSONDecoder(parse_float=finite).raw_decode(body.decode().lstrip(" \t\r\n\ufeff"))
     except (ValueError, RecursionError) as error:
         position = getattr(error, "pos", 0)
         raise MalformedBody(f"JSON Parse error: Invalid value. at offset: {position}") from None
