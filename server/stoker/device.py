@@ -8,7 +8,6 @@ each model, or `failed`; `unloaded`. It ends when the control channel does.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import logging
@@ -29,7 +28,7 @@ from stoker.scripts.environment import enter_script_process
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
 from stoker.worker import Lane, Worker
-from stoker.yielding import yielding_cores
+from stoker.yielding import stop_yielding
 
 __all__ = ["main"]
 
@@ -132,8 +131,11 @@ class _DeviceProcess:
                 threading.Thread(target=self._unload, args=(message["number"],), daemon=True).start()
 
     def _start(self, message: Message, metrics_fd: int) -> None:
-        with yielding_cores() if message["quiet"] else contextlib.nullcontext():
+        try:
             self._load(message, metrics_fd)
+        finally:
+            if message["yields"]:
+                stop_yielding(message["niceness"])
 
     def _load(self, message: Message, metrics_fd: int) -> None:
         page = MetricMemory(metrics_fd).page(message["page"])

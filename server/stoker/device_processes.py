@@ -14,6 +14,7 @@ from stoker.replicas import Replica, Replicas
 from stoker.start_up import DeviceReport
 from stoker.tensors import Signature
 from stoker.wire.images import image_layout
+from stoker.yielding import yield_cores
 
 if TYPE_CHECKING:
     from stoker.background import Supervision
@@ -151,12 +152,14 @@ class DeviceProcesses:
             variables=first.servable.environment_variables,
         )
         process.child = child
+        niceness = yield_cores(child.process.pid) if process.quiet else None
         child.channel.send(
             "start",
             [self._metrics_fd],
             page=process.group.page,
             device=process.group.device,
-            quiet=process.quiet,
+            yields=process.quiet,
+            niceness=niceness,
             models=[_model_message(model) for model in process.group.models],
         )
 

@@ -1,4 +1,8 @@
-"""Loading a model behind everything else that wants the cores."""
+"""Loading a model behind everything else that wants the cores.
+
+The supervisor makes a new device process nicer before it has imported anything, and the process becomes as important
+as the others when its models are loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,57 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["yielding_cores"]
+__all__ = ["stop_yielding", "yield_cores"]
 
 _NICER: Final = 10
 _TRIES: Final = 20
 _TRY_AGAIN_S: Final = 0.1
-_TASKS: Final = Path("/proc/self/task")
-# Where Linux groups tasks by session, niceness counts within a session only, and this is that of the session. It may
-# be lowered again by everybody.
-_AUTOGROUP: Final = Path("/proc/self/autogroup")
+_PROC: Final = Path("/proc")
 
 
-@contextlib.contextmanager
-def yielding_cores() -> Iterator[bool]:
-    """Let other processes have the cores first while the body runs, this thread and all that it starts.
+def yield_cores(pid: int) -> int | None:
+    """Let other processes have the cores before one that was just started, until it calls `stop_yielding`.
 
-    The process has to be alone in its session. Not every one may become important again (that takes CAP_SYS_NICE,
-    or a limit RLIMIT_NICE of 20): one that could not yields as a session only. Gives whether it yields as a process.
+    It has to be alone in its session. Not everybody may become important again (that takes CAP_SYS_NICE, or a limit
+    RLIMIT_NICE of 20): who could not does not yield in the first place.
+
+    Returns:
+        The niceness to return to; None if only its session yields, which needs no privilege.
     """
-    _set_session(_NICER)
-    try:
-        with _nicer_threads() as yields:
-            yield yields
-    finally:
-        _set_session(0)
+    # Where Linux groups tasks by session, niceness counts within a session, and sessions have one of their own.
+    _set_session(pid, _NICER, tries=1)
+    if not _may_return():
+        return None
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, before + _NICER)
+    return before
 
 
-def _set_session(nice: int) -> None:
-    for _ in range(_TRIES):
+def stop_yielding(niceness: int | None) -> None:
+    """Be as important as before `yield_cores`, with all threads that were started meanwhile.
+
+    Args:
+        niceness: What `yield_cores` has returned.
+    """
+    _set_session(os.getpid(), 0, tries=_TRIES)
+    if niceness is None:
+        return
+    nicer = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    for task in (_PROC / "self" / "task").iterdir():
+        # Threads come and go meanwhile; others than those that inherited it know why they are nicer.
+        with contextlib.suppress(OSError):
+            if os.getpriority(os.PRIO_PROCESS, int(task.name)) == nicer:
+                os.setpriority(os.PRIO_PROCESS, int(task.name), niceness)
+
+
+def _set_session(pid: int, nice: int, tries: int) -> None:
+    for _ in range(tries):
         try:
-            _AUTOGROUP.write_text(str(nice))
+            (_PROC / str(pid) / "autogroup").write_text(str(nice))
         except BlockingIOError:
             # Linux takes one such change of all users in 0.1 s.
             time.sleep(_TRY_AGAIN_S)
@@ -48,25 +69,6 @@ def _set_session(nice: int) -> None:
             return
         else:
             return
-
-
-@contextlib.contextmanager
-def _nicer_threads() -> Iterator[bool]:
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    if not _may_return():
-        yield False
-        return
-    os.setpriority(os.PRIO_PROCESS, 0, before + _NICER)
-    # It can be cut off at the end of the scale.
-    nicer = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        yield True
-    finally:
-        for task in _TASKS.iterdir():
-            # Threads come and go meanwhile.
-            with contextlib.suppress(OSError):
-                if os.getpriority(os.PRIO_PROCESS, int(task.name)) == nicer:
-                    os.setpriority(os.PRIO_PROCESS, int(task.name), before)
 
 
 def _may_return() -> bool:

@@ -322,6 +322,33 @@ def test_a_caller_who_goes_frees_the_rows(served: Served, client: triton.Inferen
     assert result.as_numpy(result.get_response().outputs[0].name).tolist() == (rows * 3).tolist()
 
 
+def test_statistics_and_the_repository(served: Served, client: triton.InferenceServerClient) -> None:
+    """What has been counted; and a model that is unloaded, and loaded again, with the admin key."""
+
+    def counted() -> tuple[int, int]:
+        (scores,) = client.get_inference_statistics("scores", "1").model_stats
+        assert (scores.name, scores.version) == ("scores", "1")
+        return scores.inference_count, scores.inference_stats.success.count
+
+    # What others have scored is counted within a moment.
+    before = wait_until(lambda: (seen := counted()) == counted() and seen, "the counters stand still")
+    infer(client, "scores", given("x", ROWS, "FP32"))
+    wait_until(lambda: counted() == (before[0] + 2, before[1] + 1), "two rows of one request are counted")
+    states = {model.name: model.state for model in client.get_model_repository_index().models}
+    assert states.items() >= {"texts": "READY", "batched": "READY"}.items()
+    with pytest.raises(InferenceServerException, match="needs the admin key"):
+        client.unload_model("texts", headers=KEY)
+    shown = run_stoker("keys", "show", "admin", "--workspace", served.server.workspace)
+    admin = {"authorization": f"Bearer {shown.stdout.strip()}"}
+    client.unload_model("texts", headers=admin)
+    assert not client.is_model_ready("texts")
+    with pytest.raises(InferenceServerException, match="'texts' is not found"):
+        infer(client, "texts", given("words", np.array([b"a"], object), "BYTES"))
+    client.load_model("texts", headers=admin)
+    answer = infer(client, "texts", given("words", np.array([b"a"], object), "BYTES"))
+    assert answer.as_numpy("same").tolist() == [b"a"]
+
+
 def served_input(client: triton.InferenceServerClient) -> str:
     """The name of the batched script's input."""
     name: str = client.get_model_metadata("batched").inputs[0].name

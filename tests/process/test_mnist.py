@@ -95,7 +95,7 @@ async def test_every_image_has_its_offline_class(
     # The device counts a batch when its answers have left.
     wait_until(lambda: _rows_and_batches(server)[0] >= rows_before + 10_000, "all rows are counted")
     batches = _rows_and_batches(server)[1] - batches_before
-    assert len(images) / batches > 4, "requests ran together"
+    assert len(images) / batches > 2, "requests ran together"
 
 
 def _rows_and_batches(server: LiveServer) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.commands import keys as command
 from stoker.errors import InvalidSettings
-from stoker.keyring import Keyring
+from stoker.keyring import AdminKey, Keyring
 
 
 def run(*arguments: str) -> int:
@@ -100,3 +100,19 @@ def test_no_keys_at_all(workspace: Path) -> None:
     ):
         run("show", "--workspace", str(workspace))
     assert not workspace.exists()
+
+
+def test_the_admin_key_is_shown_and_replaced(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no service's, and there is one."""
+    with pytest.raises(InvalidSettings, match="there is no admin key"):
+        run("show", "admin", "--workspace", str(workspace))
+    first = AdminKey(workspace / "keys").ensure()
+    assert first.primary == first.secondary
+    run("show", "admin", "--workspace", str(workspace))
+    run("regenerate", "admin", "--workspace", str(workspace))
+    run("show", "admin", "--workspace", str(workspace))
+    shown, new, shown_then = capsys.readouterr().out.split()
+    assert (shown, new) == (first.primary, shown_then)
+    assert new != shown
+    with pytest.raises(InvalidSettings, match="there are no keys"):
+        run("show", "--workspace", str(workspace))

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from stoker.commands import models as command
-from stoker.errors import InvalidSettings, ModelInUse, RepositoryError
+from stoker.errors import InvalidSettings, ModelInUse, OperatorError, RepositoryError
+from stoker.labels import stored_labels
 from stoker.repository import Repository
 from stoker.tensors import Signature, TensorSpec
 
@@ -276,3 +278,60 @@ def test_delete(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str
 def test_sizes(size_bytes: float, text: str) -> None:
     """Sizes are shown in decimal units."""
     assert command._size(size_bytes) == text
+
+
+def test_labels_are_moved_shown_and_removed(
+    workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed is what there is then; labels that are not named stay."""
+    for _ in range(2):
+        run("register", "digits", script)
+    assert run("label", "digits", "stable=1", "canary=2") == 0
+    assert run("label", "digits", "stable=2", "--remove", "canary") == 0
+    assert run("label", "digits") == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "canary  digits:2",
+        "stable  digits:1",
+        "stable  digits:2",
+        "stable  digits:2",
+    ]
+    assert stored_labels(workspace / "models" / "digits") == {"stable": 2}
+    run("label", "digits", "--remove", "stable")
+    assert capsys.readouterr() == ("", "digits has no labels\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["digits", "stable=3"], "digits has no version 3; it has 1"),
+        (["digits", "stable"], "such as: stoker models label digits stable=3"),
+        (["digits", "a/b=1"], "such as: stoker models label digits stable=3"),
+        (["digits", "--remove", "stable"], "digits has no label stable; it has none"),
+        (["letters", "stable=1"], "no model 'letters' is registered"),
+    ],
+)
+def test_labels_that_mean_nothing_are_refused(
+    workspace: Path, script: Path, arguments: list[str], problem: str
+) -> None:
+    """A label names a version that there is."""
+    run("register", "digits", script)
+    with pytest.raises(OperatorError, match=re.escape(problem)):
+        run("label", *arguments)
+    assert stored_labels(workspace / "models" / "digits") == {}
+
+
+def test_a_version_with_a_label_is_not_deleted_by_mistake(workspace: Path, script: Path) -> None:
+    """Callers of the label would find nothing."""
+    run("register", "digits", script)
+    run("label", "digits", "stable=1")
+    with pytest.raises(InvalidSettings, match="digits:1 has the label stable; move it first"):
+        run("delete", "digits:1")
+    assert run("delete", "digits:1", "--force") == 0
+
+
+def test_a_server_that_is_not_there(workspace: Path) -> None:
+    """The message says where it was looked for."""
+    with pytest.raises(OperatorError, match="the server at .* cannot be reached"):
+        run("load", "digits", "--url", "http://127.0.0.1:1")
+    with pytest.raises(InvalidSettings, match="file:///etc is no address of a server"):
+        run("unload", "digits", "--url", "file:///etc")

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidInput, MalformedBody, StokerError
-from stoker.gateway.grpc.answers import fill_answer
+from stoker.gateway.grpc.answers import AnswerWriter
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
@@ -70,9 +70,15 @@ def floats(*values: float) -> bytes:
 
 def filled(decoded: InferRequest, outputs: dict[str, np.ndarray], *, batched: bool = True) -> Any:
     """The answer to a request, after a way over the wire."""
-    answer = ModelInferResponse()
-    fill_answer(answer, "m", "3", decoded, outputs, batched=batched)
-    return ModelInferResponse.FromString(answer.SerializeToString())
+    writer = AnswerWriter("m", "3", batched=batched)
+    texts = set()
+    # The second is written with what is known from the first.
+    for _ in range(2):
+        answer = ModelInferResponse()
+        writer.write(answer, decoded, outputs)
+        texts.add(answer.SerializeToString())
+    (text,) = texts
+    return ModelInferResponse.FromString(text)
 
 
 @pytest.mark.parametrize("decoder", ["function", "first", "known"])

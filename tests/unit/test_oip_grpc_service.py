@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,12 +21,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from stoker import errors
-from stoker.errors import InvalidInput, ModelFailed, Overloaded, StokerError
+from stoker.errors import InvalidInput, ModelFailed, NotReady, Overloaded, StokerError
+from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.grpc.statuses import status_of
+from stoker.gateway.inference import infer as scored
 from stoker.gateway.service import Service
 from stoker.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
@@ -35,6 +39,8 @@ pytestmark = pytest.mark.anyio
 
 KEY, OTHER_KEY = "a-key-of-the-tests-00000001", "a-key-of-the-tests-00000002"
 BEARER = (("authorization", f"Bearer {KEY}"),)
+ADMIN_KEY = "the-admin-key-of-the-tests"
+ADMIN = (("authorization", f"Bearer {ADMIN_KEY}"),)
 ROWS = Signature((TensorSpec("x", "float32", (2,)),), (TensorSpec("y", "float32", (2,)),))
 BODIES = Signature(
     (TensorSpec("raw_data", "uint8", (64,), variable=True),),
@@ -289,6 +295,133 @@ async def test_unknown_methods_and_services_are_unimplemented() -> None:
             assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+# --- statistics and repository ---
+
+
+async def test_statistics_are_those_of_http() -> None:
+    """Of all models, of one, and of one version; an unknown one is not found."""
+    async with staged() as stage:
+        stage.digits.metrics.note_scored(3, 10, 20)
+        stage.digits.metrics.flush()
+        everything = await stage.ask("ModelStatistics")
+        assert [(entry.name, entry.version) for entry in everything.model_stats] == [
+            ("digits", "3"),
+            ("letters", "3"),
+            ("script", "3"),
+        ]
+        (digits,) = (await stage.ask("ModelStatistics", name="digits", version="3")).model_stats
+        assert digits == everything.model_stats[0]
+        assert digits.inference_count == 3
+        assert digits.inference_stats.success.count == 1
+        for wrong in ({"name": "none"}, {"name": "digits", "version": "4"}):
+            error = await refused(stage.ask("ModelStatistics", **wrong))
+            assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+@dataclass
+class PuppetSupervisor:
+    """Does what it is asked, or refuses it.
+
+    Attributes:
+        asked: What it was asked.
+        refusal: What it refuses everything with.
+    """
+
+    gateway: Gateway
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    refusal: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        keys = KeyVerifier(Path("never-read"), ".admin", Keys(ADMIN_KEY, ADMIN_KEY))
+        self.gateway.administration = Administration(self.ask, AdminAccess(keys))
+
+    def ask(self, *, ticket: int, **content: Any) -> None:
+        self.asked.append(content)
+        assert self.gateway.administration is not None
+        if not self.refusal:
+            entries = [{"name": "digits", "version": "3", "state": "READY"}, {"name": "other"}]
+            self.gateway.administration.take_reply({"ticket": ticket, "part": entries})
+        self.gateway.administration.take_reply({"ticket": ticket, **self.refusal})
+
+
+async def test_the_index_needs_no_key() -> None:
+    """It is the supervisor's."""
+    async with staged() as stage:
+        supervisor = PuppetSupervisor(stage.gateway)
+        first, other = (await stage.ask("RepositoryIndex", ready=True)).models
+        assert (first.name, first.version, first.state) == ("digits", "3", "READY")
+        assert (other.name, other.version) == ("other", "")
+        assert supervisor.asked == [{"operation": "index", "ready": True}]
+
+
+async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
+    """With the parameters that HTTP has."""
+    async with staged() as stage:
+        supervisor = PuppetSupervisor(stage.gateway)
+        config = {"config": {"string_param": '{"version_policy": {"all": {}}}'}}
+        await stage.ask("RepositoryModelLoad", model_name="digits", metadata=ADMIN)
+        await stage.ask("RepositoryModelLoad", model_name="digits", parameters=config, metadata=ADMIN)
+        flag = {"unload_dependents": {"bool_param": True}}
+        await stage.ask("RepositoryModelUnload", model_name="digits", parameters=flag, metadata=ADMIN)
+        assert supervisor.asked == [
+            {"operation": "load", "model": "digits", "version": None, "versions": None},
+            {"operation": "load", "model": "digits", "version": None, "versions": "all"},
+            {"operation": "unload", "model": "digits", "version": None},
+        ]
+
+
+@pytest.mark.parametrize("name", ["RepositoryModelLoad", "RepositoryModelUnload"])
+@pytest.mark.parametrize(
+    ("fields", "metadata", "code"),
+    [
+        ({}, (), "UNAUTHENTICATED"),
+        ({}, BEARER, "UNAUTHENTICATED"),
+        ({"repository_name": "r"}, ADMIN, "UNIMPLEMENTED"),
+        ({"parameters": {"other": {"bool_param": True}}}, ADMIN, "INVALID_ARGUMENT"),
+        ({"parameters": {"config": {"int64_param": 1}}}, ADMIN, "INVALID_ARGUMENT"),
+        ({"parameters": {"config": {}}}, ADMIN, "INVALID_ARGUMENT"),
+    ],
+)
+async def test_other_loads_are_refused(name: str, fields: dict[str, Any], metadata: Any, code: str) -> None:
+    """Nothing of them reaches the supervisor."""
+    async with staged() as stage:
+        supervisor = PuppetSupervisor(stage.gateway)
+        error = await refused(stage.ask(name, model_name="digits", metadata=metadata, **fields))
+        assert error.code().name == code
+        assert not supervisor.asked
+
+
+async def test_files_are_not_uploaded() -> None:
+    """They are forbidden, as over HTTP."""
+    async with staged() as stage:
+        PuppetSupervisor(stage.gateway)
+        files = {"file:1/model.onnx": {"bytes_param": b"x"}}
+        error = await refused(
+            stage.ask("RepositoryModelLoad", model_name="m", parameters=files, metadata=ADMIN)
+        )
+        assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(404, "NOT_FOUND"), (409, "ABORTED"), (500, "INTERNAL"), (503, "UNAVAILABLE")]
+)
+async def test_what_the_supervisor_refuses_has_its_status(status: int, code: str) -> None:
+    """That of its error over HTTP, in the terms of gRPC."""
+    async with staged() as stage:
+        supervisor = PuppetSupervisor(stage.gateway)
+        supervisor.refusal = {"error": "no", "status": status, "code": "c", "retry_after_s": None}
+        error = await refused(stage.ask("RepositoryModelLoad", model_name="m", metadata=ADMIN))
+        assert (error.code().name, error.details()) == (code, "no")
+
+
+async def test_without_a_supervisor_there_is_no_repository() -> None:
+    """As over HTTP."""
+    async with staged() as stage:
+        error = await refused(stage.ask("RepositoryIndex"))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert error.details() == "model_repository extension is not supported"
+
+
 # --- infer ---
 
 
@@ -441,6 +574,25 @@ async def test_the_callers_deadline_and_the_timeout_limit_the_wait() -> None:
         assert 0 < third <= 2_100_000_000
         assert fourth is not None
         assert 3_000_000_000 < fourth <= 101_000_000_000
+
+
+async def test_the_inputs_of_a_refused_request_are_freed_at_once() -> None:
+    """Without a collection of garbage: they may have 100 MiB."""
+
+    class Watched(np.ndarray):
+        """An array that can be watched."""
+
+    async with staged() as stage:
+        numbers = np.zeros((1, 2), np.float32).view(Watched)
+        watch = weakref.ref(numbers)
+        gc.disable()
+        try:
+            with pytest.raises(NotReady):
+                await scored(stage.gateway.services["letters"], {"x": numbers})
+            del numbers
+            assert watch() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("way", ["cancelled", "late"])

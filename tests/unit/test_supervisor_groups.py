@@ -141,7 +141,7 @@ class PuppetChild:
         async def wait() -> int:
             return 0
 
-        return SimpleNamespace(wait=wait)
+        return SimpleNamespace(wait=wait, pid=-1)
 
     def say(self, kind: str, **content: Any) -> None:
         self.on_message(self, {"kind": kind, **content})
@@ -233,6 +233,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     for module in (device_processes, frontend_processes):
         monkeypatch.setattr(module, "Child", SimpleNamespace(start=start))
     monkeypatch.setattr(supervisor_module, "read_gpus", no_gpu)
+    monkeypatch.setattr(device_processes, "yield_cores", lambda _: 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
 
     def run(models: Sequence[Deployed], scene: Callable[[Stage], Awaitable[None]]) -> None:
@@ -364,3 +365,77 @@ def test_a_restarted_replica_that_differs_is_not_used(play: Play, caplog: pytest
     play([model("digits", "cpu", "cpu")], scene)
     assert "if the model has changed, start the server anew" in caplog.text
     assert "the device process of digits (replica 1 of 2)" in caplog.text
+
+
+def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:
+    """Frontends have it before it is loaded, and it counts as added when all of them are joined with it."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        fleet, letters = stage.supervisor._fleet, model("letters", "cpu", slot=7)
+        adding = asyncio.ensure_future(fleet.add(letters))
+        await until(lambda: len(stage.devices) == 2)
+        (start,) = stage.devices[1].received("start")
+        assert (start["page"], start["yields"], start["models"][0]["slot"]) == (65, True, 7)
+        for frontend in stage.frontends:
+            assert [message["service"]["name"] for message in frontend.received("serve")] == ["letters"]
+        stage.devices[1].load()
+        stage.frontends[0].confirm()
+        await asyncio.sleep(0)
+        assert not adding.done()
+        stage.frontends[1].confirm()
+        await adding
+
+        removing = asyncio.ensure_future(fleet.remove(letters))
+        await until(lambda: stage.frontends[1].received("retire"))
+        stage.frontends[0].say("retired", number=7)
+        await asyncio.sleep(0)
+        assert len(fleet.devices.processes) == 2, "the other frontend may still wait for answers"
+        stage.frontends[1].die()
+        await removing
+        assert [str(process.group) for process in fleet.devices.processes] == ["digits"]
+
+    play([model("digits", "cpu")], scene)
+
+
+def test_a_model_leaves_a_process_that_others_use(play: Play) -> None:
+    """Its process is told to unload it, keeps the others, and does not load it again when it is restarted."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        fleet = stage.supervisor._fleet
+        removing = asyncio.ensure_future(fleet.remove(fleet.devices.processes[0].group.model(0)))
+        await until(lambda: stage.frontends[1].received("retire"))
+        for frontend in stage.frontends:
+            frontend.say("retired", number=0)
+        await until(lambda: stage.devices[0].received("unload"))
+        assert not removing.done()
+        stage.devices[0].say("unloaded", number=0)
+        await removing
+        stage.devices[0].die()
+        await until(lambda: len(stage.devices) == 2)
+        (start,) = stage.devices[1].received("start")
+        assert [place["servable"]["name"] for place in start["models"]] == ["letters"]
+
+    play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene)
+
+
+def test_what_cannot_be_added_leaves_nothing(play: Play) -> None:
+    """The reason is told, frontends let it go, the process is not started again, and the others go on."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        fleet = stage.supervisor._fleet
+        adding = asyncio.ensure_future(fleet.add(model("letters", "cpu", slot=7)))
+        await until(lambda: len(stage.devices) == 2)
+        stage.devices[1].say("failed", message="no such file", exit_code=3)
+        stage.devices[1].die()
+        await until(lambda: stage.frontends[1].received("retire"))
+        for frontend in stage.frontends:
+            frontend.say("retired", number=7)
+        with pytest.raises(OperatorError, match="no such file"):
+            await adding
+        assert [str(process.group) for process in fleet.devices.processes] == ["digits"]
+        assert (len(stage.devices), stage.ready_replicas) == (2, 1)
+
+    play([model("digits", "cpu")], scene)

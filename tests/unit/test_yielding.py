@@ -3,44 +3,66 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stoker import yielding
-from stoker.yielding import yielding_cores
+from stoker.yielding import stop_yielding, yield_cores
 
 
-def _niceness(thread: threading.Thread | None = None) -> int:
-    return os.getpriority(os.PRIO_PROCESS, 0 if thread is None else thread.native_id or 0)
+@pytest.fixture
+def child() -> Iterator[int]:
+    """A process that waits."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.kill()
 
 
-def test_threads_that_load_yield_and_serve_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is started while a model loads inherits its niceness, and loses it with the rest."""
-    session = tmp_path / "autogroup"
-    monkeypatch.setattr(yielding, "_AUTOGROUP", session)
-    before, done = _niceness(), threading.Event()
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the niceness of the session of this process; it changes nothing."""
+    for name in (str(os.getpid()), "self"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "self" / "task").symlink_to("/proc/self/task")
+    monkeypatch.setattr(yielding, "_PROC", tmp_path)
+    return tmp_path / str(os.getpid()) / "autogroup"
+
+
+def test_a_process_yields_if_it_may_return(child: int, session: Path) -> None:
+    """Who is not allowed to become important again does not become nicer."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    niceness = yield_cores(child)
+    assert niceness in (before, None)
+    assert os.getpriority(os.PRIO_PROCESS, child) == before + (0 if niceness is None else 10)
+    assert not session.exists(), "its own session is another one"
+
+
+def test_all_threads_of_a_process_return(session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were started while it yielded have inherited its niceness, and lose it with the rest."""
+    priorities = {os.getpid(): 17}
+    done = threading.Event()
     pool = threading.Thread(target=done.wait)
-    with yielding_cores() as yields:
-        assert session.read_text() == "10"
-        pool.start()
-        assert (_niceness() > before) == (_niceness(pool) > before) == yields
+    pool.start()
+    assert pool.native_id is not None
+    priorities[pool.native_id] = 17
+    monkeypatch.setattr(os, "getpriority", lambda _, task: priorities.get(task, 3))
+    monkeypatch.setattr(os, "setpriority", lambda _, task, nice: priorities.__setitem__(task, nice))
     try:
-        assert (_niceness(), _niceness(pool), session.read_text()) == (before, before, "0")
+        stop_yielding(7)
     finally:
         done.set()
         pool.join()
+    assert priorities == {os.getpid(): 7, pool.native_id: 7}
+    assert session.read_text() == "0"
 
 
-def test_what_may_not_return_does_not_yield(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that could not become important again would be slow for good."""
-
-    def refuse(kind: int, which: int, niceness: int) -> None:
-        raise PermissionError(kind, which, niceness)
-
-    monkeypatch.setattr(yielding, "_AUTOGROUP", tmp_path / "no" / "autogroup")
-    monkeypatch.setattr(os, "setpriority", refuse)
-    before = _niceness()
-    with yielding_cores() as yields:
-        assert (yields, _niceness()) == (False, before)
+def test_a_process_that_did_not_yield_is_left_alone(session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its session returns, which needs no privilege."""
+    monkeypatch.setattr(os, "setpriority", lambda *_: pytest.fail("nothing to return to"))
+    stop_yielding(None)
+    assert session.read_text() == "0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from stoker.errors import (
     NotSupported,
     StokerError,
 )
-from stoker.gateway.answers import error_lines, split_lines
+from stoker.gateway.answers import error_body, error_lines, split_lines
 from stoker.gateway.compression import compressed
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import InferDialect, error_answer
@@ -132,7 +133,13 @@ class _Routes:
         return JSONResponse({"live": True})
 
     async def ready(self, _: Request) -> Response:
-        self._gateway.check_ready()
+        try:
+            self._gateway.check_ready()
+        except NotReady as error:
+            # The same for those who look where this protocol has it, and where Azure's errors do.
+            content = {"ready": False, "error": str(error), **json.loads(error_body(error))}
+            headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
+            return JSONResponse(content, error.status, headers)
         return JSONResponse({"ready": True})
 
     async def models(self, _: Request) -> Response:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
 
-__all__ = ["RepositoryApi", "version_policy"]
+__all__ = ["RepositoryApi", "check_unload_parameters", "version_policy", "versions_to_load"]
 
 _MAX_BODY_BYTES: Final = 1 << 20
 _CONFIG_KEYS: Final = {"name", "version_policy"}
@@ -43,19 +43,7 @@ class RepositoryApi:
         administration = self._allowed(request)
         name, version = request.path_params["name"], _version(request)
         parameters = _parameters(await _content(request))
-        versions = None
-        for key, value in parameters.items():
-            if key.startswith("file:"):
-                raise Forbidden(
-                    "files cannot be uploaded: put the model into the repository, and load it then"
-                )
-            if key != "config" or version is not None:
-                raise MalformedBody(f"failed to load '{name}', the parameter '{key}' is not known")
-            if not isinstance(value, str):
-                raise MalformedBody(
-                    f"failed to load '{name}', the parameter 'config' has to be a text of JSON"
-                )
-            versions = version_policy(name, value)
+        versions = versions_to_load(name, parameters, takes_config=version is None)
         await administration.load(name, version=version, versions=versions)
         return Response()
 
@@ -63,12 +51,7 @@ class RepositoryApi:
         """Unload a model, or one version of it."""
         administration = self._allowed(request)
         name, version = request.path_params["name"], _version(request)
-        for key, value in _parameters(await _content(request)).items():
-            # No model depends on another one, so both answers to this mean the same.
-            if key != "unload_dependents":
-                raise MalformedBody(f"failed to unload '{name}', the parameter '{key}' is not known")
-            if not isinstance(value, bool):
-                raise MalformedBody(f"failed to unload '{name}', 'unload_dependents' has to be a boolean")
+        check_unload_parameters(name, _parameters(await _content(request)))
         await administration.unload(name, version=version)
         return Response()
 
@@ -86,6 +69,46 @@ class RepositoryApi:
         if self._gateway.administration is None:
             raise NotSupported("model_repository extension is not supported")
         return self._gateway.administration
+
+
+def versions_to_load(
+    name: str, parameters: Mapping[str, Any], *, takes_config: bool = True
+) -> str | tuple[int, ...] | None:
+    """Return which versions the parameters of a load ask for; None if they do not say.
+
+    Args:
+        name: Name of the model.
+        parameters: The parameters by name.
+        takes_config: Whether a configuration may be among them.
+
+    Raises:
+        Forbidden: There are files.
+        MalformedBody: One is unknown, or malformed.
+    """
+    versions = None
+    for key, value in parameters.items():
+        if key.startswith("file:"):
+            raise Forbidden("files cannot be uploaded: put the model into the repository, and load it then")
+        if key != "config" or not takes_config:
+            raise MalformedBody(f"failed to load '{name}', the parameter '{key}' is not known")
+        if not isinstance(value, str):
+            raise MalformedBody(f"failed to load '{name}', the parameter 'config' has to be a text of JSON")
+        versions = version_policy(name, value)
+    return versions
+
+
+def check_unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters of an unload that are unknown, or malformed.
+
+    Raises:
+        MalformedBody: One is.
+    """
+    for key, value in parameters.items():
+        # No model depends on another one, so both answers to this mean the same.
+        if key != "unload_dependents":
+            raise MalformedBody(f"failed to unload '{name}', the parameter '{key}' is not known")
+        if not isinstance(value, bool):
+            raise MalformedBody(f"failed to unload '{name}', 'unload_dependents' has to be a boolean")
 
 
 def version_policy(name: str, config: str) -> str | tuple[int, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -93,15 +92,13 @@ class CallsUnderWay:
 
     def __init__(self) -> None:
         self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
+        self._none_left: asyncio.Future[None] | None = None
 
     def handler(self, method: Callable[[Any, Call], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """The handler of a method: it ends a call with the status of the error that the method raises."""
 
         async def handle(request: Any, context: Any) -> Any:
             self._count += 1
-            self._none.clear()
             try:
                 call = Call(context)
                 return await method(parsed(request), call)
@@ -111,15 +108,16 @@ class CallsUnderWay:
                 _refuse(context, fault(error))
             finally:
                 self._count -= 1
-                if not self._count:
-                    self._none.set()
+                if not self._count and self._none_left is not None and not self._none_left.done():
+                    self._none_left.set_result(None)
 
         return handle
 
     async def finish(self, timeout_s: float) -> int:
         """Wait until there are none; return how many are left after `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._none.wait(), timeout_s)
+        if self._count:
+            self._none_left = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._none_left,), timeout=timeout_s)
         return self._count
 
 

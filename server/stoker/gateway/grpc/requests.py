@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,8 +31,7 @@ _MAX_LENGTH_BITS: Final = 28
 _FINAL: Final = "triton_enable_empty_final_response"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMessage:
+class RequestMessage(NamedTuple):
     """A `ModelInferRequest` that has been received.
 
     Attributes:
@@ -127,7 +125,7 @@ class RequestDecoder:
     """
 
     def __init__(self, model: str, tensors: ModelTensors) -> None:
-        self.tensors = tensors
+        self._tensors = tensors
         self._model = model
         self._forms: dict[bytes, _Form] = {}
 
@@ -154,7 +152,7 @@ class RequestDecoder:
             {"name": output.name, "parameters": _checked_parameters(output)} for output in request.outputs
         ]
         binary = bool(message.raw) or parameters.get("binary_data_output") is True
-        wanted = decode_wanted(self._model, self.tensors, outputs, binary_default=binary)
+        wanted = decode_wanted(self._model, self._tensors, outputs, binary_default=binary)
         patience_ns = timeout_ns(parameters)
         inputs = self._inputs(request.inputs, message.raw)
         decoded = InferRequest(message.id, inputs, wanted, patience_ns)
@@ -164,7 +162,7 @@ class RequestDecoder:
 
     def _inputs(self, given: Any, raw: list[memoryview]) -> dict[str, np.ndarray]:
         model = self._model
-        infos = {info.name: info for info in self.tensors.inputs}
+        infos = {info.name: info for info in self._tensors.inputs}
         arrays: dict[str, np.ndarray] = {}
         for position, tensor in enumerate(given):
             name = tensor.name
@@ -183,7 +181,7 @@ class RequestDecoder:
             raise MalformedBody(
                 f"expected raw_input_contents for {len(given)} inputs, got {len(raw)} for model '{model}'"
             )
-        return all_inputs(model, self.tensors, arrays)
+        return all_inputs(model, self._tensors, arrays)
 
     def _raw_of(self, tensor: Any, raw: list[memoryview], position: int) -> memoryview:
         if tensor.HasField("contents"):
@@ -196,7 +194,7 @@ class RequestDecoder:
         return raw[position]
 
     def _remember(self, key: bytes, names: list[str], decoded: InferRequest) -> None:
-        if len(key) > _MAX_FORM_BYTES or not all(map(_is_taken_as_it_is, self.tensors.inputs)):
+        if len(key) > _MAX_FORM_BYTES or not all(map(_is_taken_as_it_is, self._tensors.inputs)):
             return
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()

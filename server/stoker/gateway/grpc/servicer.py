@@ -1,9 +1,9 @@
-"""The methods of the gRPC service: health, metadata, inference of single requests and of streams."""
+"""The gRPC service: health, metadata, inference of single requests and of streams; the rest is in `repository`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import grpc
@@ -12,7 +12,7 @@ import numpy as np
 from stoker import __version__
 from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.answers import fill_answer
+from stoker.gateway.grpc.answers import AnswerWriter
 from stoker.gateway.grpc.calls import (
     Call,
     CallsUnderWay,
@@ -35,6 +35,7 @@ from stoker.gateway.grpc.messages import (
     ServerReadyResponse,
     message,
 )
+from stoker.gateway.grpc.repository import RepositoryMethods
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.streams import Streams
 from stoker.gateway.infer_dialect import tensors_of
@@ -46,11 +47,10 @@ from stoker.wire.oip import DATATYPES
 
 __all__ = ["Infer", "InferenceServicer"]
 
-_NEED_KEY: Final = ("ModelInfer", "ModelStreamInfer")
+_PREFIX: Final = f"/{SERVICE}/"
+_NEED_KEY: Final = (f"{_PREFIX}ModelInfer", f"{_PREFIX}ModelStreamInfer")
 _EXTENSIONS: Final = {
     "ModelConfig": "model_configuration",
-    "ModelStatistics": "statistics",
-    "Repository": "model_repository",
     "SystemSharedMemory": "system_shared_memory",
     "CudaSharedMemory": "cuda_shared_memory",
     "TraceSetting": "trace",
@@ -73,6 +73,14 @@ class Infer(Protocol):
         """Return the outputs by name."""
 
 
+class _Codec(NamedTuple):
+    """What reads the requests of a model and writes its answers."""
+
+    tensors: ModelTensors
+    decoder: RequestDecoder
+    writer: AnswerWriter
+
+
 class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Finds the handler of each call."""
 
@@ -81,20 +89,27 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         self._infer = infer
         self._under_way = CallsUnderWay()
         self._streams = Streams()
-        self._decoders: WeakKeyDictionary[Service, RequestDecoder] = WeakKeyDictionary()
+        self._codecs: WeakKeyDictionary[Service, _Codec] = WeakKeyDictionary()
+        repository = RepositoryMethods(gateway)
         unary = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
+            "ModelStatistics": repository.statistics,
+            "RepositoryIndex": repository.index,
+            "RepositoryModelLoad": repository.load,
+            "RepositoryModelUnload": repository.unload,
         }
         self._handlers = {
-            name: self._unary(name, method, message(METHODS[name].input_type.name).FromString)
+            _PREFIX + name: self._unary(name, method, message(METHODS[name].input_type.name).FromString)
             for name, method in unary.items()
         }
-        self._handlers["ModelInfer"] = self._unary("ModelInfer", self._model_infer, RequestMessage.read)
-        self._handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        self._handlers[f"{_PREFIX}ModelInfer"] = self._unary(
+            "ModelInfer", self._model_infer, RequestMessage.read
+        )
+        self._handlers[f"{_PREFIX}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._under_way.handler(self._model_stream_infer),
             reader(RequestMessage.read),
             ModelStreamInferResponse.SerializeToString,
@@ -102,16 +117,13 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         """Return the handler of a call, before its message has been read; None if it is for another service."""
-        service_name, _, method = handler_call_details.method.lstrip("/").rpartition("/")
-        if service_name != SERVICE:
-            return None
-        handler = self._handlers.get(method)
-        if handler is None:
-            return refusing(_unknown_method(method))
-        if method in _NEED_KEY:
+        path = handler_call_details.method
+        handler = self._handlers.get(path)
+        if path in _NEED_KEY:
             error = self._check_key(authorization_of(dict(handler_call_details.invocation_metadata)))
-            if error is not None:
-                return refusing(error)
+            return handler if error is None else refusing(error)
+        if handler is None and path.startswith(_PREFIX):
+            return refusing(_unknown_method(path.removeprefix(_PREFIX)))
         return handler
 
     async def finish(self, timeout_s: float) -> int:
@@ -122,7 +134,10 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
     def _check_key(self, authorization: bytes) -> StokerError | None:
         """The error for a caller whose key is no model's: it need not send its message."""
         services = list(self._gateway.services.values())
-        if not services or any(service.authorized(authorization) for service in services):
+        for service in services:
+            if service.authorized(authorization):
+                return None
+        if not services:
             return None
         error = services[0].unauthorized(authorization)
         if len(services) == 1:
@@ -193,20 +208,25 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             if not service.authorized(call.authorization):
                 raise service.unauthorized(call.authorization)
             tensors = tensors_of(service)
-            decoded = self._decoder(service, tensors).decode(request)
+            codec = self._codec(service, tensors)
+            decoded = codec.decoder.decode(request)
             timeout_ns = call.patience_ns(decoded.timeout_ns)
         except StokerError as error:
             service.count_refusal(error)
             raise
         outputs = await self._infer(service, decoded.inputs, ids=call.ids, timeout_ns=timeout_ns)
-        fill_answer(answer, service.name, service.version, decoded, outputs, batched=tensors.batched)
+        codec.writer.write(answer, decoded, outputs)
 
-    def _decoder(self, service: Service, tensors: ModelTensors) -> RequestDecoder:
-        decoder = self._decoders.get(service)
+    def _codec(self, service: Service, tensors: ModelTensors) -> _Codec:
+        codec = self._codecs.get(service)
         # A model that was loaded again may have other tensors.
-        if decoder is None or decoder.tensors is not tensors:
-            decoder = self._decoders[service] = RequestDecoder(service.name, tensors)
-        return decoder
+        if codec is None or codec.tensors is not tensors:
+            codec = self._codecs[service] = _Codec(
+                tensors,
+                RequestDecoder(service.name, tensors),
+                AnswerWriter(service.name, service.version, batched=tensors.batched),
+            )
+        return codec
 
     async def _model_stream_infer(self, requests: AsyncIterator[Any], call: Call) -> None:
         async def reply(request: RequestMessage | StokerError) -> Any:

@@ -14,6 +14,7 @@ _STATUSES: Final[dict[type[errors.StokerError], grpc.StatusCode]] = {
     errors.StokerError: grpc.StatusCode.INTERNAL,
     errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.UnknownService: grpc.StatusCode.NOT_FOUND,
     errors.NotSupported: grpc.StatusCode.UNIMPLEMENTED,
@@ -31,6 +32,21 @@ _STATUSES: Final[dict[type[errors.StokerError], grpc.StatusCode]] = {
 """By class; a class that is not here has the status of the nearest one above it in the tree."""
 
 
+_RELAYED: Final = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ABORTED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""By the status for HTTP, of errors that another process had, and whose class is not known here."""
+
+
 def status_of(error: errors.StokerError) -> grpc.StatusCode:
     """Return the status that a call ends with which raised this error."""
+    if error.status != type(error).status:
+        return _RELAYED.get(error.status, grpc.StatusCode.INTERNAL)
     return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)

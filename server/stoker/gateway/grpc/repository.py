@@ -1,0 +1,80 @@
+"""Statistics and the model repository: the methods beside health and inference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import json_format
+
+from stoker.errors import NotSupported
+from stoker.gateway.grpc.messages import message
+from stoker.gateway.repository_api import check_unload_parameters, versions_to_load
+from stoker.gateway.statistics import statistics
+
+if TYPE_CHECKING:
+    from stoker.gateway.administration import Administration
+    from stoker.gateway.gateway import Gateway
+    from stoker.gateway.grpc.calls import Call
+
+__all__ = ["RepositoryMethods"]
+
+_StatisticsResponse = message("ModelStatisticsResponse")
+_IndexResponse = message("RepositoryIndexResponse")
+_LoadResponse = message("RepositoryModelLoadResponse")
+_UnloadResponse = message("RepositoryModelUnloadResponse")
+
+
+class RepositoryMethods:
+    """What the same extensions do over HTTP, with the same errors."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def statistics(self, request: Any, _: Call) -> Any:
+        """Answer a `ModelStatisticsRequest`."""
+        entries = statistics(self._gateway, request.name or None, request.version or None)
+        return json_format.ParseDict({"model_stats": entries}, _StatisticsResponse())
+
+    async def index(self, request: Any, _: Call) -> Any:
+        """Answer a `RepositoryIndexRequest`."""
+        _check_unnamed(request)
+        entries = await self._administration().index(ready=request.ready)
+        return _IndexResponse(models=entries)
+
+    async def load(self, request: Any, call: Call) -> Any:
+        """Answer a `RepositoryModelLoadRequest` when the model is served."""
+        administration = self._allowed(call)
+        _check_unnamed(request)
+        versions = versions_to_load(request.model_name, _parameters(request))
+        await administration.load(request.model_name, versions=versions)
+        return _LoadResponse()
+
+    async def unload(self, request: Any, call: Call) -> Any:
+        """Answer a `RepositoryModelUnloadRequest` when the model's last requests have been answered."""
+        administration = self._allowed(call)
+        _check_unnamed(request)
+        check_unload_parameters(request.model_name, _parameters(request))
+        await administration.unload(request.model_name)
+        return _UnloadResponse()
+
+    def _allowed(self, call: Call) -> Administration:
+        administration = self._administration()
+        administration.access.check(call.authorization, from_page=False)
+        return administration
+
+    def _administration(self) -> Administration:
+        if self._gateway.administration is None:
+            raise NotSupported("model_repository extension is not supported")
+        return self._gateway.administration
+
+
+def _check_unnamed(request: Any) -> None:
+    if request.repository_name:
+        raise NotSupported("named repositories are not supported: leave the name out")
+
+
+def _parameters(request: Any) -> dict[str, Any]:
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for name, value in request.parameters.items()
+    }
