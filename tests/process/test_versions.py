@@ -75,7 +75,7 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
         "the process that both models began in is gone, each version has its own"
     )
     for pid in server.device_pids():
-        nices = {os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{pid}/task")}
+        nices = {os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{pid}/task")}  # noqa: PTH208  # numbers, not paths
         assert nices == {os.getpriority(os.PRIO_PROCESS, 0)}, "what has loaded yields to nobody"
     assert server.score([1, 2, 3, 4], path="/api/v1/service/mlp/score").status == 404
     for arguments in (("models", "unload", "doubler:2"), ("models", "load", "mlp")):

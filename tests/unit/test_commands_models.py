@@ -331,7 +331,7 @@ def test_a_version_with_a_label_is_not_deleted_by_mistake(workspace: Path, scrip
 
 def test_a_server_that_is_not_there(workspace: Path) -> None:
     """The message says where it was looked for."""
-    with pytest.raises(OperatorError, match="the server at .* cannot be reached"):
+    with pytest.raises(OperatorError, match=r"the server at .* cannot be reached"):
         run("load", "digits", "--url", "http://127.0.0.1:1")
     with pytest.raises(InvalidSettings, match="file:///etc is no address of a server"):
         run("unload", "digits", "--url", "file:///etc")
