@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from stoker.acceleration import Acceleration
 from stoker.collection import CollectionSettings
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import InvalidSettings
@@ -198,6 +199,11 @@ def _deployed(
         batching=model.batching,
         sample_input=model.sample_input and _absolute(model.sample_input),
         pad=model.pad or {},
+        instances=model.instances,
+        batch_buckets=model.batch_buckets,
+        acceleration=Acceleration(
+            model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
+        ),
     )
     placement = place(
         model.device or settings.device,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.acceleration import Acceleration
+
 __all__ = ["Device", "Servable"]
 
 
@@ -43,6 +45,9 @@ class Servable:
             `script_form.Batching`, or `auto` for what its self-check allows.
         sample_input: A request body that the script is known to answer; None to look for one.
         pad: By input what its free sizes are filled up with, so that requests of different sizes run as one batch.
+        instances: Batches that run at the same time; None for what suits the device.
+        batch_buckets: Sizes in rows that batches are filled up to; None for what suits the device.
+        acceleration: How it uses a GPU.
     """
 
     name: str
@@ -58,15 +63,22 @@ class Servable:
     batching: Literal["auto", "merge", "handle", "none"] = "auto"
     sample_input: Path | None = None
     pad: Mapping[str, float] = field(default_factory=dict)
+    instances: int | None = None
+    batch_buckets: tuple[int, ...] | None = None
+    acceleration: Acceleration = field(default_factory=Acceleration)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values["acceleration"] = self.acceleration.to_json()
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Servable:
         """Inverse of `to_json`."""
         names = ("path", "model_dir", "sample_input")
-        paths = {name: Path(values[name]) for name in names if values.get(name) is not None}
-        return cls(**{**values, **paths})
+        read: dict[str, Any] = {name: Path(values[name]) for name in names if values.get(name) is not None}
+        if values.get("batch_buckets") is not None:
+            read["batch_buckets"] = tuple(values["batch_buckets"])
+        read["acceleration"] = Acceleration(**values["acceleration"])
+        return cls(**{**values, **read})

@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import difflib
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +18,23 @@ from typing import Any, Final, Literal
 
 import yaml
 
+from stoker.acceleration import Execution, Precision, Provider
 from stoker.collection import CollectionSettings, read_collection
 from stoker.errors import InvalidSettings
 from stoker.image_input import ImageInput, read_image_input
-from stoker.names import parse_reference
+from stoker.setting_values import (
+    choice_of,
+    number_of,
+    read_devices,
+    read_numbers,
+    read_origins,
+    read_path,
+    read_references,
+    read_sizes,
+    read_switch,
+    read_text,
+    read_variables,
+)
 from stoker.versions import read_labels, read_versions
 
 __all__ = [
@@ -38,124 +50,6 @@ __all__ = [
 _AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
 """Variables of the Azure inference server that are heeded too; those of Stoker win."""
 
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
-
-def _number(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("must be a number")
-        try:
-            number = kind(value)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError("must be a whole number" if kind is int else "must be a number") from None
-        if not low <= number <= high or (kind is int and number != float(value)):
-            raise ValueError(
-                f"must be {'a whole number ' if kind is int else ''}between {low:.10g} and {high:.10g}"
-            )
-        return number
-
-    return convert
-
-
-def _switch(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word not in ("true", "false", "1", "0", "yes", "no"):
-        raise ValueError("must be true or false")
-    return word in ("true", "1", "yes")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be a text")
-    return value
-
-
-def _path(value: Any) -> Path:
-    try:
-        return Path(_text(str(value) if isinstance(value, Path) else value)).expanduser()
-    except RuntimeError:
-        raise ValueError("names a home folder that does not exist") from None
-
-
-def _choice(*words: str) -> Callable[[Any], str]:
-    def convert(value: Any) -> str:
-        if value not in words:
-            raise ValueError(f"must be {' or '.join(words)}")
-        return str(value)
-
-    return convert
-
-
-def _devices(value: Any) -> tuple[str, ...]:
-    """One device, several with commas between them, or a list of them."""
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(
-        isinstance(name, str) and name.strip() for name in names
-    ):
-        raise ValueError("must name a device, or several with commas between them")
-    devices = tuple(name.strip() for name in names)
-    if not devices:
-        raise ValueError("must name at least one device")
-    if len(set(devices)) < len(devices):
-        raise ValueError("names a device twice; use replicas for several device processes on one device")
-    if "auto" in devices and len(devices) > 1:
-        raise ValueError("cannot have auto beside other devices")
-    return devices
-
-
-def _references(value: Any) -> tuple[str, ...]:
-    """Registered models as NAME[:VERSION]: one, or a list of them."""
-    references = [value] if isinstance(value, str) else value
-    if not isinstance(references, list | tuple) or not references:
-        raise ValueError("must name registered models, as a list of NAME or NAME:VERSION")
-    for reference in references:
-        try:
-            parse_reference(str(reference))
-        except InvalidSettings as error:
-            raise ValueError(f"must name registered models ({error})") from None
-    return tuple(map(str, references))
-
-
-def _variables(value: Any) -> dict[str, str]:
-    """Environment variables by name; numbers and switches are taken as they would be typed."""
-    if not isinstance(value, Mapping):
-        raise ValueError("must be a mapping of names to values")
-    for name, content in value.items():
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise ValueError(f"must have names of letters, digits and '_', not {name!r}")
-        if not isinstance(content, str | int | float) or "\0" in str(content):
-            raise ValueError(f"must have texts as values, not {type(content).__name__} for {name}")
-    return {name: _typed(content) for name, content in value.items()}
-
-
-def _numbers_by_name(value: Any) -> dict[str, float]:
-    """Numbers by the names of inputs."""
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
-        raise ValueError("must be a mapping of names of inputs to numbers")
-    for name, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ValueError(f"must have numbers as values, not {number!r} for {name}")
-    return dict(value)
-
-
-def _typed(content: str | float) -> str:
-    return str(content).lower() if isinstance(content, bool) else str(content)
-
-
-def _origins(value: Any) -> tuple[str, ...]:
-    """Origins of browsers, with commas between them, or a list of them."""
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ValueError("must be origins with commas between them, or *")
-    origins = tuple(name.strip() for name in names if name.strip())
-    for origin in origins:
-        if not origin.isascii() or not origin.isprintable() or " " in origin or origin.endswith("/"):
-            raise ValueError(f"must hold origins such as https://example.com, not {origin!r}")
-    return origins
-
 
 def _setting(default: Any, convert: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
     return field(default=default, metadata={"convert": convert, "help": text, "metavar": metavar})
@@ -165,9 +59,9 @@ def _setting(default: Any, convert: Callable[[Any], Any], text: str, metavar: st
 class ModelSettings:
     """One model to serve: a bare `path` or a `registered` reference `NAME[:VERSION]`, and how to batch it."""
 
-    path: Path | None = _setting(None, _path, "model file or folder", "PATH")
-    registered: str | None = _setting(None, _text, "registered model NAME[:VERSION]", "NAME")
-    name: str | None = _setting(None, _text, "service name", "NAME")
+    path: Path | None = _setting(None, read_path, "model file or folder", "PATH")
+    registered: str | None = _setting(None, read_text, "registered model NAME[:VERSION]", "NAME")
+    name: str | None = _setting(None, read_text, "service name", "NAME")
     versions: str | tuple[int, ...] | None = _setting(
         None, read_versions, "which versions are served: latest (the default), latest:N, all, or 3,7", "WHICH"
     )
@@ -178,63 +72,99 @@ class ModelSettings:
         "MAPPING",
     )
     model_dir: Path | None = _setting(
-        None, _path, "folder that an entry script finds as AZUREML_MODEL_DIR", "DIR"
+        None, read_path, "folder that an entry script finds as AZUREML_MODEL_DIR", "DIR"
     )
     uses: tuple[str, ...] | None = _setting(
-        None, _references, "registered models that an entry script finds there instead", "NAME[:VERSION]"
+        None, read_references, "registered models that an entry script finds there instead", "NAME[:VERSION]"
     )
     environment_variables: Mapping[str, str] | None = _setting(
-        None, _variables, "environment variables of an entry script's process", "MAPPING"
+        None, read_variables, "environment variables of an entry script's process", "MAPPING"
     )
     max_batch_rows: int | None = _setting(
-        None, _number(int, 1, 65536), "most rows in one batch (default 256)"
+        None, number_of(int, 1, 65536), "most rows in one batch (default 256)"
     )
     max_delay_ms: float | None = _setting(
-        None, _number(float, 0, 60000), "how long a row may wait for company (default 0: none is added)"
+        None, number_of(float, 0, 60000), "how long a row may wait for company (default 0: none is added)"
     )
     pad: Mapping[str, float] | None = _setting(
         None,
-        _numbers_by_name,
+        read_numbers,
         "what the free sizes of an input are filled up with, so that requests of different sizes run as one batch",
         "MAPPING",
     )
     timeout_ms: int | None = _setting(
-        None, _number(int, 1, 3_600_000), "a request not answered by then gets 504 (default: the server's)"
+        None, number_of(int, 1, 3_600_000), "a request not answered by then gets 504 (default: the server's)"
     )
     max_concurrent_requests: int | None = _setting(
-        None, _number(int, 1, 65536), "most requests in flight; further ones wait (default: no limit)"
+        None, number_of(int, 1, 65536), "most requests in flight; further ones wait (default: no limit)"
     )
     max_queue_wait_ms: int | None = _setting(
-        None, _number(int, 0, 3_600_000), "how long those wait before they get 503 (default 500)"
+        None, number_of(int, 0, 3_600_000), "how long those wait before they get 503 (default 500)"
     )
     threads: int | None = _setting(
-        None, _number(int, 1, 1024), "most threads for one CPU operation (default: the cores that are left)"
+        None, number_of(int, 1, 1024), "most threads for one CPU operation (default: the cores that are left)"
     )
-    description: str | None = _setting(None, _text, "a sentence for swagger.json", "TEXT")
+    description: str | None = _setting(None, read_text, "a sentence for swagger.json", "TEXT")
     environment: Path | None = _setting(
-        None, _path, "conda file or requirements file (default: the one beside the script)", "FILE"
+        None, read_path, "conda file or requirements file (default: the one beside the script)", "FILE"
     )
     environment_managed: str = _setting(
-        "user", _choice("user", "system"), "who installs that: the user, or Stoker (system)", "WHO"
+        "user", choice_of("user", "system"), "who installs that: the user, or Stoker (system)", "WHO"
     )
     replicas: int | None = _setting(
-        None, _number(int, 1, 64), "device processes that serve it (default: the server's)"
+        None, number_of(int, 1, 64), "device processes that serve it (default: the server's)"
     )
     device: tuple[str, ...] | None = _setting(
-        None, _devices, "where it runs, one device or several (default: the server's)", "DEVICE"
+        None, read_devices, "where it runs, one device or several (default: the server's)", "DEVICE"
     )
+    instances: int | None = _setting(
+        None,
+        number_of(int, 1, 16),
+        "batches that one device process runs at the same time (default: 2 on a GPU, 1 on the CPU)",
+    )
+    batch_buckets: tuple[int, ...] | None = _setting(
+        None,
+        read_sizes,
+        "sizes that batches are filled up to (default: powers of two on a GPU, none on the CPU)",
+        "ROWS",
+    )
+    gpu_memory_mb: int | None = _setting(
+        None, number_of(int, 1, 1 << 24), "most GPU memory in MiB that it takes (default: no limit)"
+    )
+    provider: Provider = _setting(
+        "cuda",
+        choice_of("cuda", "tensorrt"),
+        "what runs an ONNX model on a GPU: cuda, or tensorrt",
+        "WHAT",
+    )
+    precision: Precision = _setting(
+        "tf32",
+        choice_of("fp32", "tf32", "fp16"),
+        "precision of float32 products and convolutions on a GPU: fp32, tf32 or fp16",
+        "WHICH",
+    )
+    execution: Execution = _setting(
+        "auto",
+        choice_of("auto", "copied", "bound", "graph"),
+        "how batches of an ONNX model run on a GPU: copied, bound, graph, or auto (the fastest at warm-up)",
+        "HOW",
+    )
+    xla: bool = _setting(False, read_switch, "whether TensorFlow compiles a SavedModel with XLA", "BOOL")
     batching: Literal["auto", "merge", "handle", "none"] = _setting(
         "auto",
-        _choice("auto", "merge", "handle", "none"),
+        choice_of("auto", "merge", "handle", "none"),
         "how requests to an entry script are batched: auto (what its self-check allows), merge, handle or none",
         "HOW",
     )
     sample_input: Path | None = _setting(
-        None, _path, "a request body for that check (default: sample_input.json beside the script)", "FILE"
+        None,
+        read_path,
+        "a request body for that check (default: sample_input.json beside the script)",
+        "FILE",
     )
     tensorflow_compat: str = _setting(
         "auto",
-        _choice("auto", "v1", "off"),
+        choice_of("auto", "v1", "off"),
         "give an entry script TensorFlow's API of version 1: v1, off, or auto (if its text needs it)",
         "API",
     )
@@ -284,64 +214,76 @@ class ImportedSettings:
 class ServerSettings:
     """How a server runs."""
 
-    host: str = _setting("127.0.0.1", _text, "address to listen on", "ADDRESS")
-    port: int = _setting(8080, _number(int, 0, 65535), "port to listen on; 0 takes a free one")
+    host: str = _setting("127.0.0.1", read_text, "address to listen on", "ADDRESS")
+    port: int = _setting(8080, number_of(int, 0, 65535), "port to listen on; 0 takes a free one")
     frontends: int = _setting(
-        0, _number(int, 0, 64), "HTTP processes; 0 (the default) takes half of the cores, at most 8"
+        0, number_of(int, 0, 64), "HTTP processes; 0 (the default) takes half of the cores, at most 8"
     )
     device: tuple[str, ...] = _setting(
-        ("auto",), _devices, "auto, cpu or cuda:N; several with commas, each model runs on all", "DEVICE"
+        ("auto",), read_devices, "auto, cpu or cuda:N; several with commas, each model runs on all", "DEVICE"
     )
     replicas: int = _setting(
         0,
-        _number(int, 0, 64),
+        number_of(int, 0, 64),
         "device processes that serve each model; 0 (the default) takes one for each of its devices",
     )
-    auth: bool = _setting(True, _switch, "whether scoring takes a key, and needs one (default: yes)", "BOOL")
+    auth: bool = _setting(
+        True, read_switch, "whether scoring takes a key, and needs one (default: yes)", "BOOL"
+    )
     token_auth: bool = _setting(
         False,
-        _switch,
+        read_switch,
         "whether scoring takes a short-lived token; keys then fetch tokens (default: no)",
         "BOOL",
     )
-    metrics_auth: bool = _setting(False, _switch, "whether /metrics needs a key (default: no)", "BOOL")
-    max_body_mb: float = _setting(100.0, _number(float, 0.001, 1024), "largest request body in MiB")
+    metrics_auth: bool = _setting(False, read_switch, "whether /metrics needs a key (default: no)", "BOOL")
+    max_body_mb: float = _setting(100.0, number_of(float, 0.001, 1024), "largest request body in MiB")
     max_image_mpx: float = _setting(
-        25.0, _number(float, 0.001, 1000), "largest image that is decoded, in millions of pixels"
+        25.0, number_of(float, 0.001, 1000), "largest image that is decoded, in millions of pixels"
     )
-    timeout_ms: int = _setting(60_000, _number(int, 1, 3_600_000), "a request not answered by then gets 504")
-    max_batch_rows: int = _setting(256, _number(int, 1, 65536), "most rows in one batch")
+    timeout_ms: int = _setting(
+        60_000, number_of(int, 1, 3_600_000), "a request not answered by then gets 504"
+    )
+    max_batch_rows: int = _setting(256, number_of(int, 1, 65536), "most rows in one batch")
     max_delay_ms: float = _setting(
         0.0,
-        _number(float, 0, 60000),
+        number_of(float, 0, 60000),
         "how long a row may wait for company while the device is free (default 0: not at all)",
     )
     cors_origins: tuple[str, ...] = _setting(
         (),
-        _origins,
+        read_origins,
         "origins whose pages may read answers, with commas, or * (default: none); also AML_CORS_ORIGINS",
         "ORIGINS",
     )
     drain_grace_s: float = _setting(
         2.0,
-        _number(float, 0, 3600),
+        number_of(float, 0, 3600),
         "after SIGTERM, how long new requests are still taken before the port closes",
     )
     poll_s: float = _setting(
         0.0,
-        _number(float, 0, 86_400),
+        number_of(float, 0, 86_400),
         "how often new and vanished versions are looked for; 0 (the default): only when asked through the API",
     )
     collect: bool = _setting(
-        False, _switch, "whether requests and answers are collected in the workspace (default: no)", "BOOL"
+        False,
+        read_switch,
+        "whether requests and answers are collected in the workspace (default: no)",
+        "BOOL",
     )
     grpc_port: int = _setting(
-        0, _number(int, 0, 65535), "port for the Open Inference Protocol over gRPC; 0 (the default) has none"
+        0,
+        number_of(int, 0, 65535),
+        "port for the Open Inference Protocol over gRPC; 0 (the default) has none",
     )
     grpc_tls_cert: Path | None = _setting(
-        None, _path, "certificate chain (PEM) for TLS on the gRPC port; HTTP has no TLS of its own", "FILE"
+        None,
+        read_path,
+        "certificate chain (PEM) for TLS on the gRPC port; HTTP has no TLS of its own",
+        "FILE",
     )
-    grpc_tls_key: Path | None = _setting(None, _path, "private key (PEM) of that certificate", "FILE")
+    grpc_tls_key: Path | None = _setting(None, read_path, "private key (PEM) of that certificate", "FILE")
     models: tuple[ModelSettings, ...] = ()
     primary_key: str | None = field(default=None, repr=False)
     secondary_key: str | None = field(default=None, repr=False)
@@ -403,7 +345,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     for name, setting in _settable(ServerSettings).items():
         option = "--" + name.replace("_", "-")
         text = str(setting.metadata["help"])
-        if setting.metadata["convert"] is _switch:
+        if setting.metadata["convert"] is read_switch:
             group.add_argument(
                 option, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )

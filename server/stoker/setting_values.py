@@ -1,0 +1,167 @@
+"""What the values of settings may be.
+
+A reader returns the value, or raises ValueError with words that follow the setting's name. Values come as texts from the command line and the environment, and as numbers, lists and mappings from YAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.names import parse_reference
+
+__all__ = [
+    "choice_of",
+    "number_of",
+    "read_devices",
+    "read_numbers",
+    "read_origins",
+    "read_path",
+    "read_references",
+    "read_sizes",
+    "read_switch",
+    "read_text",
+    "read_variables",
+]
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_MAX_BATCH_ROWS: Final = 65536
+
+
+def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:
+    """A reader of numbers from `low` to `high`, of kind `int` or `float`."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("must be a number")
+        try:
+            number = kind(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError("must be a whole number" if kind is int else "must be a number") from None
+        if not low <= number <= high or (kind is int and number != float(value)):
+            raise ValueError(
+                f"must be {'a whole number ' if kind is int else ''}between {low:.10g} and {high:.10g}"
+            )
+        return number
+
+    return convert
+
+
+def read_switch(value: Any) -> bool:
+    """True or false, or a word for them."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word not in ("true", "false", "1", "0", "yes", "no"):
+        raise ValueError("must be true or false")
+    return word in ("true", "1", "yes")
+
+
+def read_text(value: Any) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text")
+    return value
+
+
+def read_path(value: Any) -> Path:
+    """A path; `~` is the home folder."""
+    try:
+        return Path(read_text(str(value) if isinstance(value, Path) else value)).expanduser()
+    except RuntimeError:
+        raise ValueError("names a home folder that does not exist") from None
+
+
+def choice_of(*words: str) -> Callable[[Any], str]:
+    """A reader of one of these words."""
+
+    def convert(value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return str(value)
+
+    return convert
+
+
+def read_devices(value: Any) -> tuple[str, ...]:
+    """One device, several with commas between them, or a list of them."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and name.strip() for name in names
+    ):
+        raise ValueError("must name a device, or several with commas between them")
+    devices = tuple(name.strip() for name in names)
+    if not devices:
+        raise ValueError("must name at least one device")
+    if len(set(devices)) < len(devices):
+        raise ValueError("names a device twice; use replicas for several device processes on one device")
+    if "auto" in devices and len(devices) > 1:
+        raise ValueError("cannot have auto beside other devices")
+    return devices
+
+
+def read_references(value: Any) -> tuple[str, ...]:
+    """Registered models as NAME[:VERSION]: one, or a list of them."""
+    references = [value] if isinstance(value, str) else value
+    if not isinstance(references, list | tuple) or not references:
+        raise ValueError("must name registered models, as a list of NAME or NAME:VERSION")
+    for reference in references:
+        try:
+            parse_reference(str(reference))
+        except InvalidSettings as error:
+            raise ValueError(f"must name registered models ({error})") from None
+    return tuple(map(str, references))
+
+
+def read_variables(value: Any) -> dict[str, str]:
+    """Environment variables by name; numbers and switches are taken as they would be typed."""
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of names to values")
+    for name, content in value.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(f"must have names of letters, digits and '_', not {name!r}")
+        if not isinstance(content, str | int | float) or "\0" in str(content):
+            raise ValueError(f"must have texts as values, not {type(content).__name__} for {name}")
+    return {name: _typed(content) for name, content in value.items()}
+
+
+def read_sizes(value: Any) -> tuple[int, ...]:
+    """Sizes of batches in rows, one or a list of them, each once and in order."""
+    sizes = [value] if isinstance(value, int) else value
+    if (
+        not isinstance(sizes, list | tuple)
+        or not sizes
+        or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+        or not 1 <= min(sizes) <= max(sizes) <= _MAX_BATCH_ROWS
+    ):
+        raise ValueError(f"must be a list of whole numbers between 1 and {_MAX_BATCH_ROWS}")
+    return tuple(sorted(set(sizes)))
+
+
+def read_numbers(value: Any) -> dict[str, float]:
+    """Numbers by the names of inputs."""
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a mapping of names of inputs to numbers")
+    for name, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"must have numbers as values, not {number!r} for {name}")
+    return dict(value)
+
+
+def _typed(content: str | float) -> str:
+    return str(content).lower() if isinstance(content, bool) else str(content)
+
+
+def read_origins(value: Any) -> tuple[str, ...]:
+    """Origins of browsers, with commas between them, or a list of them."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError("must be origins with commas between them, or *")
+    origins = tuple(name.strip() for name in names if name.strip())
+    for origin in origins:
+        if not origin.isascii() or not origin.isprintable() or " " in origin or origin.endswith("/"):
+            raise ValueError(f"must hold origins such as https://example.com, not {origin!r}")
+    return origins
