@@ -1,6 +1,7 @@
 """What the values of settings may be.
 
-A reader returns the value, or raises ValueError with words that follow the setting's name. Values come as texts from the command line and the environment, and as numbers, lists and mappings from YAML.
+A reader returns the value, or raises ValueError with words that follow the setting's name. Values come as texts
+from the command line and the environment, and as numbers, lists and mappings from YAML.
 """
 
 from __future__ import annotations

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from stoker.tensors import Signature
 
-__all__ = ["Outputs", "RowFailure", "Runtime"]
+__all__ = ["BufferedRuntime", "ForkingRuntime", "OutOfMemory", "Outputs", "RowFailure", "Runtime"]
+
+
+class OutOfMemory(Exception):
+    """The device had no memory for a batch; a smaller one may fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,28 @@ class Runtime(Protocol):
                 input one `bytes` per row.
 
         Raises:
+            OutOfMemory: The device had no memory for the batch.
             Exception: The whole batch failed; the caller may try it again in parts.
         """
+        ...
+
+
+@runtime_checkable
+class ForkingRuntime(Runtime, Protocol):
+    """A runtime that several threads can use, each through one of its own."""
+
+    def fork(self) -> Runtime:
+        """A further runtime of the same servable, sharing its weights where it can; for the thread that calls."""
+        ...
+
+
+@runtime_checkable
+class BufferedRuntime(Runtime, Protocol):
+    """A runtime with memory of its own for inputs, such as pages that a GPU can read directly.
+
+    A batch that lies at the start of these buffers is not copied again.
+    """
+
+    def buffers(self) -> Sequence[np.ndarray]:
+        """Per input an array `[max_batch_rows, *row_shape]`; the same ones in every call."""
         ...
