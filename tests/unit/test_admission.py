@@ -11,7 +11,7 @@ from tests.http.raw_http import rows_body
 from tests.puppets import TEXTS, Joined, PuppetRuntime
 
 from stoker.gateway.admission import LimitedService
-from stoker.gateway.service import Call
+from stoker.gateway.call import Call
 from stoker.metrics import MetricMemory
 
 

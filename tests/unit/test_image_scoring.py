@@ -13,8 +13,9 @@ from tests.puppets import Joined, PuppetRuntime
 from tests.unit.test_service_staging import Answers
 
 from stoker.errors import StokerError, UnsupportedEncoding
+from stoker.gateway.call import Call
 from stoker.gateway.image_scoring import ImageScoring
-from stoker.gateway.service import Call, Service
+from stoker.gateway.service import Service
 from stoker.image_input import ImageInput
 from stoker.metrics import MetricMemory
 from stoker.tensors import Signature, TensorSpec

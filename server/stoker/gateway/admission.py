@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.errors import DeadlineExceeded, Overloaded
-from stoker.gateway.service import Call, JoiningCall, Service
+from stoker.gateway.call import Call, JoiningCall
+from stoker.gateway.service import Service
 
 if TYPE_CHECKING:
     from stoker.exchange import Exchange

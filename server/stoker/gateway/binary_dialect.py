@@ -13,7 +13,8 @@ from stoker.wire.tensor_json import check_rows
 
 if TYPE_CHECKING:
     from stoker.exchange import Exchange
-    from stoker.gateway.service import Call, Service
+    from stoker.gateway.call import Call
+    from stoker.gateway.service import Service
 
 __all__ = ["BinaryDialect", "is_array"]
 

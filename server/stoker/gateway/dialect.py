@@ -8,7 +8,8 @@ from stoker.errors import StokerError
 
 if TYPE_CHECKING:
     from stoker.exchange import Exchange
-    from stoker.gateway.service import Call, Service
+    from stoker.gateway.call import Call
+    from stoker.gateway.service import Service
 
 __all__ = ["Dialect"]
 

@@ -44,8 +44,9 @@ from stoker.gateway.request_ids import RequestIds
 from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
+    from stoker.gateway.call import Call
     from stoker.gateway.dialect import Dialect
-    from stoker.gateway.service import Call, Service
+    from stoker.gateway.service import Service
 
 __all__ = ["LARGE_BODY_BYTES", "DirectProtocol"]
 

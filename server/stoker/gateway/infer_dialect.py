@@ -13,7 +13,8 @@ from stoker.wire.oip import decode_infer, encode_infer
 
 if TYPE_CHECKING:
     from stoker.exchange import Exchange
-    from stoker.gateway.service import Call, Service
+    from stoker.gateway.call import Call
+    from stoker.gateway.service import Service
 
 __all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "tensors_of"]
 

@@ -13,8 +13,9 @@ from stoker.errors import StokerError
 
 if TYPE_CHECKING:
     from stoker.exchange import Exchange
+    from stoker.gateway.call import Call
     from stoker.gateway.request_ids import RequestIds
-    from stoker.gateway.service import Call, Service
+    from stoker.gateway.service import Service
 
 __all__ = ["infer"]
 

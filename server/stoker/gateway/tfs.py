@@ -14,11 +14,12 @@ from starlette.routing import Route
 
 from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
 from stoker.gateway.answers import split_lines
+from stoker.gateway.call import Call
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import tensors_of
 from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.scoring import DialectEndpoint
-from stoker.gateway.service import Call, Service
+from stoker.gateway.service import Service
 from stoker.wire.tfs import decode_examples, decode_predict, encode_predict, encode_results
 
 if TYPE_CHECKING:

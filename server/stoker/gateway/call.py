@@ -1,0 +1,266 @@
+"""One scoring request between its body and its answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
+from stoker.exchange import Exchange, Ticket
+from stoker.gateway.answers import (
+    CLOSE_LINE,
+    Respond,
+    code_line,
+    error_body,
+    error_lines,
+    failed_line,
+    json_lines,
+)
+from stoker.gateway.request_ids import RequestIds, fresh_id_lines
+from stoker.wire.envelope import ScriptAnswer
+from stoker.wire.packed import unpack
+from stoker.wire.scoring import encode_each
+
+if TYPE_CHECKING:
+    from stoker.gateway.dialect import Dialect
+    from stoker.gateway.service import Service
+
+__all__ = ["Call", "JoiningCall"]
+
+logger = logging.getLogger(__name__)
+
+_CLIENT_GONE: Final = 499
+_NO_CONTENT: Final = 204
+_JSON_TYPE_LINE: Final = b"content-type: application/json\r\n"
+_TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
+# Formatting a float costs several times what formatting two integers does.
+_SCORED_LINES: Final = (
+    _JSON_TYPE_LINE
+    + b"content-length: %d\r\n%b%bserver-timing: "
+    + b"parse;dur=%d.%03d, queue;dur=%d.%03d, %btotal;dur=%d.%03d\r\n"
+)
+
+
+class Call(Ticket):
+    """One scoring request between its body and its answer."""
+
+    __slots__ = ("_ids", "_respond", "_service", "dialect", "received_ns", "request")
+
+    request: Any
+    """What a dialect keeps of the request until it is answered."""
+
+    def __init__(
+        self,
+        service: Service,
+        ids: RequestIds | None,
+        respond: Respond,
+        received_ns: int,
+        dialect: Dialect | None = None,
+    ) -> None:
+        # What Ticket.__init__ does, without the call: this runs once a request.
+        self.deadline_ns = received_ns + service.timeout_ns
+        self.error = None
+        self._open = True
+        self._feed = None
+        self.received_ns = received_ns
+        self._service = service
+        self._ids = ids
+        self._respond: Respond | None = respond
+        self.dialect = dialect
+
+    @property
+    def service(self) -> Service:
+        """What it is a call to."""
+        return self._service
+
+    @property
+    def ids(self) -> RequestIds:
+        """The request's ids."""
+        if self._ids is None:
+            self._ids = RequestIds()
+        return self._ids
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for the answer."""
+        return self._respond is not None
+
+    def lateness(self, *, begun: bool) -> StokerError:
+        """504 for a request that waited too long, and what Azure answers where `run` took too long."""
+        if begun:
+            return ScoringTimeout(self._service.timeout_ns // 1_000_000)
+        return super().lateness(begun=False)
+
+    def await_rows(self, exchange: Exchange) -> None:
+        """Its rows come later: until then the exchange has nothing of it to give up."""
+        self.exchange = exchange
+        self._numbers = []
+
+    def check_wanted(self) -> None:
+        """Raise DeadlineExceeded if nobody waits for the answer any more; called on any thread."""
+        if not self.wanted or time.monotonic_ns() >= self.deadline_ns:
+            raise DeadlineExceeded("The request was not answered within its timeout.")
+
+    def complete(self) -> None:
+        """Answer with what the device gave."""
+        if self.error is not None:
+            self.refuse(self.error)
+            return
+        service = self._service
+        if self.dialect is not None:
+            self._complete_dialect(self.dialect)
+            return
+        if service.script is not None:
+            self._complete_script(ScriptAnswer.unpack(self.output_texts(0)[0]))
+            return
+        self.answer_scored(service.encode(self), time.monotonic_ns())
+
+    def answer_scored(self, body: bytes, now_ns: int) -> None:
+        """Answer with 200 and this body."""
+        received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
+        started_ns, finished_ns = self.started_ns, self.finished_ns
+        parse_ns = enqueued_ns - received_ns
+        total_ns = now_ns - received_ns
+        parse_us, queue_us, total_us = (
+            parse_ns // 1000, (started_ns - enqueued_ns) // 1000, total_ns // 1000,
+        )  # fmt: skip
+        executed, computed = _compute_texts((finished_ns - started_ns) // 1000)
+        lines = _SCORED_LINES % (
+            len(body),
+            fresh_id_lines() if self._ids is None else self._ids.lines,
+            executed,
+            parse_us // 1000,
+            parse_us % 1000,
+            queue_us // 1000,
+            queue_us % 1000,
+            computed,
+            total_us // 1000,
+            total_us % 1000,
+        )
+        self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
+        self._answer(200, lines, body)
+
+    def complete_empty(self, exchange: Exchange) -> None:
+        """Answer a request without rows: nothing has to be run for it."""
+        self.exchange = exchange
+        self.rows = 0
+        self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
+        self.settle()
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The outputs by name; arrays are valid only until the answer is written."""
+        signature = self.exchange.arena.signature
+        if signature.takes == "tensors":
+            return unpack(self.output_texts(0)[0])
+        if not self.rows:
+            empty = [np.empty((0, *spec.shape), spec.dtype) for spec in signature.outputs]
+            return {spec.name: array for spec, array in zip(signature.outputs, empty, strict=True)}
+        if signature.outputs[0].variable:
+            texts = np.empty(self.rows, object)
+            texts[:] = self.output_texts(0)
+            return {signature.outputs[0].name: texts}
+        return {spec.name: array for spec, array in zip(signature.outputs, self.outputs(), strict=True)}
+
+    def _complete_dialect(self, dialect: Dialect) -> None:
+        try:
+            lines, body = dialect.answer(self)
+        except StokerError as error:
+            self.refuse(error)
+            return
+        parse_ns, total_ns, timing = self._timing()
+        self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
+        self._answer(
+            200, b"".join((lines, b"content-length: %d\r\n" % len(body), self.ids.lines, timing)), body
+        )
+
+    def _timing(self) -> tuple[int, int, bytes]:
+        """Parse and total time in nanoseconds, and the header line of all stages."""
+        parse_ns = self.enqueued_ns - self.received_ns
+        total_ns = time.monotonic_ns() - self.received_ns
+        line = _TIMING_LINE % (
+            parse_ns / 1e6,
+            (self.started_ns - self.enqueued_ns) / 1e6,
+            (self.finished_ns - self.started_ns) / 1e6,
+            total_ns / 1e6,
+        )
+        return parse_ns, total_ns, line
+
+    def _complete_script(self, answer: ScriptAnswer) -> None:
+        parse_ns, total_ns, timing = self._timing()
+        executed = (
+            b"" if answer.exec_ns is None else b"x-ms-run-fn-exec-ms: %.3f\r\n" % (answer.exec_ns / 1e6)
+        )
+        lines = b"".join(
+            (
+                answer.lines or _JSON_TYPE_LINE,
+                # An answer that has no content has no length either (RFC 9110, section 8.6).
+                b"" if answer.status == _NO_CONTENT else b"content-length: %d\r\n" % len(answer.body),
+                self.ids.lines,
+                failed_line(answer.failed),
+                executed,
+                timing,
+            )
+        )
+        metrics = self._service.metrics
+        if answer.status == 200:
+            metrics.note_scored(1, parse_ns, total_ns)
+        else:
+            metrics.count_request(answer.status)
+        self._answer(answer.status, lines, answer.body)
+
+    def refuse(self, error: StokerError) -> None:
+        """Answer with an error."""
+        self._service.count_refusal(error)
+        status, body = (
+            (error.status, error_body(error)) if self.dialect is None else self.dialect.refusal(error)
+        )
+        lines = json_lines(body) + self.ids.lines + error_lines(error)
+        if self.dialect is not None:
+            lines += code_line(error)
+        self._answer(status, lines, body)
+
+    def abandon(self) -> None:
+        """The caller has gone: rows that have not started do not run."""
+        if self._respond is None:
+            return
+        self._respond = None
+        self._service.metrics.count_request(_CLIENT_GONE)
+        if not self._service.is_staged(self):
+            self.cancel()
+
+    def _answer(self, status: int, lines: bytes, body: bytes) -> None:
+        respond, self._respond = self._respond, None
+        if respond is None:
+            return
+        if self._service.draining:
+            lines += CLOSE_LINE
+        respond(status, lines, body)
+
+
+class JoiningCall(Call):
+    """A call to a model with one output of fixed size: answers that come together are encoded in one go."""
+
+    __slots__ = ()
+
+    joins = True
+
+    def complete_together(self, tickets: list[Call], outputs: np.ndarray) -> None:
+        """Answer each with its row of the output."""
+        now_ns = time.monotonic_ns()
+        for call, body in zip(tickets, encode_each(outputs), strict=True):
+            try:
+                call.answer_scored(body, now_ns)
+            except Exception:
+                logger.exception("the completion of a request raised")
+
+
+@lru_cache(maxsize=64)
+def _compute_texts(compute_us: int) -> tuple[bytes, bytes]:
+    """The compute time as header lines and as an entry of `Server-Timing`; all rows of a batch share them."""
+    compute_ms = compute_us / 1000
+    lines = b"x-ms-run-function-failed: False\r\nx-ms-run-fn-exec-ms: %.3f\r\n" % compute_ms
+    return lines, b"compute;dur=%.3f, " % compute_ms
