@@ -19,11 +19,12 @@ from hypothesis import settings
 
 from stoker.arena import Arena
 from stoker.errors import StokerError
-from stoker.exchange import Exchange, Ticket
+from stoker.exchange import Exchange
 from stoker.metrics import MetricMemory, ModelTotals
 from stoker.planner import BatchPolicy
 from stoker.runtimes.base import Outputs
 from stoker.tensors import Signature, TensorSpec
+from stoker.ticket import Ticket
 from stoker.worker import Lane, Worker
 
 __all__ = [

@@ -19,14 +19,13 @@ import math
 import socket
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
 from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
 from stoker.errors import (
-    DeadlineExceeded,
     DeviceLost,
     InvalidInput,
     ModelFailed,
@@ -34,152 +33,15 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
+from stoker.ticket import Feed, Rows, Slice, Ticket
 
-__all__ = ["Exchange", "Rows", "Ticket"]
+__all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
-
-Rows = Sequence[np.ndarray]
-"""Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
 
 _NEVER_NS: Final = (1 << 63) - 1
 _READ_BYTES: Final = 1 << 14
 _MAX_RETRY_AFTER_S: Final = 60
-
-
-class Ticket:
-    """One request in an exchange. A subclass says in `complete` what happens when it is done.
-
-    Attributes:
-        error: Why the request failed, or None. Set before `complete` is called.
-        rows: How many rows the request has.
-        deadline_ns: When the caller stops waiting, on the exchange's clock.
-        enqueued_ns: When its first rows were queued.
-        started_ns, finished_ns: When its last batch left for the device and came back.
-    """
-
-    __slots__ = (
-        "_feed",
-        "_numbers",
-        "_open",
-        "_remaining",
-        "deadline_ns",
-        "enqueued_ns",
-        "error",
-        "exchange",
-        "finished_ns",
-        "rows",
-        "started_ns",
-    )
-
-    joins: ClassVar[bool] = False
-    """Whether tickets of one row each that are done at once are completed by one call of `complete_together`."""
-
-    exchange: Exchange
-    rows: int
-    enqueued_ns: int
-    started_ns: int
-    finished_ns: int
-    _numbers: list[int]
-    _remaining: int
-
-    def __init__(self, deadline_ns: int) -> None:
-        # Only what has to be there before `Exchange.submit` sets the rest: this runs once a request.
-        self.deadline_ns = deadline_ns
-        self.error: StokerError | None = None
-        self._open = True
-        self._feed: _Feed | None = None
-
-    def complete(self) -> None:
-        """Take the answer or the error; called once, unless the ticket was cancelled."""
-        raise NotImplementedError
-
-    def lateness(self, *, begun: bool) -> StokerError:  # noqa: ARG002  # for subclasses
-        """Return the error for a ticket whose deadline has passed.
-
-        Args:
-            begun: Whether the device has begun with its body; not known of rows of numbers.
-        """
-        return DeadlineExceeded("The request was not answered within its timeout.")
-
-    def complete_together(self, tickets: list[Any], outputs: np.ndarray) -> None:
-        """`complete` for tickets of one row each without an error, self among them; only called if `joins`.
-
-        Args:
-            tickets: Tickets of this class.
-            outputs: Their rows of the first output, `[tickets, *row_shape]`.
-        """
-        raise NotImplementedError
-
-    def outputs(self) -> list[np.ndarray]:
-        """The answer of fixed-size outputs, each `[rows, *row_shape]`. Only valid inside `complete`."""
-        if self._feed is not None:
-            return self._feed.results
-        arrays = self.exchange.arena.outputs
-        if self.rows == 1:
-            number = self._numbers[0]
-            return [rows[number : number + 1] for rows in arrays]
-        return [rows[self._numbers] for rows in arrays]
-
-    def output_texts(self, index: int) -> list[bytes]:
-        """The answer of a variable output, one item per row. Only valid inside `complete`."""
-        if self._feed is not None:
-            return self._feed.texts[index]
-        return [self.exchange.arena.read_bytes("out", index, number) for number in self._numbers]
-
-    def cancel(self) -> None:
-        """Give the request up: `complete` will not be called, rows that have not started will not run."""
-        self._open = False
-        self.exchange.give_up(self)
-
-    def fail(self, error: StokerError) -> None:
-        """Complete with an error now; rows that the device still holds come back later."""
-        was_open, self._open = self._open, False
-        self.exchange.give_up(self)
-        if was_open:
-            self.error = error
-            self.settle()
-
-    def settle(self) -> None:
-        """Call `complete`; a fault in it must not reach the other requests of the caller's loop."""
-        self._open = False
-        try:
-            self.complete()
-        except Exception:
-            logger.exception("the completion of a request raised")
-
-
-class _Slice(Ticket):
-    """Rows `start` and following of a request with more rows than it may hold at once."""
-
-    __slots__ = ("parent", "start")
-
-    def __init__(self, parent: Ticket, start: int) -> None:
-        super().__init__(parent.deadline_ns)
-        self.parent = parent
-        self.start = start
-
-    def complete(self) -> None:
-        self.exchange.collect(self.parent, self, self.start)
-
-
-class _Feed:
-    """The rest of a request that flows through the arena slice by slice."""
-
-    __slots__ = ("next_row", "pending", "results", "rows", "slices", "texts")
-
-    def __init__(self, rows: Rows, arena: Arena, count: int) -> None:
-        self.rows: Rows = rows
-        self.next_row = 0
-        self.pending = count
-        self.slices: list[Ticket] = []
-        self.results = [
-            np.empty((0 if spec.variable else count, *spec.shape), spec.dtype)
-            for spec in arena.signature.outputs
-        ]
-        self.texts: list[list[bytes]] = [
-            [b""] * (count if spec.variable else 0) for spec in arena.signature.outputs
-        ]
 
 
 class Exchange:
@@ -560,7 +422,7 @@ class Exchange:
         ticket.exchange = self
         ticket.rows = len(cast[0])
         ticket.enqueued_ns = self._clock_ns()
-        ticket._feed = _Feed(cast, self.arena, ticket.rows)
+        ticket._feed = Feed(cast, self.arena, ticket.rows)
         self._feed_slice(ticket)
         if len(self._free) >= self._slice_rows:
             self._feed_slice(ticket)
@@ -572,7 +434,7 @@ class Exchange:
         if not parent._open or start == stop:
             return
         feed.next_row = stop
-        piece = _Slice(parent, start)
+        piece = Slice(parent, start)
         feed.slices.append(piece)
         self._admit(piece, [values[start:stop] for values in feed.rows], stop - start)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
-from stoker.exchange import Exchange, Ticket
+from stoker.exchange import Exchange
 from stoker.gateway.answers import (
     CLOSE_LINE,
     Respond,
@@ -21,6 +21,7 @@ from stoker.gateway.answers import (
     json_lines,
 )
 from stoker.gateway.request_ids import RequestIds, fresh_id_lines
+from stoker.ticket import Ticket
 from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.packed import unpack
 from stoker.wire.scoring import encode_each

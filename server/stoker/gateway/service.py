@@ -26,7 +26,7 @@ from stoker.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
-from stoker.exchange import Exchange, Rows, Ticket
+from stoker.exchange import Exchange
 from stoker.gateway.answers import Respond
 from stoker.gateway.call import Call, JoiningCall
 from stoker.gateway.image_scoring import ImageScoring, content_type_of
@@ -34,6 +34,7 @@ from stoker.gateway.request_ids import RequestIds
 from stoker.metrics import ModelMetrics
 from stoker.script_form import ScriptForm
 from stoker.tensors import ModelTensors, Signature
+from stoker.ticket import Rows, Ticket
 from stoker.wire.envelope import RequestHead, ScriptRequest
 from stoker.wire.images import is_media
 from stoker.wire.merging import row_count
