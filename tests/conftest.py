@@ -1,6 +1,13 @@
 """What all tests share."""
 
+import signal
+
 import pytest
+
+
+def pytest_configure() -> None:
+    """Let processes that tests start hear Ctrl-C: a shell that runs the suite in the background ignores it for them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
