@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Let processes that tests start hear Ctrl-C: a shell that runs the suite in the background ignores it for them."""
+    """Let what tests start hear Ctrl-C: a shell that runs the suite in the background has it ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
