@@ -67,7 +67,8 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
         return found[0]
     if not found:
         wanted = f"a model of the framework {framework}" if framework else LOOKED_FOR
-        raise RepositoryError(f"{path} holds no model; looked for {wanted}")
+        hint = "" if framework else "; files that an entry script loads are registered with --framework files"
+        raise RepositoryError(f"{path} holds no model; looked for {wanted}{hint}")
     kinds = ", ".join(f"{model.framework} ({model.path.name})" for model in found)
     raise RepositoryError(f"{path} could be several models: {kinds}; give the path of the one that is meant")
 

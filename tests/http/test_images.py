@@ -117,6 +117,23 @@ def test_a_registered_model_remembers_its_images(server: LiveServer) -> None:
     assert "images       2 × 2 pixels, grey" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "types"), [("digits", ["image/jpeg", "image/png", "image/webp"]), ("plain", [])]
+)
+def test_the_description_names_the_images_that_are_taken(
+    server: LiveServer, name: str, types: list[str]
+) -> None:
+    """swagger.json has the media types of images for a model that takes them, and for no other one."""
+    path = f"/api/v1/service/{name}/swagger.json"
+    with server.connect() as connection:
+        swagger, openapi = (
+            connection.ask(request("GET", f"{path}{query}")).json() for query in ("", "?version=3")
+        )
+    assert swagger["consumes"] == ["application/json", *types]
+    scored = openapi["paths"][f"/api/v1/service/{name}/score"]["post"]
+    assert list(scored["requestBody"]["content"]) == ["application/json", *types]
+
+
 def test_a_large_image_is_decoded_beside_the_loop(server: LiveServer) -> None:
     """An image at the limit is decoded on another thread and scored; while the server says how long that took."""
     answer = ask(server, DIGITS, encoded(np.full((1000, 1000), 100, np.uint8)), "image/png")

@@ -18,7 +18,7 @@ DOORS: dict[str, Headers] = {"plain": [], "app": [APP]}
 CHUNKED = ("Transfer-Encoding", "chunked")
 BODY = rows_body([1, 2, 3, 4])
 
-ARENA_ROWS = 4096
+ARENA_ROWS = 16384
 """Rows that the frontend leases at most at once, for rows as small as these."""
 
 

@@ -179,20 +179,20 @@ def test_the_last_row_of_a_body_arena_can_be_filled_to_the_brim(side: str, index
 @STEADY
 @given(st.builds(Signature, sides, sides), st.integers(1, 65536))
 def test_capacity_is_bounded(signature: Signature, max_batch_rows: int) -> None:
-    """There is always room for two full batches, and never more than 4096 rows without need."""
+    """There is always room for two full batches, and never more than 16384 rows without need."""
     capacity = capacity_rows(signature, max_batch_rows)
     assert capacity >= max(64, 2 * max_batch_rows)
-    assert capacity <= max(4096, 2 * max_batch_rows)
+    assert capacity <= max(16384, 2 * max_batch_rows)
 
 
 @pytest.mark.parametrize(
     ("row_bytes", "max_batch_rows", "capacity"),
     [
-        (4 * 794, 256, 4096),
+        (4 * 794, 256, 16384),
         (MIB, 32, 512),
         (64 * MIB, 16, 64),
         (MIB, 1000, 2000),
-        (0, 1, 4096),
+        (0, 1, 16384),
     ],
 )
 def test_capacity_follows_the_size_of_a_row(row_bytes: int, max_batch_rows: int, capacity: int) -> None:

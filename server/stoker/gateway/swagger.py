@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.errors import NotFound
 from stoker.gateway.service import Service
 from stoker.tensors import TensorSpec
+from stoker.wire.images import IMAGE_TYPES
 
 __all__ = ["VERSIONS", "Naming", "describe"]
 
@@ -97,7 +99,7 @@ def _swagger_2(service: Service, info: dict[str, Any], prefix: str) -> dict[str,
         "swagger": "2.0",
         "info": info,
         "schemes": ["http", "https"],
-        "consumes": ["application/json"],
+        "consumes": ["application/json", *_image_types(service)],
         "produces": ["application/json"],
         "securityDefinitions": {"Bearer": _bearer()},
         "paths": _paths(
@@ -118,6 +120,8 @@ def _openapi(number: str, service: Service, info: dict[str, Any], prefix: str) -
         return content("application/json", {"$ref": f"#/components/schemas/{name}"})
 
     payload = {"description": _INPUT, **refer("ServiceInput")}
+    for media_type in _image_types(service):
+        payload["content"] |= content(media_type, {"type": "string", "format": "binary"})["content"]
     version_schema = {"type": "number", "enum": [2, 3, 3.1]}
     version = {"name": "version", "in": "query", "required": False, "schema": version_schema}
     healthy = content("text/html", {"type": "string", "example": "Healthy"})
@@ -134,6 +138,10 @@ def _openapi(number: str, service: Service, info: dict[str, Any], prefix: str) -
         ),
         "components": {"schemas": _schemas(service), "securitySchemes": {"Bearer": _bearer()}},
     }
+
+
+def _image_types(service: Service) -> Sequence[str]:
+    return () if service.images is None else IMAGE_TYPES
 
 
 def _bearer() -> dict[str, str]:
