@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidInput, MalformedBody, NotReady, StokerError
 from stoker.tensors import ModelTensors
-from stoker.wire.oip import decode_infer, encode_infer
+from stoker.wire.oip_codec import InferCodec
 
 if TYPE_CHECKING:
     from stoker.exchange import Exchange
@@ -58,7 +58,7 @@ class InferDialect:
 
     def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
         """Decode the request and queue its tensors."""
-        request = decode_infer(service.name, tensors_of(service), body, self._json_bytes)
+        request = _codec_of(service).decode(body, self._json_bytes)
         if request.timeout_ns is not None:
             call.deadline_ns = min(call.deadline_ns, call.received_ns + request.timeout_ns)
         call.request = request
@@ -66,16 +66,19 @@ class InferDialect:
 
     def answer(self, call: Call) -> tuple[bytes, bytes]:
         """Encode the outputs that were asked for."""
-        service = call.service
-        batched = tensors_of(service).batched
-        length, body = encode_infer(
-            service.name, service.version, call.request, call.tensors(), batched=batched
-        )
+        length, body = _codec_of(call.service).encode(call.request, call.tensors())
         return _JSON_TYPE if length is None else _BINARY_TYPE % length, body
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         """Return `{"error": ...}`."""
         return error_answer(error)
+
+
+def _codec_of(service: Service) -> InferCodec:
+    codec = service.codecs.get(InferCodec)
+    if codec is None:
+        codec = service.codecs[InferCodec] = InferCodec(service.name, service.version, tensors_of(service))
+    return codec
 
 
 def tensors_of(service: Service) -> ModelTensors:

@@ -18,7 +18,7 @@ import orjson
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import join_strings, split_strings
-from stoker.wire.scoring import check_text, check_values, finite, nesting_depth
+from stoker.wire.scoring import check_slow, check_text, check_values, finite, nesting_depth
 from stoker.wire.tensor_json import as_tensor, check_rows
 
 __all__ = [
@@ -141,6 +141,7 @@ def _parse_with_tokens(text: bytes, error: Exception) -> Any:
     """Read JSON with the tokens NaN and Infinity, which clients write for numbers that are not finite."""
     check_text(text)
     if b"NaN" in text or b"Infinity" in text:
+        check_slow(text)
         try:
             return json.loads(text, parse_float=finite)
         except (ValueError, RecursionError) as second:
@@ -439,7 +440,7 @@ def classify(
         raise InvalidInput(
             f"output '{name}' cannot be classified: it has more than {_MAX_CLASSIFIED} elements"
         )
-    rows = array.reshape(len(array), -1) if batched else array.reshape(1, -1)
+    rows = array.reshape((len(array), math.prod(array.shape[1:])) if batched else (1, array.size))
     # Stable: of equal values the one with the lower index comes first. NaN sorts last.
     keys = np.where(np.isnan(rows), -np.inf, rows) if rows.dtype.kind == "f" else rows
     order = rows.shape[1] - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1]

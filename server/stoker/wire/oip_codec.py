@@ -1,0 +1,141 @@
+"""Infer requests and answers of one model, for callers who repeat themselves.
+
+What a request with binary tensors says beside its data and its id is the same every time. So it is remembered byte
+for byte with what it said, and read and checked once; what the answers say is written once for each of their shapes.
+Everything else goes through `wire.oip`, and so does what is remembered, the first time: both give the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+
+from stoker.tensors import ModelTensors
+from stoker.wire.oip import InferRequest, WantedOutput, decode_infer, encode_infer, to_raw
+
+__all__ = ["InferCodec"]
+
+_MAX_FORMS: Final = 256
+_MAX_REMEMBERED_BYTES: Final = 4096
+# As clients write it that send one: first, and without anything that has to be escaped.
+_ID: Final = re.compile(rb'\{"id": ?"([ !#-\[\]-~]+)", ?')
+
+
+class _Place(NamedTuple):
+    """An input among the bytes behind the JSON."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+
+
+class _Form(NamedTuple):
+    """What a request says beside its id and its data."""
+
+    places: tuple[_Place, ...]
+    data_bytes: int
+    wanted: tuple[WantedOutput, ...]
+    timeout_ns: int | None
+
+
+class _Answer(NamedTuple):
+    """What an answer says beside its id and its data: the JSON before and behind the id."""
+
+    before: bytes
+    behind: bytes
+
+
+class InferCodec:
+    """Decodes the requests to one model, and encodes their answers.
+
+    Args:
+        model: Its name.
+        version: Its version.
+        tensors: What it takes and gives.
+    """
+
+    def __init__(self, model: str, version: str, tensors: ModelTensors) -> None:
+        self._model, self._version, self._tensors = model, version, tensors
+        self._forms: dict[bytes, _Form] = {}
+        self._answers: dict[Any, _Answer] = {}
+        # Strings have lengths of their own, and of booleans the values have to be looked at.
+        self._regular = all(info.dtype not in ("string", "bool") for info in tensors.inputs)
+
+    def decode(self, body: bytes, json_bytes: int | None) -> InferRequest:
+        """Decode a request; see `wire.oip.decode_infer`. Arrays of binary inputs are views of the body."""
+        if not json_bytes or json_bytes > _MAX_REMEMBERED_BYTES or not self._regular:
+            return decode_infer(self._model, self._tensors, body, json_bytes)
+        said = _ID.match(body, 0, json_bytes)
+        key = body[:json_bytes] if said is None else b"{" + body[said.end() : json_bytes]
+        form = self._forms.get(key)
+        if form is None or len(body) != json_bytes + form.data_bytes:
+            request = decode_infer(self._model, self._tensors, body, json_bytes)
+            self._remember(key, request, body, json_bytes)
+            return request
+        inputs = {
+            name: np.ndarray(shape, dtype, body, json_bytes + start)
+            for name, dtype, shape, start in form.places
+        }
+        name = "" if said is None else said[1].decode("ascii")
+        return InferRequest(name, inputs, form.wanted, form.timeout_ns)
+
+    def _remember(self, key: bytes, request: InferRequest, body: bytes, json_bytes: int) -> None:
+        """Keep what a request has said if all its inputs are binary."""
+        if b'"id"' in key or b"\\" in key:
+            # Written another way, or twice; the last one counts.
+            return
+        begin = _address(np.frombuffer(body, np.uint8)) + json_bytes
+        data_bytes = len(body) - json_bytes
+        places = tuple(
+            _Place(name, array.dtype, array.shape, _address(array) - begin)
+            for name, array in request.inputs.items()
+        )
+        sizes = [array.nbytes for array in request.inputs.values()]
+        if sum(sizes) != data_bytes or not all(
+            size and 0 <= place.start < data_bytes for size, place in zip(sizes, places, strict=True)
+        ):
+            return
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        self._forms[key] = _Form(places, data_bytes, request.wanted, request.timeout_ns)
+
+    def encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
+        """Encode an answer; see `wire.oip.encode_infer`."""
+        arrays = [outputs[wanted.name] for wanted in request.wanted]
+        key = (request.wanted, *[array.shape for array in arrays])
+        answer = self._answers.get(key)
+        if answer is None:
+            if not all(map(_is_plain, request.wanted, arrays)):
+                return self._encode(request, outputs)
+            answer = self._write(key, request, outputs)
+        before, behind = answer
+        said = b'"id":' + orjson.dumps(request.id) + b"," if request.id else b""
+        data = [to_raw(array) for array in arrays]
+        return len(before) + len(said) + len(behind), b"".join((before, said, behind, *data))
+
+    def _encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
+        return encode_infer(self._model, self._version, request, outputs, batched=self._tensors.batched)
+
+    def _write(self, key: Any, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> _Answer:
+        """Write an answer without its id, and remember it."""
+        json_bytes, body = self._encode(InferRequest("", {}, request.wanted), outputs)
+        text = body[:json_bytes]
+        place = text.index(b'"outputs":')
+        if len(self._answers) >= _MAX_FORMS:
+            self._answers.clear()
+        answer = self._answers[key] = _Answer(text[:place], text[place:])
+        return answer
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _is_plain(wanted: WantedOutput, array: np.ndarray) -> bool:
+    """Whether an output is given as it is, as bytes whose number follows from its shape."""
+    return wanted.binary and not wanted.classes and array.dtype != object and array.size > 0
