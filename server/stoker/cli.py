@@ -23,6 +23,7 @@ _COMMANDS: Final = (
     "score",
     "data",
     "doctor",
+    "devices",
     "bench",
 )
 _INTERRUPTED: Final = 130

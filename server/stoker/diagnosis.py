@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -14,18 +15,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from packaging.requirements import Requirement
 
 from stoker.binding import bind
 from stoker.deployment import Deployed, resolve
+from stoker.device_survey import FoundDevice, find_devices, main_memory, probe_in_child
 from stoker.devices import choose_device
 from stoker.environments.check import installed_version
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import OperatorError
-from stoker.nvml import gpus
 from stoker.repository import Repository
 from stoker.settings import ServerSettings
 from stoker.workspace import Workspace
@@ -185,23 +185,11 @@ def _memory() -> Check:
         return Check("memory", "wrong", f"anonymous shared memory cannot be enlarged: {error.strerror}")
     finally:
         os.close(descriptor)
-    available = _available_bytes()
+    _, available = main_memory()
     text = f"{_size(available)} available; Stoker's shared memory is part of that"
     with suppress(OSError):
         text += f", and not of {_SHARED_MEMORY}, which has {_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
     return Check("memory", "note" if available < _LITTLE_MEMORY_BYTES else "ok", text)
-
-
-def _available_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # no limit, or another version of control groups
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        available = min(available, max(0, limit - used))
-    return available
 
 
 def _limits() -> Check:
@@ -227,33 +215,42 @@ def _devices(models: Sequence[Deployed], settings: ServerSettings) -> Iterator[C
     """Each device that is named, with the frameworks that would use it; and all GPUs."""
     frameworks: dict[str, set[str]] = {}
     for model in models:
+        servable = model.servable
+        runtime = "tensorrt" if servable.acceleration.provider == "tensorrt" else servable.framework
         for device in model.placement.devices:
-            frameworks.setdefault(device, set()).add(model.servable.framework)
+            frameworks.setdefault(device, set()).add(runtime)
     if not models:
         installed = {"onnx"} | ({"tensorflow"} if find_spec("tensorflow") else set())
         frameworks = dict.fromkeys(settings.device, installed)
-    try:
-        found = [f"cuda:{gpu.index}: {gpu.name}, {_size(gpu.memory_bytes)}" for gpu in gpus()]
-    except OSError:
-        found = []
+    found = [device for device in find_devices().devices if device.kind != "cpu"]
+    problem = functools.cache(probe_in_child)
     for device, users in frameworks.items():
+        items = (*map(_shown, found), *_usable_by(users, found, problem))
         try:
-            chosen, reason = choose_device(device, users)
+            chosen, reason = choose_device(device, users, problem)
         except OperatorError as error:
-            yield Check("device", "wrong", str(error), (*found, *_usable_by(users, bool(found))))
+            yield Check("device", "wrong", str(error), items)
             continue
         # A GPU that is there and is not taken was hoped for.
         missed = device == "auto" and chosen.kind == "cpu"
         outcome: Outcome = "ok" if not missed else "wrong" if found else "note"
-        items = (*found, *_usable_by(users, bool(found)))
         yield Check("device", outcome, f"{device}: {chosen.description} ({reason})", items)
 
 
-def _usable_by(frameworks: set[str], has_gpu: bool) -> Iterator[str]:
-    for framework in sorted(frameworks - {"script"}) if has_gpu else ():
-        chosen, reason = choose_device("auto", {framework})
-        problem = "" if chosen.kind == "cuda" else f"cannot use them: {reason.removeprefix('no GPU: ')}"
-        yield f"{framework} {problem or 'can use them'}"
+def _shown(device: FoundDevice) -> str:
+    size = "" if device.memory_total_bytes is None else f", {_size(device.memory_total_bytes)}"
+    note = f" ({device.note})" if device.note else ""
+    return f"{device.setting or device.uuid}: {device.name}{size}{note}"
+
+
+def _usable_by(
+    frameworks: set[str], found: Sequence[FoundDevice], problem: Callable[[str, str], str | None]
+) -> Iterator[str]:
+    """Which frameworks can use the GPUs: what one of them lacks, it lacks for all."""
+    usable = [device.uuid for device in found if device.setting]
+    for framework in sorted(frameworks - {"script"}) if usable else ():
+        lacking = problem(usable[0], framework)
+        yield f"{framework} {'can use them' if lacking is None else f'cannot use them: {lacking}'}"
 
 
 def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[str], None]) -> Iterator[Check]:

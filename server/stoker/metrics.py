@@ -10,12 +10,15 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+
+from stoker.gpu_facts import GpuReading
 
 __all__ = ["HistogramTotals", "MetricMemory", "MetricPage", "ModelMetrics", "ModelTotals", "Totals"]
 
@@ -40,6 +43,7 @@ BATCH_BOUNDS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 _STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in STAGE_BOUNDS_S]
 _MANY_ROWS: Final = 2048
+_NO_CAP: Final = (1 << 63) - 1
 _STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
 
 
@@ -72,12 +76,13 @@ _COLLECTION_DROPPED: Final = _Block(_COLLECTED.end, len(COLLECTION_DROPS))
 _LAST_SCORED: Final = _Block(_COLLECTION_DROPPED.end, 1)
 # In microseconds: nanoseconds would fill the word within days, where batches are large.
 _ROW_COMPUTE: Final = _Block(_LAST_SCORED.end, 1)
-_SLOT_WORDS: Final = _ROW_COMPUTE.end
+_PADDING: Final = _Block(_ROW_COMPUTE.end, 1)
+_BATCH_CAP: Final = _Block(_PADDING.end, 1)
+_SLOT_WORDS: Final = _BATCH_CAP.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 _RESTARTS: Final = _Block(MODEL_SLOTS * _SLOT_WORDS, 2)
-_GPU_FIELDS: Final = ("present", "memory_used_bytes", "memory_total_bytes", "utilization_percent")
-_GPUS: Final = _Block(_RESTARTS.end, DEVICE_SLOTS * len(_GPU_FIELDS))
+_GPUS: Final = _Block(_RESTARTS.end, DEVICE_SLOTS * GpuReading.WORDS)
 _PAGE_BYTES: Final = -(-_GPUS.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 
 _STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
@@ -107,11 +112,15 @@ class MetricMemory:
         return MetricPage(memoryview(self._memory)[index * _PAGE_BYTES :][:_PAGE_BYTES].cast("q"))
 
     def totals(self) -> Totals:
-        """The sum of all pages at this moment; of times the latest."""
+        """The sum of all pages at this moment; of times the latest, of caps the lowest."""
         words = np.frombuffer(self._memory, np.int64).reshape(PAGES, -1)
         totals = words.sum(axis=0)
         latest = _LAST_SCORED.offset + np.arange(MODEL_SLOTS) * _SLOT_WORDS
         totals[latest] = words[:, latest].max(axis=0)
+        cap = _BATCH_CAP.offset + np.arange(MODEL_SLOTS) * _SLOT_WORDS
+        # 0 is of pages whose process has none.
+        caps = np.where(words[:, cap], words[:, cap], _NO_CAP).min(axis=0)
+        totals[cap] = np.where(caps == _NO_CAP, 0, caps)
         return Totals(totals)
 
     def clear_model(self, slot: int) -> None:
@@ -136,13 +145,14 @@ class MetricPage:
         """Count a restart of a `device` or `frontend` process."""
         self._words[_RESTARTS.offset + ("device", "frontend").index(what)] += 1
 
-    def set_gpu(
-        self, index: int, memory_used_bytes: int, memory_total_bytes: int, utilization_percent: int
-    ) -> None:
-        """Set the gauges of GPU `index`."""
-        start = _GPUS.offset + index * len(_GPU_FIELDS)
-        for offset, value in enumerate((1, memory_used_bytes, memory_total_bytes, utilization_percent)):
-            self._words[start + offset] = value
+    def set_gpus(self, readings: Sequence[GpuReading]) -> None:
+        """Set the gauges of all GPUs; of those that were not read there are none, and none of the 17th on."""
+        words = array("q", bytes(8 * _GPUS.words))
+        for reading in readings:
+            if reading.index < DEVICE_SLOTS:
+                start = reading.index * GpuReading.WORDS
+                words[start : start + GpuReading.WORDS] = array("q", reading.to_words())
+        self._words[_GPUS.offset : _GPUS.end] = memoryview(words)
 
 
 class ModelMetrics:
@@ -160,7 +170,7 @@ class ModelMetrics:
 
     def clear_gauges(self) -> None:
         """Zero what describes the present; a process does this when it takes a page over."""
-        self._words[_IN_FLIGHT.offset] = self._words[_QUEUED.offset] = 0
+        self._words[_IN_FLIGHT.offset] = self._words[_QUEUED.offset] = self._words[_BATCH_CAP.offset] = 0
 
     def count_request(self, status: int) -> None:
         """Count an answered request."""
@@ -199,6 +209,14 @@ class ModelMetrics:
     def set_queued_rows(self, rows: int) -> None:
         """Set how many rows wait in the device process."""
         self._words[_QUEUED.offset] = rows
+
+    def set_batch_cap_rows(self, rows: int) -> None:
+        """Set how many rows a batch may have now."""
+        self._words[_BATCH_CAP.offset] = rows
+
+    def count_padding(self, rows: int) -> None:
+        """Count rows with which batches were filled up to their buckets."""
+        self._words[_PADDING.offset] += rows
 
     def set_ready_replicas(self, count: int) -> None:
         """Set how many of the model's replicas are loaded; the supervisor does."""
@@ -272,10 +290,11 @@ class Totals:
             zip(("device", "frontend"), self._words[_RESTARTS.offset : _RESTARTS.end].tolist(), strict=True)
         )
 
-    def gpus(self) -> dict[int, tuple[int, int, int]]:
-        """Per GPU: memory used and total in bytes, and utilisation in percent."""
-        gpus = self._words[_GPUS.offset : _GPUS.end].reshape(DEVICE_SLOTS, len(_GPU_FIELDS))
-        return {index: tuple(row[1:]) for index, row in enumerate(gpus.tolist()) if row[0]}
+    def gpus(self) -> list[GpuReading]:
+        """What was last read of each GPU."""
+        rows = self._words[_GPUS.offset : _GPUS.end].reshape(DEVICE_SLOTS, GpuReading.WORDS)
+        readings = [GpuReading.from_words(index, row) for index, row in enumerate(rows.tolist())]
+        return [reading for reading in readings if reading is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +343,16 @@ class ModelTotals:
     def ready_replicas(self) -> int:
         """Replicas that are loaded now."""
         return int(self._words[_READY_REPLICAS.offset])
+
+    @property
+    def batch_cap_rows(self) -> int:
+        """Most rows that a batch may have now, in the process that allows the fewest; 0 if none serves it."""
+        return int(self._words[_BATCH_CAP.offset])
+
+    @property
+    def padding_rows(self) -> int:
+        """Rows with which batches were filled up to their buckets."""
+        return int(self._words[_PADDING.offset])
 
     @property
     def collected(self) -> int:

@@ -33,7 +33,7 @@ def place(devices: Sequence[str], replicas: int, cores: int) -> Placement:
     second one can prepare a batch while the first one computes.
 
     Args:
-        devices: Its devices as settings name them: `auto`, or any of `cpu` and `cuda:N`.
+        devices: Its devices as settings name them: `auto`, or any of `cpu`, `cuda:N` and UUIDs.
         replicas: How many were asked for; 0 is one for each device.
         cores: Cores that this server may use.
     """

@@ -17,6 +17,7 @@ from stoker.names import parse_reference
 __all__ = [
     "choice_of",
     "number_of",
+    "read_device",
     "read_devices",
     "read_numbers",
     "read_origins",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_DEVICE: Final = re.compile(r"auto|cpu|cuda:[0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
 _MAX_BATCH_ROWS: Final = 65536
 
 
@@ -87,6 +89,16 @@ def choice_of(*words: str) -> Callable[[Any], str]:
     return convert
 
 
+def read_device(value: Any) -> str:
+    """A device: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU or of a MIG device."""
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise ValueError(
+            "must be auto, cpu or cuda:N (for instance cuda:0), or the UUID of a GPU (GPU-…) or of a MIG device "
+            "(MIG-…)"
+        )
+    return value
+
+
 def read_devices(value: Any) -> tuple[str, ...]:
     """One device, several with commas between them, or a list of them."""
     names = value.split(",") if isinstance(value, str) else value
@@ -94,7 +106,7 @@ def read_devices(value: Any) -> tuple[str, ...]:
         isinstance(name, str) and name.strip() for name in names
     ):
         raise ValueError("must name a device, or several with commas between them")
-    devices = tuple(name.strip() for name in names)
+    devices = tuple(read_device(name.strip()) for name in names)
     if not devices:
         raise ValueError("must name at least one device")
     if len(set(devices)) < len(devices):

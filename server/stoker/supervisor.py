@@ -21,8 +21,8 @@ from stoker.background import Supervision
 from stoker.catalogue import Catalogue
 from stoker.deployment import Deployed
 from stoker.fleet import Fleet
-from stoker.metrics import DEVICE_SLOTS, SUPERVISOR_PAGE, MetricMemory
-from stoker.nvml import read_gpus
+from stoker.metrics import SUPERVISOR_PAGE, MetricMemory
+from stoker.nvml import GpuReader
 from stoker.requests import Requests
 from stoker.rollout import Rollout
 from stoker.settings import ServerSettings
@@ -30,8 +30,8 @@ from stoker.start_up import StartUp
 from stoker.watch import Watch
 
 if TYPE_CHECKING:
+    from stoker.children import Child
     from stoker.control import Message
-    from stoker.frontend_processes import FrontendProcess
     from stoker.offers import Offer
     from stoker.rollout import Stock
 
@@ -124,8 +124,8 @@ class Supervisor:
         self._on_ready(StartUp(reports, models, time.monotonic() - self._begun_s))
         self._background.spawn(self._watch.run())
 
-    def _on_request(self, frontend: FrontendProcess, message: Message) -> None:
-        self._requests.take(frontend, message)
+    def _on_request(self, asker: Child, message: Message) -> None:
+        self._requests.take(asker, message)
 
     def _on_signal(self, grace_s: float) -> None:
         now_s = time.monotonic()
@@ -163,13 +163,11 @@ class Supervisor:
 
     async def _poll_gpus(self) -> None:
         loop = asyncio.get_running_loop()
+        reader = GpuReader()
         while True:
             try:
-                readings = await loop.run_in_executor(None, read_gpus)
+                readings = await loop.run_in_executor(None, reader.read)
             except OSError:
                 return
-            for gpu in readings[:DEVICE_SLOTS]:
-                self._page.set_gpu(
-                    gpu.index, gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.utilization_percent
-                )
+            self._page.set_gpus(readings)
             await asyncio.sleep(_GPU_POLL_S)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker import devices, diagnosis
+from stoker import device_survey, devices, diagnosis
 from stoker.commands import doctor
 from stoker.diagnosis import Check, diagnose
-from stoker.nvml import Gpu
+from stoker.gpu_facts import Driver, Gpu
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
 
@@ -34,7 +34,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no NVIDIA driver is usable here (NVML: Driver Not Loaded)")
 
     monkeypatch.setattr(devices, "gpus", none)
-    monkeypatch.setattr(diagnosis, "gpus", none)
+    monkeypatch.setattr(device_survey, "describe_driver", none)
 
 
 def script(tmp_path: Path, **files: str) -> Path:
@@ -186,7 +186,7 @@ def test_limits_of_processes_count(
 def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without memfd there are no arenas; little memory is worth a note."""
     assert diagnosis._memory().outcome in {"ok", "note"}
-    monkeypatch.setattr(diagnosis, "_available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(diagnosis, "main_memory", lambda: (1 << 30, 1 << 20))
     assert (diagnosis._memory().outcome, "1 MiB available" in diagnosis._memory().text) == ("note", True)
 
     def forbidden(_: str) -> int:
@@ -199,18 +199,31 @@ def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPUs are listed, and for each framework whether it can use them."""
-    gpu = Gpu(0, "H200", 141 << 30)
-    for module in (devices, diagnosis):
+    """The GPUs are listed, and for each framework whether it can use them; each is asked once."""
+    gpu = Gpu(0, "GPU-one", "H200", 141 << 30)
+    asked: list[str] = []
+    problems: dict[str, str] = {"onnx": "libcudnn.so.9 is missing"}
+
+    def problem(uuid: str, framework: str) -> str | None:
+        assert uuid == gpu.uuid
+        asked.append(framework)
+        return problems.get(framework)
+
+    for module in (devices, device_survey):
         monkeypatch.setattr(module, "gpus", lambda: [gpu])
-    problems = {"onnx": lambda: "libcudnn.so.9 is missing", "tensorflow": lambda: None}
-    monkeypatch.setattr(devices, "_PROBES", problems)
+    monkeypatch.setattr(device_survey, "describe_driver", lambda: Driver("580.95.05", "13.0"))
+    monkeypatch.setattr(diagnosis, "probe_in_child", problem)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     check = checks_of(workspace)["device"]
     assert (check.outcome, check.items[0]) == ("wrong", "cuda:0: H200, 141.0 GiB")
     assert "onnx cannot use them: libcudnn.so.9 is missing" in check.items
-    problems["onnx"] = lambda: None
+    problems.clear()
+    asked.clear()
     check = checks_of(workspace)["device"]
     assert (check.outcome, check.items[1]) == ("ok", "onnx can use them")
+    assert len(asked) == len(set(asked))
+    check = checks_of(workspace, device=("auto", "cuda:0"))["device"]
+    assert check.outcome == "ok"
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_wrong(workspace: Workspace) -> None:

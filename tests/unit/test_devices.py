@@ -1,112 +1,288 @@
-"""Which device a server uses, and what is said where it is not the one that was hoped for."""
+"""Which device a name means, and what is said where it is not the one that was hoped for."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Callable
 
 import pytest
 
 from stoker import devices
-from stoker.devices import choose_device
+from stoker.devices import choose_device, confine, enter_device
 from stoker.errors import DeviceUnavailable, InvalidSettings
-from stoker.nvml import Gpu
+from stoker.gpu_facts import Gpu, MigDevice
+from stoker.servable import Device
 
 Set = Callable[..., None]
+FIRST = "GPU-aa000000-0000-4000-8000-123456789abc"
+SECOND = "GPU-ab000000-0000-4000-8000-123456789abc"
+THIRD = "GPU-bb000000-0000-4000-8000-123456789abc"
+PARTS = tuple(MigDevice(f"MIG-{n}", f"H200 MIG {n}g", n << 34) for n in (1, 2))
+TWO = [Gpu(0, FIRST, "H200", 141 << 30), Gpu(1, SECOND, "L4", 24 << 30)]
+DIVIDED = Gpu(0, FIRST, "H200", 141 << 30, mig_mode=True, mig_devices=PARTS)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Set:
-    """Say what the driver sees, and what is wrong with each framework."""
+    """Say what the driver sees."""
 
-    def set_machine(gpus: list[Gpu] | None, **problems: str | None) -> None:
+    def set_machine(found: list[Gpu] | None) -> None:
         def read() -> list[Gpu]:
-            if gpus is None:
+            if found is None:
                 raise OSError("no NVIDIA driver is usable here (NVML: Driver Not Loaded)")
-            return gpus
+            return found
 
         monkeypatch.setattr(devices, "gpus", read)
-        probes = {name: (lambda problem=problem: problem) for name, problem in problems.items()}
-        monkeypatch.setattr(devices, "_PROBES", probes)
 
     return set_machine
 
 
-TWO = [Gpu(0, "H200", 141 << 30), Gpu(1, "L4", 24 << 30)]
+def choose(
+    setting: str, *frameworks: str, visible: str | None = None, **problems: str | None
+) -> tuple[Device, str]:
+    """Choose where CUDA_VISIBLE_DEVICES is `visible` and frameworks have these problems."""
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return choose_device(setting, frameworks, lambda _, framework: problems.get(framework), environ)
+
+
+# --- names ---
 
 
 def test_cpu_is_cpu(machine: Set) -> None:
     """Nobody looks for a GPU where none was asked for."""
-    machine(TWO, onnx=None)
-    device, reason = choose_device("cpu", {"onnx"})
-    assert (device.kind, str(device), reason) == ("cpu", "cpu", "as asked for")
+    machine(None)
+    device, reason = choose("cpu", "onnx")
+    assert (device.kind, str(device), device.uuid, reason) == ("cpu", "cpu", "", "as asked for")
     assert device.description.endswith(" cores")
 
 
 def test_auto_takes_the_first_gpu(machine: Set) -> None:
     """With a driver and frameworks that can use it."""
-    machine(TWO, onnx=None, tensorflow=None)
-    device, reason = choose_device("auto", {"onnx", "tensorflow", "script"})
+    machine(TWO)
+    device, reason = choose("auto", "onnx", "tensorflow", "script")
     assert (str(device), device.index, device.description) == ("cuda:0", 0, "H200, 141 GiB")
     assert "first GPU" in reason
 
 
 @pytest.mark.parametrize(
-    ("gpus", "problems", "reason"),
+    ("found", "problems", "reason"),
     [
         (None, {}, "no GPU: no NVIDIA driver is usable here (NVML: Driver Not Loaded)"),
-        ([], {}, "no GPU: the NVIDIA driver sees 0 GPUs, cuda:0 is not among them"),
+        ([], {}, "no GPU: the NVIDIA driver sees 0 GPUs"),
         (TWO, {"onnx": "libcudnn.so.9 is missing"}, "no GPU: libcudnn.so.9 is missing"),
     ],
 )
 def test_auto_falls_back_with_one_clear_line(
-    machine: Set, gpus: list[Gpu] | None, problems: dict[str, str], reason: str
+    machine: Set, found: list[Gpu] | None, problems: dict[str, str], reason: str
 ) -> None:
     """The log says why the processor is used."""
-    machine(gpus, **problems)
-    device, said = choose_device("auto", {"onnx"})
+    machine(found)
+    device, said = choose("auto", "onnx", **problems)
     assert (device.kind, said) == ("cpu", reason)
 
 
-def test_a_gpu_that_was_asked_for_is_used(machine: Set) -> None:
-    """By its number."""
-    machine(TWO, onnx=None)
-    device, reason = choose_device("cuda:1", {"onnx"})
-    assert (str(device), device.description, reason) == ("cuda:1", "L4, 24 GiB", "as asked for")
+@pytest.mark.parametrize("setting", ["cuda:1", SECOND])
+def test_a_gpu_that_was_asked_for_is_used(machine: Set, setting: str) -> None:
+    """By its number in the driver's order, or by its UUID; operators see the number."""
+    machine(TWO)
+    device, reason = choose(setting, "onnx")
+    assert (str(device), device.description, device.uuid) == ("cuda:1", "L4, 24 GiB", SECOND)
+    assert reason == "as asked for"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "problems", "complaint"),
+    ("found", "problems", "complaint"),
     [
-        (None, {}, "cuda:2 cannot be used: no NVIDIA driver is usable here"),
+        (
+            None,
+            {},
+            "cuda:2 cannot be used: no NVIDIA driver is usable here (NVML: Driver Not Loaded); is the",
+        ),
         (TWO, {}, "cuda:2 cannot be used: the NVIDIA driver sees 2 GPUs, cuda:2 is not among them"),
         (
-            [*TWO, TWO[0]],
+            [*TWO, Gpu(2, THIRD, "L4")],
             {"tensorflow": "TensorFlow was built without CUDA"},
             "TensorFlow was built without CUDA",
         ),
     ],
 )
 def test_a_gpu_that_was_asked_for_and_cannot_be_used_is_an_error(
-    machine: Set, gpus: list[Gpu] | None, problems: dict[str, str], complaint: str
+    machine: Set, found: list[Gpu] | None, problems: dict[str, str], complaint: str
 ) -> None:
     """Start-up fails, says what is missing, and says how to go on without."""
-    machine(gpus, **problems)
+    machine(found)
     with pytest.raises(DeviceUnavailable) as refused:
-        choose_device("cuda:2", {"onnx", "tensorflow"})
+        choose("cuda:2", "onnx", "tensorflow", **problems)
     assert complaint in str(refused.value)
     assert "--device auto serves without" in str(refused.value)
+    assert ("driver installed" in str(refused.value)) == (found is None)
+
+
+def test_an_unknown_uuid_is_answered_with_the_known_ones(machine: Set) -> None:
+    """Mistyped, or of another machine."""
+    machine([DIVIDED, *TWO[1:]])
+    with pytest.raises(DeviceUnavailable, match=f"sees {FIRST}, MIG-1, MIG-2, {SECOND}"):
+        choose("GPU-12345678")
 
 
 def test_only_the_frameworks_in_use_are_asked(machine: Set) -> None:
     """A TensorFlow that cannot use the GPU does not keep an ONNX model from it."""
-    machine(TWO, onnx=None, tensorflow="TensorFlow was built without CUDA")
-    assert str(choose_device("cuda:0", {"onnx"})[0]) == "cuda:0"
-    assert str(choose_device("auto", {"tensorflow"})[0]) == "cpu"
+    machine(TWO)
+    problem = "TensorFlow was built without CUDA"
+    assert str(choose("cuda:0", "onnx", tensorflow=problem)[0]) == "cuda:0"
+    assert str(choose("auto", "tensorflow", tensorflow=problem)[0]) == "cpu"
 
 
 @pytest.mark.parametrize(
-    "setting", ["gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:1.0", "CPU", "cpu:0", "", "tpu:0"]
+    "setting",
+    ["gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:1.0", "cuda:²", "CPU", "cpu:0", "", "tpu:0", "GPU-"],
 )
 def test_an_unknown_device_is_refused(machine: Set, setting: str) -> None:
     """The message says what there is."""
     machine(TWO)
     with pytest.raises(InvalidSettings, match="device must be auto, cpu or cuda:N"):
-        choose_device(setting, set())
+        choose(setting)
+
+
+# --- MIG ---
+
+
+@pytest.mark.parametrize("setting", ["cuda:0", FIRST])
+def test_a_gpu_in_mig_mode_is_answered_with_its_parts(machine: Set, setting: str) -> None:
+    """CUDA can use these alone, and which of them is the operator's to say."""
+    machine([DIVIDED])
+    with pytest.raises(
+        DeviceUnavailable, match=r"is in MIG mode; .*: MIG-1 \(H200 MIG 1g\), MIG-2 \(H200 MIG 2g\)"
+    ):
+        choose(setting, "onnx")
+
+
+def test_auto_names_the_parts_or_takes_another_gpu(machine: Set) -> None:
+    """The line of the log lists the MIG devices where there is no whole GPU."""
+    machine([DIVIDED])
+    device, said = choose("auto", "onnx")
+    assert device.kind == "cpu"
+    assert said.startswith("no GPU: H200 (GPU-")
+    assert "MIG-1 (H200 MIG 1g), MIG-2 (H200 MIG 2g)" in said
+    machine([DIVIDED, *TWO[1:]])
+    assert str(choose("auto", "onnx")[0]) == "cuda:1"
+
+
+def test_mig_mode_without_parts_says_how_to_make_one(machine: Set) -> None:
+    """There is nothing to name yet."""
+    machine([Gpu(0, FIRST, "H200", mig_mode=True)])
+    with pytest.raises(DeviceUnavailable, match="nvidia-smi mig"):
+        choose("cuda:0")
+
+
+def test_a_mig_device_is_used_by_its_uuid(machine: Set) -> None:
+    """That is its name for operators too: its GPU's number would mean all of its parts."""
+    machine([*TWO[:1], Gpu(1, SECOND, "H200", mig_mode=True, mig_devices=PARTS)])
+    device, reason = choose("MIG-2", "onnx")
+    assert (str(device), device.index, device.uuid) == ("MIG-2", 1, "MIG-2")
+    assert (device.description, device.name_in_process, reason) == (
+        "H200 MIG 2g, 32 GiB",
+        "cuda:0",
+        "as asked for",
+    )
+
+
+# --- CUDA_VISIBLE_DEVICES ---
+
+THREE = [*TWO, Gpu(2, THIRD, "H100")]
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        ("2,0", [THIRD, FIRST]),
+        (" 1 , 2", [SECOND, THIRD]),
+        (f"{THIRD},0", [THIRD, FIRST]),
+        ("GPU-b", [THIRD]),
+        # As CUDA does: what it cannot read ends the list, as does what could mean two.
+        ("1,-1,0", [SECOND]),
+        ("1,7,0", [SECOND]),
+        ("1,GPU-a,0", [SECOND]),
+        ("1,MIG-9,0", [SECOND]),
+        ("0,0,1", [FIRST, SECOND]),
+    ],
+)
+def test_numbers_are_those_that_the_operator_left(machine: Set, visible: str, uuids: list[str]) -> None:
+    """cuda:N is the N-th of CUDA_VISIBLE_DEVICES; beyond there is nothing."""
+    machine(THREE)
+    assert [choose(f"cuda:{n}", visible=visible)[0].uuid for n in range(len(uuids))] == uuids
+    assert choose("auto", visible=visible)[0].uuid == uuids[0]
+    with pytest.raises(DeviceUnavailable, match=f"sees 3 GPUs, CUDA_VISIBLE_DEVICES=.* leaves {len(uuids)}"):
+        choose(f"cuda:{len(uuids)}", visible=visible)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_an_operator_can_hide_all(machine: Set, visible: str) -> None:
+    """Then `auto` is the CPU, and says who has hidden the GPUs."""
+    machine(THREE)
+    said = f"no GPU: the NVIDIA driver sees 3 GPUs, CUDA_VISIBLE_DEVICES={visible} leaves 0"
+    assert (choose("auto", visible=visible)[0].kind, choose("auto", visible=visible)[1]) == ("cpu", said)
+
+
+def test_a_hidden_gpu_is_not_used_by_its_uuid(machine: Set) -> None:
+    """What the operator has hidden stays hidden; the number is the one among those that are left."""
+    machine(THREE)
+    device, _ = choose(THIRD, visible="1,2")
+    assert (str(device), device.uuid) == ("cuda:1", THIRD)
+    with pytest.raises(DeviceUnavailable, match="CUDA_VISIBLE_DEVICES does not name it"):
+        choose(FIRST, visible="1,2")
+
+
+def test_mig_devices_can_be_numbered(machine: Set) -> None:
+    """Where CUDA_VISIBLE_DEVICES names them; their whole GPU stands for all of them."""
+    machine([DIVIDED])
+    assert [choose(f"cuda:{n}", visible="MIG-2,MIG-1")[0].uuid for n in (0, 1)] == ["MIG-2", "MIG-1"]
+    assert choose("auto", visible="MIG-2")[0].uuid == "MIG-2"
+    assert choose("MIG-1", visible="0")[0].uuid == "MIG-1"
+    with pytest.raises(DeviceUnavailable, match="CUDA_VISIBLE_DEVICES does not name it"):
+        choose("MIG-1", visible="MIG-2")
+
+
+# --- the process ---
+
+
+def test_a_process_sees_its_gpu_alone() -> None:
+    """By its UUID, in the order of the PCI bus; on the CPU none."""
+    environ = {"CUDA_VISIBLE_DEVICES": "3", "OTHER": "stays"}
+    confine(FIRST, environ)
+    assert environ == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": FIRST, "OTHER": "stays"}
+    confine("", environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+@pytest.mark.parametrize("problem", [None, "libcudnn.so.9 is missing"])
+def test_a_process_is_confined_before_a_library_is_tried(
+    machine: Set, monkeypatch: pytest.MonkeyPatch, problem: str | None
+) -> None:
+    """CUDA reads the variables once; the operator's numbers are resolved before they are overwritten."""
+    machine(TWO)
+    monkeypatch.setattr(os, "environ", {**os.environ, "CUDA_VISIBLE_DEVICES": "1"})
+    seen = []
+
+    def probe(framework: str) -> str | None:
+        seen.append((framework, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]))
+        return problem
+
+    monkeypatch.setattr(devices, "probe", probe)
+    device, _ = enter_device("auto", {"onnx"})
+    assert seen == [("onnx", SECOND, "PCI_BUS_ID")]
+    assert str(device) == ("cpu" if problem else "cuda:0")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("-1" if problem else SECOND)
+
+
+def test_a_process_on_the_cpu_loads_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither NVML nor a runtime is asked, and no framework finds a GPU by itself."""
+
+    def unasked(*_: object) -> list[Gpu]:
+        raise AssertionError("nobody is to look for GPUs")
+
+    for name in ("gpus", "probe"):
+        monkeypatch.setattr(devices, name, unasked)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert enter_device("cpu", {"onnx", "tensorflow"})[0].kind == "cpu"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"

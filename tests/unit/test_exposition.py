@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.gpu_facts import THROTTLE_REASONS, GpuReading
 from stoker.metrics import (
     BATCH_BOUNDS_ROWS,
     FIRST_DEVICE_PAGE,
@@ -32,12 +33,29 @@ DOCUMENTED = {
     "stoker_collection_dropped": ("counter", {"model", "version", "reason"}),
     "stoker_dispatches": ("counter", {"model", "version", "reason"}),
     "stoker_batch_rows": ("histogram", {"model", "version"}),
+    "stoker_batch_padding_rows": ("counter", {"model", "version"}),
+    "stoker_batch_cap_rows": ("gauge", {"model", "version"}),
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
-    "stoker_gpu_memory_used_bytes": ("gauge", {"gpu"}),
-    "stoker_gpu_memory_total_bytes": ("gauge", {"gpu"}),
-    "stoker_gpu_utilization_ratio": ("gauge", {"gpu"}),
+    "stoker_gpu_memory_used_bytes": ("gauge", {"gpu", "uuid"}),
+    "stoker_gpu_memory_total_bytes": ("gauge", {"gpu", "uuid"}),
+    "stoker_gpu_memory_free_bytes": ("gauge", {"gpu", "uuid"}),
+    "stoker_gpu_utilization_ratio": ("gauge", {"gpu", "uuid"}),
+    "stoker_gpu_power_watts": ("gauge", {"gpu", "uuid"}),
+    "stoker_gpu_power_limit_watts": ("gauge", {"gpu", "uuid"}),
+    "stoker_gpu_temperature_celsius": ("gauge", {"gpu", "uuid"}),
+    "stoker_gpu_energy_joules": ("counter", {"gpu", "uuid"}),
+    "stoker_gpu_throttle_reason": ("gauge", {"gpu", "uuid", "reason"}),
+    # Triton's.
+    "nv_gpu_memory_used_bytes": ("gauge", {"gpu_uuid"}),
+    "nv_gpu_memory_total_bytes": ("gauge", {"gpu_uuid"}),
+    "nv_gpu_utilization": ("gauge", {"gpu_uuid"}),
+    "nv_gpu_power_usage": ("gauge", {"gpu_uuid"}),
+    "nv_gpu_power_limit": ("gauge", {"gpu_uuid"}),
+    "nv_energy_consumption": ("counter", {"gpu_uuid"}),
 }
+
+GPU = GpuReading(2, "GPU-whole", 80 << 30, 5 << 30, 75 << 30, 37, 412_500, 700_000, 61, 9_876_543_210, 0x24)
 
 
 @pytest.fixture
@@ -62,10 +80,13 @@ def memory() -> MetricMemory:
     device.note_queued(np.array([1_000_000, 2_000_000]))
     device.flush_queued()
     device.set_queued_rows(9)
+    device.count_padding(7)
+    device.set_batch_cap_rows(256)
+    memory.page(FIRST_DEVICE_PAGE + 1).model(1).set_batch_cap_rows(64)
     supervisor = memory.page(SUPERVISOR_PAGE)
     supervisor.count_restart("device")
     supervisor.model(1).set_ready_replicas(3)
-    supervisor.set_gpu(2, 5 << 30, 80 << 30, 37)
+    supervisor.set_gpus([GPU, GpuReading(3, "GPU-divided", memory_total_bytes=80 << 30)])
     return memory
 
 
@@ -112,6 +133,9 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
     assert value(parsed["stoker_rows"], "stoker_rows_total", model="digits") == 6
     assert value(parsed["stoker_rows_in_flight"], "stoker_rows_in_flight", model="digits") == 6
     assert value(parsed["stoker_queue_rows"], "stoker_queue_rows", model="digits") == 9
+    assert value(parsed["stoker_batch_padding_rows"], "stoker_batch_padding_rows_total", model="digits") == 7
+    assert value(parsed["stoker_batch_cap_rows"], "stoker_batch_cap_rows", model="digits") == 64
+    assert value(parsed["stoker_batch_cap_rows"], "stoker_batch_cap_rows", model="first") == 0
     assert value(parsed["stoker_ready_replicas"], "stoker_ready_replicas", model="digits") == 3
     assert value(parsed["stoker_ready_replicas"], "stoker_ready_replicas", model="first") == 0
     assert value(parsed["stoker_process_restarts"], "stoker_process_restarts_total", process="device") == 1
@@ -120,10 +144,53 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
     assert value(collected, "stoker_collected_records_total", model="digits") == 5
     for reason, records in (("queue_full", 0), ("write_failed", 2)):
         assert value(dropped, "stoker_collection_dropped_total", model="digits", reason=reason) == records
-    gpu = {"gpu": "2"}
-    assert value(parsed["stoker_gpu_memory_used_bytes"], "stoker_gpu_memory_used_bytes", **gpu) == 5 << 30
-    assert value(parsed["stoker_gpu_memory_total_bytes"], "stoker_gpu_memory_total_bytes", **gpu) == 80 << 30
-    assert value(parsed["stoker_gpu_utilization_ratio"], "stoker_gpu_utilization_ratio", **gpu) == 0.37
+
+
+@pytest.mark.parametrize(
+    ("name", "alias", "expected"),
+    [
+        ("stoker_gpu_memory_used_bytes", "nv_gpu_memory_used_bytes", 5 << 30),
+        ("stoker_gpu_memory_total_bytes", "nv_gpu_memory_total_bytes", 80 << 30),
+        ("stoker_gpu_memory_free_bytes", None, 75 << 30),
+        ("stoker_gpu_utilization_ratio", "nv_gpu_utilization", 0.37),
+        ("stoker_gpu_power_watts", "nv_gpu_power_usage", 412.5),
+        ("stoker_gpu_power_limit_watts", "nv_gpu_power_limit", 700),
+        ("stoker_gpu_temperature_celsius", None, 61),
+        # The parser adds the ending that Triton leaves out.
+        ("stoker_gpu_energy_joules_total", "nv_energy_consumption_total", 9_876_543.21),
+    ],
+)
+def test_gpus_are_told_in_base_units(
+    memory: MetricMemory, name: str, alias: str | None, expected: float
+) -> None:
+    """Under Stoker's names and Triton's; what a driver does not say of a GPU has no sample."""
+    parsed = families(memory)
+    family = parsed[name.removesuffix("_total")]
+    assert value(family, name, gpu="2", uuid="GPU-whole") == expected
+    assert {sample.labels["gpu"] for sample in family.samples} == (
+        {"2", "3"} if name == "stoker_gpu_memory_total_bytes" else {"2"}
+    )
+    if alias is not None:
+        aliased = parsed[alias.removesuffix("_total")]
+        assert value(aliased, alias, gpu_uuid="GPU-whole") == expected
+        assert len(aliased.samples) == len(family.samples)
+
+
+def test_triton_s_counter_has_its_exact_name(memory: MetricMemory) -> None:
+    """Without the ending `_total`, and as a counter all the same."""
+    lines = render(memory, {}).decode().splitlines()
+    assert "# TYPE nv_energy_consumption counter" in lines
+    assert 'nv_energy_consumption{gpu_uuid="GPU-whole"} 9.87654321e+06' in lines
+
+
+def test_each_throttle_reason_is_a_series(memory: MetricMemory) -> None:
+    """1 or 0 for each, so that an alert has something to compare with; none where the driver does not say."""
+    samples = families(memory)["stoker_gpu_throttle_reason"].samples
+    assert {sample.labels["uuid"] for sample in samples} == {"GPU-whole"}
+    held = {sample.labels["reason"]: sample.value for sample in samples}
+    assert held == {
+        reason: float(reason in ("sw_power_cap", "sw_thermal_slowdown")) for reason in THROTTLE_REASONS
+    }
 
 
 def test_every_reason_is_there_from_the_start(memory: MetricMemory) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.gpu_facts import GpuReading
 from stoker.metrics import (
     BATCH_BOUNDS_ROWS,
     COLLECTION_DROPS,
@@ -50,7 +51,7 @@ def test_a_fresh_memory_counts_nothing(memory: MetricMemory) -> None:
     assert {stage: (sum(times.counts), times.sum) for stage, times in model.stage_seconds().items()} == (
         dict.fromkeys(STAGES, (0, 0))
     )
-    assert (totals.restarts(), totals.gpus()) == ({"device": 0, "frontend": 0}, {})
+    assert (totals.restarts(), totals.gpus()) == ({"device": 0, "frontend": 0}, [])
 
 
 def test_processes_count_side_by_side_and_are_added_up() -> None:
@@ -78,6 +79,7 @@ def test_counts_survive_the_process_that_counted() -> None:
     dead.count_request(503)
     dead.set_in_flight_rows(17)
     dead.set_queued_rows(4)
+    dead.set_batch_cap_rows(2)
     del dead
     successor = MetricMemory(fd)
     os.close(fd)
@@ -87,6 +89,7 @@ def test_counts_survive_the_process_that_counted() -> None:
     metrics.count_request(503)
     totals = successor.totals().model(0)
     assert (totals.requests()[503], totals.rows_in_flight, totals.queue_rows) == (2, 0, 0)
+    assert totals.batch_cap_rows == 0
 
 
 def test_no_counter_touches_another(memory: MetricMemory) -> None:
@@ -105,6 +108,8 @@ def test_no_counter_touches_another(memory: MetricMemory) -> None:
     metrics.flush_queued()
     metrics.set_in_flight_rows(11)
     metrics.set_queued_rows(12)
+    metrics.count_padding(17)
+    metrics.set_batch_cap_rows(18)
     metrics.set_ready_replicas(13)
     metrics.count_collected(14)
     for records, reason in enumerate(COLLECTION_DROPS, 15):
@@ -112,8 +117,8 @@ def test_no_counter_touches_another(memory: MetricMemory) -> None:
     page.count_restart("device")
     page.count_restart("frontend")
     page.count_restart("frontend")
-    page.set_gpu(0, 1, 2, 3)
-    page.set_gpu(15, 4, 5, 6)
+    gpus = [GpuReading(0, "GPU-first", 1, 2, 3, 4, 5, 6, 7, 8, 9), GpuReading(15, "GPU-last", power_mw=10)]
+    page.set_gpus([*gpus, GpuReading(16, "GPU-one-too-many", 11)])
     totals = memory.totals()
     model = totals.model(MODEL_SLOTS - 1)
     assert model.requests() == {status: 2 if status == 200 else 1 for status in STATUSES}
@@ -121,12 +126,15 @@ def test_no_counter_touches_another(memory: MetricMemory) -> None:
     assert model.dispatches() == dict.fromkeys(REASONS, 1)
     assert (model.rows, model.rows_in_flight, model.queue_rows, model.ready_replicas) == (3, 11, 12, 13)
     assert (model.collected, model.collection_dropped()) == (14, {"queue_full": 15, "write_failed": 16})
+    assert (model.padding_rows, model.batch_cap_rows) == (17, 18)
     assert model.batch_rows().counts == [*[0] * len(BATCH_BOUNDS_ROWS), len(REASONS)]
     for stage, times in model.stage_seconds().items():
         count = len(REASONS) if stage == "compute" else 1
         assert (times.counts, times.sum) == ([*[0] * len(STAGE_BOUNDS_S), count], 1000 * count)
     assert totals.restarts() == {"device": 1, "frontend": 2}
-    assert totals.gpus() == {0: (1, 2, 3), 15: (4, 5, 6)}
+    assert totals.gpus() == gpus
+    page.set_gpus(gpus[1:])
+    assert memory.totals().gpus() == gpus[1:]
     assert sum(totals.model(MODEL_SLOTS - 2).requests().values()) == 0
 
 

@@ -34,7 +34,7 @@ def test_a_script_finds_the_variables_of_the_contract(servable: Servable, tmp_pa
         "AZUREML_MODEL_DIR": str(tmp_path / "weights"),
         "SCORING_TIMEOUT_MS": "1234",
         "SERVICE_NAME": "digits",
-        "STOKER_DEVICE": "cuda:1",
+        "STOKER_DEVICE": "cuda:0",
         "STOKER_INTRA_OP_THREADS": "3",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -41,8 +40,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidSettings: The arguments themselves are wrong.
     """
-    # TensorFlow is asked for its GPUs; what else it says is not for here.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from stoker.diagnosis import diagnose
     from stoker.workspace import Workspace
 

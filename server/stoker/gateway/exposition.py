@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from stoker.gateway.gpu_exposition import gpu_metrics, with_types_of_aliases
 from stoker.gateway.served_models import ServedModel
 from stoker.metrics import HistogramTotals, MetricMemory, ModelTotals, Totals
 
@@ -27,7 +28,7 @@ def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
     ]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ServerCollector(memory, slots))
-    return generate_latest(registry)
+    return with_types_of_aliases(generate_latest(registry))
 
 
 class _ServerCollector(Collector):
@@ -45,6 +46,7 @@ class _ServerCollector(Collector):
         yield from _batch_metrics(named)
         yield from _collection_metrics(named)
         yield from _process_metrics(totals)
+        yield from gpu_metrics(totals.gpus())
 
 
 def _request_metrics(named: _Named) -> Iterator[Metric]:
@@ -86,6 +88,12 @@ def _batch_metrics(named: _Named) -> Iterator[Metric]:
         "stoker_dispatches", "Batches by why they left.", labels=["model", "version", "reason"]
     )
     sizes = HistogramMetricFamily("stoker_batch_rows", "Rows per batch.", labels=["model", "version"])
+    padding = CounterMetricFamily(
+        "stoker_batch_padding_rows", "Rows that filled batches up to a bucket.", labels=["model", "version"]
+    )
+    caps = GaugeMetricFamily(
+        "stoker_batch_cap_rows", "Most rows that a batch may have now.", labels=["model", "version"]
+    )
     stages = HistogramMetricFamily(
         "stoker_stage_seconds",
         "Time by stage: parse and total per request, queue per row, compute per batch.",
@@ -96,9 +104,11 @@ def _batch_metrics(named: _Named) -> Iterator[Metric]:
             dispatches.add_metric([*labels, reason], count)
         batch_rows = model.batch_rows()
         sizes.add_metric(labels, _buckets(batch_rows), batch_rows.sum)
+        padding.add_metric(labels, model.padding_rows)
+        caps.add_metric(labels, model.batch_cap_rows)
         for stage, times in model.stage_seconds().items():
             stages.add_metric([*labels, stage], _buckets(times), times.sum)
-    yield from (dispatches, sizes, stages)
+    yield from (dispatches, sizes, padding, caps, stages)
 
 
 def _collection_metrics(named: _Named) -> Iterator[Metric]:
@@ -121,16 +131,7 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     restarts = CounterMetricFamily("stoker_process_restarts", "Processes restarted.", labels=["process"])
     for what, count in totals.restarts().items():
         restarts.add_metric([what], count)
-    used = GaugeMetricFamily("stoker_gpu_memory_used_bytes", "GPU memory in use, by NVML.", labels=["gpu"])
-    total = GaugeMetricFamily("stoker_gpu_memory_total_bytes", "GPU memory, by NVML.", labels=["gpu"])
-    busy = GaugeMetricFamily(
-        "stoker_gpu_utilization_ratio", "Share of time in which a kernel ran, by NVML.", labels=["gpu"]
-    )
-    for index, (used_bytes, total_bytes, percent) in totals.gpus().items():
-        used.add_metric([str(index)], used_bytes)
-        total.add_metric([str(index)], total_bytes)
-        busy.add_metric([str(index)], percent / 100)
-    yield from (restarts, used, total, busy)
+    yield restarts
 
 
 def _buckets(histogram: HistogramTotals) -> list[tuple[str, float]]:

@@ -38,7 +38,7 @@ def script_variables(
         "AZUREML_MODEL_DIR": str(servable.model_dir),
         "AZUREML_ENTRY_SCRIPT": str(servable.path),
         "SCORING_TIMEOUT_MS": str(servable.timeout_ms),
-        "STOKER_DEVICE": str(device),
+        "STOKER_DEVICE": device.name_in_process,
         "STOKER_INTRA_OP_THREADS": str(threads),
     }
     wishes = {

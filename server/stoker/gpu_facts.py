@@ -1,0 +1,136 @@
+"""What is known of GPUs: facts that stay, and readings of one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final, Self
+
+__all__ = ["THROTTLE_REASONS", "Driver", "Gpu", "GpuReading", "MigDevice"]
+
+THROTTLE_REASONS: Final = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""Why clocks are below their maximum, in the order of NVML's bits (nvmlClocksEventReason…)."""
+
+_UUID_WORDS: Final = 6
+_ABSENT: Final = -(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The NVIDIA driver.
+
+    Attributes:
+        version: For instance `580.95.05`; None if it does not say.
+        cuda: The newest version of CUDA that it supports, for instance `13.0`; None if it does not say.
+    """
+
+    version: str | None
+    cuda: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A part of a GPU in MIG mode, which CUDA treats as a device.
+
+    Attributes:
+        uuid: `MIG-…`.
+        name: Name of the GPU and profile, for instance `NVIDIA H200 MIG 1g.18gb`.
+        memory_total_bytes: Size of its memory; None if the driver does not say.
+        memory_free_bytes: Memory that nothing holds; None if the driver does not say.
+    """
+
+    uuid: str
+    name: str
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that the NVIDIA driver sees; what the driver does not say is None.
+
+    Attributes:
+        index: Its number in the driver's order, that of the PCI bus.
+        uuid: `GPU-…`.
+        name: Product name.
+        memory_total_bytes: Size of its memory.
+        memory_free_bytes: Memory that nothing holds.
+        compute_capability: For instance `9.0`.
+        pci_bus: PCI bus id, for instance `00000000:18:00.0`.
+        mig_mode: Whether it is divided: then CUDA can use its MIG devices, and not the whole.
+        mig_devices: These.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    compute_capability: str | None = None
+    pci_bus: str | None = None
+    mig_mode: bool = False
+    mig_devices: tuple[MigDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """A GPU at one moment; what its driver does not say is None, as the utilisation in MIG mode.
+
+    Attributes:
+        index: Its number in the driver's order.
+        uuid: `GPU-…`.
+        memory_total_bytes, memory_used_bytes, memory_free_bytes: Its memory.
+        utilization_percent: Share of the last sample period in which a kernel ran.
+        power_mw: Power that it draws.
+        power_limit_mw: Power that the driver lets it draw.
+        temperature_c: Temperature in °C.
+        energy_mj: Energy in millijoules since the driver was loaded.
+        throttle_bits: Why its clocks are below their maximum; bit N stands for `THROTTLE_REASONS[N]`.
+    """
+
+    index: int
+    uuid: str
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    utilization_percent: int | None = None
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    temperature_c: int | None = None
+    energy_mj: int | None = None
+    throttle_bits: int | None = None
+
+    WORDS: ClassVar[int] = 1 + _UUID_WORDS + 9
+    """int64 words that hold a reading, without its index."""
+
+    def to_words(self) -> list[int]:
+        """Return it as `WORDS` int64 words, none of which is lost when pages of zeros are added to them."""
+        uuid = self.uuid.encode()[: 8 * _UUID_WORDS].ljust(8 * _UUID_WORDS, b"\0")
+        packed = [int.from_bytes(uuid[at : at + 8], "little") for at in range(0, len(uuid), 8)]
+        values = [getattr(self, f.name) for f in fields(self)[2:]]
+        return [1, *packed, *(_ABSENT if value is None else value for value in values)]
+
+    @classmethod
+    def from_words(cls, index: int, words: list[int]) -> Self | None:
+        """Inverse of `to_words`; None for words that are all zero."""
+        if not words[0]:
+            return None
+        packed, values = words[1 : 1 + _UUID_WORDS], words[1 + _UUID_WORDS :]
+        uuid = b"".join(word.to_bytes(8, "little") for word in packed).rstrip(b"\0").decode()
+        return cls(index, uuid, *(None if value == _ABSENT else value for value in values))
+
+    def throttle_reasons(self) -> dict[str, bool]:
+        """Whether each reason holds; nothing if the driver does not say."""
+        bits = self.throttle_bits
+        if bits is None:
+            return {}
+        return {reason: bool(bits >> bit & 1) for bit, reason in enumerate(THROTTLE_REASONS)}

@@ -1,0 +1,85 @@
+"""Names, facts and metrics of a real NVIDIA GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.live_server import LiveServer, wait_until
+
+from stoker.device_survey import find_devices, probe_in_child
+from stoker.devices import choose_device
+from stoker.errors import DeviceUnavailable
+from stoker.nvml import GpuReader, gpus
+from stoker.servable import Device
+
+pytestmark = pytest.mark.gpu
+
+SCRIPT = """
+import os
+
+def init():
+    pass
+
+def run(raw_data):
+    return [os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], os.environ["STOKER_DEVICE"]]
+"""
+
+
+@pytest.fixture(scope="module")
+def first() -> Device:
+    """The first GPU, which ONNX Runtime must be able to use."""
+    try:
+        return choose_device("cuda:0", {"onnx"}, probe_in_child)[0]
+    except DeviceUnavailable as error:
+        pytest.skip(reason=f"no GPU to test on: {error}")
+
+
+def test_the_driver_and_nvidia_smi_agree(first: Device) -> None:
+    """Order, UUIDs, bus and compute capability are those that operators see elsewhere."""
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip(reason="nvidia-smi is not installed")
+    query = "--query-gpu=index,uuid,name,pci.bus_id,compute_cap"
+    shown = subprocess.run(
+        ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=True
+    ).stdout
+    found = [(str(gpu.index), gpu.uuid, gpu.name, gpu.pci_bus, gpu.compute_capability) for gpu in gpus()]
+    assert [tuple(line.split(", ")) for line in shown.splitlines()] == found
+
+
+def test_a_gpu_is_read(first: Device) -> None:
+    """Twice with NVML open: memory adds up, and energy only grows."""
+    reader = GpuReader()
+    before, after = (
+        {reading.uuid: reading for reading in readings} for readings in (reader.read(), reader.read())
+    )
+    for uuid, reading in after.items():
+        if reading.memory_total_bytes is not None:
+            assert reading.memory_used_bytes is not None
+            assert 0 < reading.memory_used_bytes <= reading.memory_total_bytes
+        if reading.energy_mj is not None:
+            assert reading.energy_mj >= (before[uuid].energy_mj or 0) > 0
+        assert reading.utilization_percent is None or 0 <= reading.utilization_percent <= 100
+
+
+def test_a_server_keeps_to_the_gpu_of_a_uuid(first: Device, tmp_path: Path) -> None:
+    """A script sees that GPU alone, as the first; its metrics are there under both names."""
+    script = tmp_path / "score.py"
+    script.write_text(SCRIPT)
+    scratch = tmp_path / "server"
+    scratch.mkdir()
+    with LiveServer(scratch, script, "--device", first.uuid) as server:
+        answer = server.score([0.0])
+        assert json.loads(answer.body) == [first.uuid, "PCI_BUS_ID", "cuda:0"]
+        found = next(device for device in find_devices().devices if device.uuid == first.uuid)
+        aliased = f'nv_gpu_memory_total_bytes{{gpu_uuid="{first.uuid}"}} '
+        line = wait_until(
+            lambda: next(
+                (line for line in server.get("/metrics").body.decode().splitlines() if aliased in line), ""
+            ),
+            "the GPU has been read",
+        )
+        assert float(line.rpartition(" ")[2]) == found.memory_total_bytes

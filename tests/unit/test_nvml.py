@@ -1,0 +1,213 @@
+"""What NVML says of GPUs, and what becomes of it where a query is not supported or a GPU has gone."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pynvml
+import pytest
+from tests.puppet_nvml import GIB, PuppetGpu, a_gpu, a_mig_gpu, install
+
+from stoker.gpu_facts import Driver, Gpu, GpuReading, MigDevice
+from stoker.nvml import GpuReader, describe_driver, gpus
+
+UUID = "GPU-00000000-0000-4000-8000-123456789abc"
+FULL = GpuReading(
+    index=0,
+    uuid=UUID,
+    memory_total_bytes=140 * GIB,
+    memory_used_bytes=40 * GIB,
+    memory_free_bytes=100 * GIB,
+    utilization_percent=37,
+    power_mw=412_500,
+    power_limit_mw=700_000,
+    temperature_c=61,
+    energy_mj=9_876_543_210,
+    throttle_bits=0x24,
+)
+QUERIES = {
+    "nvmlDeviceGetMemoryInfo": ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes"),
+    "nvmlDeviceGetUtilizationRates": ("utilization_percent",),
+    "nvmlDeviceGetPowerUsage": ("power_mw",),
+    "nvmlDeviceGetEnforcedPowerLimit": ("power_limit_mw",),
+    "nvmlDeviceGetTemperatureV": ("temperature_c",),
+    "nvmlDeviceGetTotalEnergyConsumption": ("energy_mj",),
+    "nvmlDeviceGetCurrentClocksEventReasons": ("throttle_bits",),
+}
+
+
+def without(*functions: str) -> PuppetGpu:
+    """A GPU of which these are not supported."""
+    gpu = a_gpu()
+    for function in functions:
+        del gpu.answers[function]
+    return gpu
+
+
+# --- facts ---
+
+
+def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the driver says of it, and the driver itself; NVML is closed again."""
+    puppet = install(monkeypatch, a_gpu())
+    (gpu,) = gpus()
+    assert gpu == Gpu(0, UUID, "NVIDIA H200", 140 * GIB, 100 * GIB, "9.0", "00000000:08:00.0")
+    assert describe_driver() == Driver("580.95.05", "13.0")
+    assert puppet.opened == puppet.closed == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "absent"),
+    [
+        ("nvmlDeviceGetMemoryInfo", {"memory_total_bytes": None, "memory_free_bytes": None}),
+        ("nvmlDeviceGetCudaComputeCapability", {"compute_capability": None}),
+        ("nvmlDeviceGetPciInfo", {"pci_bus": None}),
+        ("nvmlDeviceGetMigMode", {}),
+        ("nvmlDeviceGetName", {"name": "NVIDIA GPU"}),
+    ],
+)
+def test_a_fact_that_is_not_told_costs_no_other(
+    monkeypatch: pytest.MonkeyPatch, function: str, absent: dict[str, object]
+) -> None:
+    """GPUs without MIG do not even know that they have none."""
+    install(monkeypatch, a_gpu())
+    (full,) = gpus()
+    install(monkeypatch, without(function))
+    assert gpus() == [replace(full, **absent)]  # type: ignore[arg-type]
+
+
+def test_mig_devices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places without a device between them are passed over."""
+    install(monkeypatch, a_mig_gpu(0, 5, 6), a_gpu(1))
+    divided, whole = gpus()
+    assert divided.mig_mode
+    assert divided.mig_devices == tuple(
+        MigDevice(
+            f"MIG-0000000{part}-1111-5111-9111-123456789abc", "NVIDIA H200 MIG 1g.18gb", 18 * GIB, 16 * GIB
+        )
+        for part in (5, 6)
+    )
+    assert (whole.index, whole.mig_mode, whole.mig_devices) == (1, False, ())
+
+
+def test_the_numbers_of_the_driver_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is lost, or that this process may not use, does not renumber those after it."""
+    puppet = install(monkeypatch, a_gpu(0), a_gpu(1), a_gpu(2))
+    puppet.gpus[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
+    puppet.gpus[1].error = pynvml.NVML_ERROR_NO_PERMISSION
+    assert [gpu.index for gpu in gpus()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "Driver Not Loaded"),
+    ],
+)
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch, error: int, said: str) -> None:
+    """In NVML's words."""
+    install(monkeypatch).error = error
+    for ask in (gpus, describe_driver, GpuReader().read):
+        with pytest.raises(OSError, match=said):
+            ask()
+
+
+# --- readings ---
+
+
+def test_a_reading_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is exposed, with the reasons of the clocks in words."""
+    install(monkeypatch, a_gpu())
+    (reading,) = GpuReader().read()
+    assert reading == FULL
+    reasons = reading.throttle_reasons()
+    assert [reason for reason, holds in reasons.items() if holds] == ["sw_power_cap", "sw_thermal_slowdown"]
+
+
+@pytest.mark.parametrize("function", QUERIES)
+def test_a_query_that_is_not_supported_costs_no_other(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """Its value is absent, which is not 0."""
+    install(monkeypatch, without(function))
+    assert GpuReader().read() == [replace(FULL, **dict.fromkeys(QUERIES[function]))]
+
+
+def test_a_gpu_that_tells_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its number and UUID alone."""
+    install(monkeypatch, without(*QUERIES))
+    (reading,) = GpuReader().read()
+    assert reading == GpuReading(0, UUID)
+    assert reading.throttle_reasons() == {}
+
+
+def test_an_older_driver_is_asked_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temperature and clocks have older functions, which have gone from newer libraries."""
+    gpu = without("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons")
+    gpu.answers.update(nvmlDeviceGetTemperature=48, nvmlDeviceGetCurrentClocksThrottleReasons=1)
+    install(monkeypatch, gpu)
+    (reading,) = GpuReader().read()
+    assert (reading.temperature_c, reading.throttle_bits) == (48, 1)
+
+
+def test_mig_mode_has_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver does not say it of a GPU that is divided."""
+    install(monkeypatch, a_mig_gpu(0, 1))
+    (reading,) = GpuReader().read()
+    assert reading == replace(FULL, utilization_percent=None)
+
+
+def test_nvml_stays_open_between_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open it takes longer than to read."""
+    puppet = install(monkeypatch, a_gpu())
+    reader = GpuReader()
+    assert [len(reader.read()) for _ in range(3)] == [1, 1, 1]
+    assert (puppet.opened, puppet.closed) == (1, 0)
+
+
+def test_a_restarted_driver_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is away there are no readings; it is no error, as it is where there never was one."""
+    puppet = install(monkeypatch, a_gpu())
+    reader = GpuReader()
+    assert len(reader.read()) == 1
+    puppet.error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert [reader.read(), reader.read()] == [[], []]
+    puppet.error = 0
+    assert reader.read() == [FULL]
+    assert (puppet.opened, puppet.closed) == (2, 1)
+
+
+def test_a_lost_gpu_is_read_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are read meanwhile; NVML is opened anew, for it remembers what was lost."""
+    puppet = install(monkeypatch, a_gpu(0), a_gpu(1))
+    reader = GpuReader()
+    puppet.gpus[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
+    assert [reading.index for reading in reader.read()] == [1]
+    puppet.gpus[0].error = 0
+    assert [reading.index for reading in reader.read()] == [0, 1]
+    assert puppet.opened == 2
+
+
+def test_a_forbidden_gpu_is_no_reason_to_open_nvml_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not ours before, and will not be."""
+    puppet = install(monkeypatch, a_gpu(0), a_gpu(1))
+    puppet.gpus[0].error = pynvml.NVML_ERROR_NO_PERMISSION
+    reader = GpuReader()
+    assert [[reading.index for reading in reader.read()] for _ in range(3)] == [[1], [1], [1]]
+    assert puppet.opened == 1
+
+
+# --- words ---
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(GpuReading)[2:]])
+def test_words_hold_a_reading(field: str) -> None:
+    """Each value has a place of its own, and what is absent stays so; 0 is a value."""
+    for reading in (FULL, replace(FULL, **{field: None}), replace(FULL, **{field: 0})):
+        words = reading.to_words()
+        assert len(words) == GpuReading.WORDS
+        assert GpuReading.from_words(0, words) == reading
+
+
+def test_words_of_nothing_are_no_reading() -> None:
+    """A fresh memory has no GPU."""
+    assert GpuReading.from_words(3, [0] * GpuReading.WORDS) is None
