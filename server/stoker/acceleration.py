@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Acceleration", "Execution", "Precision", "Provider"]
+from stoker.errors import InvalidSettings
+
+__all__ = ["Acceleration", "Execution", "Precision", "Provider", "check_acceleration"]
 
 Provider = Literal["cuda", "tensorrt"]
 Precision = Literal["fp32", "tf32", "fp16"]
@@ -15,7 +17,7 @@ Execution = Literal["auto", "copied", "bound", "graph"]
 
 @dataclass(frozen=True, slots=True)
 class Acceleration:
-    """Settings of a model on a GPU; on the CPU they have no effect.
+    """Settings of a model on a GPU; on the CPU they have no effect but for `xla`.
 
     Attributes:
         provider: What runs an ONNX model: ONNX Runtime's `cuda` or `tensorrt` provider.
@@ -25,7 +27,8 @@ class Acceleration:
         execution: How the batches of an ONNX model run: `copied` (plain calls with arrays in host memory), `bound`
             (pinned buffers and outputs that stay in place), `graph` (a captured CUDA graph for each batch size), or
             `auto` (the fastest of them at warm-up).
-        xla: Whether TensorFlow compiles a SavedModel with XLA, once for each of its batch sizes.
+        xla: Whether TensorFlow compiles a SavedModel with XLA, once for each of its batch sizes; on the CPU too,
+            where it has such sizes.
     """
 
     provider: Provider = "cuda"
@@ -37,3 +40,55 @@ class Acceleration:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         return dataclasses.asdict(self)
+
+
+def check_acceleration(name: str, framework: str, acceleration: Acceleration) -> None:
+    """Refuse settings that a model's framework does not have, and combinations that contradict each other.
+
+    Args:
+        name: The model's name, for the message.
+        framework: `onnx`, `tensorflow`, `script`, or one that is not served by itself, of which nothing is known.
+        acceleration: Its settings.
+
+    Raises:
+        InvalidSettings: What to change.
+    """
+    judge = _PROBLEMS.get(framework)
+    problem = None if judge is None else judge(acceleration)
+    if problem is not None:
+        raise InvalidSettings(f"{name}: {problem}")
+
+
+def _script_problem(acceleration: Acceleration) -> str | None:
+    if acceleration == Acceleration():
+        return None
+    return (
+        "gpu_memory_mb, provider, precision, execution and xla are for ONNX models and SavedModels; "
+        "an entry script sets up its framework itself"
+    )
+
+
+def _onnx_problem(acceleration: Acceleration) -> str | None:
+    if acceleration.xla:
+        return "xla is for SavedModels; ONNX Runtime has provider: tensorrt instead"
+    if acceleration.provider == "tensorrt" and acceleration.execution == "graph":
+        return "execution: graph is for provider: cuda; with tensorrt, leave execution out"
+    if acceleration.provider == "tensorrt" and acceleration.precision == "fp32":
+        return "TensorRT always uses TF32 for float32; precision: fp32 is for provider: cuda"
+    return None
+
+
+def _tensorflow_problem(acceleration: Acceleration) -> str | None:
+    if acceleration.provider != "cuda":
+        return f"provider: {acceleration.provider} is for ONNX models; leave it out"
+    if acceleration.execution != "auto":
+        return f"execution: {acceleration.execution} is for ONNX models; leave it out"
+    if acceleration.xla and acceleration.precision == "fp16":
+        return (
+            "TensorFlow's mixed precision does not reach what XLA compiles; choose xla or precision: fp16, "
+            "or export the model in float16"
+        )
+    return None
+
+
+_PROBLEMS = {"script": _script_problem, "onnx": _onnx_problem, "tensorflow": _tensorflow_problem}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import sys
@@ -12,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from stoker.acceleration import Acceleration
+from stoker.acceleration import Acceleration, check_acceleration
 from stoker.collection import CollectionSettings
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import InvalidSettings
@@ -185,6 +186,10 @@ def _deployed(
         raise InvalidSettings(f"the model folder {model_dir} is not a directory")
     if model.sample_input is not None and not model.sample_input.is_file():
         raise InvalidSettings(f"the sample input {model.sample_input} is not a file")
+    acceleration = Acceleration(
+        model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
+    )
+    check_acceleration(source.name, source.framework, acceleration)
     servable = Servable(
         name=source.name,
         version=source.version,
@@ -201,9 +206,7 @@ def _deployed(
         pad=model.pad or {},
         instances=model.instances,
         batch_buckets=model.batch_buckets,
-        acceleration=Acceleration(
-            model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
-        ),
+        acceleration=acceleration,
     )
     placement = place(
         model.device or settings.device,
@@ -259,6 +262,10 @@ def _with_data(
     deployed: Deployed, image: ImageInput | None, collection: CollectionSettings | None, workspace: Workspace
 ) -> Deployed:
     data_dir = None if collection is None else workspace.create().data_dir / deployed.servable.name
+    if deployed.servable.acceleration.provider == "tensorrt":
+        servable, held = deployed.servable, hashlib.sha256(deployed.fingerprint.encode()).hexdigest()[:16]
+        engines = workspace.create().engines_dir / f"{servable.name}-{servable.version}-{held}"
+        deployed = dataclasses.replace(deployed, servable=dataclasses.replace(servable, engine_cache=engines))
     return dataclasses.replace(deployed, image=image, collection=collection, data_dir=data_dir)
 
 

@@ -55,7 +55,8 @@ def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group
     The replicas of a model run in different processes. ONNX models and SavedModels share the first process of a
     device, those of them that have a second replica there its second one, and so on. An entry script gets
     processes of its own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name)
-    and its Python must not hold the interpreter against other models. So does a model with a virtual environment.
+    and its Python must not hold the interpreter against other models. So does a model with a virtual environment, and
+    a SavedModel with settings of TensorFlow that are its process's.
 
     Args:
         models: The models.
@@ -68,8 +69,7 @@ def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group
     groups: dict[Hashable, Group] = {}
     for model in models:
         devices = model.placement.devices
-        alone = model.servable.framework == "script" or model.interpreter != Path(sys.executable)
-        owner = model.number if alone else None
+        owner = model.number if _alone(model) else None
         for replica, device in enumerate(devices):
             key = (owner, device, devices[:replica].count(device))
             groups.setdefault(key, Group(0, device)).members.append((model, replica))
@@ -81,6 +81,13 @@ def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group
     for formed, page in zip(groups.values(), pages, strict=False):
         formed.page = page
     return list(groups.values())
+
+
+def _alone(model: Deployed) -> bool:
+    framework, acceleration = model.servable.framework, model.servable.acceleration
+    if framework == "script" or model.interpreter != Path(sys.executable):
+        return True
+    return framework == "tensorflow" and (acceleration.memory_mb, acceleration.precision) != (None, "tf32")
 
 
 def _named(model: Deployed, replica: int) -> str:

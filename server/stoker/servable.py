@@ -15,14 +15,32 @@ __all__ = ["Device", "Servable"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model runs: `cpu` or `cuda:N`, and a name to show."""
+    """Where a model runs.
+
+    In the process of a model its GPU is the only one that CUDA sees, and so the first: a framework is given the
+    ordinal 0, never `index`.
+
+    Attributes:
+        kind: `cpu`, or `cuda` for a GPU or a MIG device.
+        index: Which GPU it is, or belongs to, for the operator: the N of `cuda:N`.
+        description: A name to show.
+        uuid: Its UUID for CUDA_VISIBLE_DEVICES: `GPU-…` or `MIG-…`; empty for the CPU.
+    """
 
     kind: Literal["cpu", "cuda"]
     index: int
     description: str
+    uuid: str = ""
 
     def __str__(self) -> str:
-        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+        if self.kind == "cpu":
+            return "cpu"
+        return self.uuid if self.uuid.startswith("MIG-") else f"cuda:{self.index}"
+
+    @property
+    def name_in_process(self) -> str:
+        """What a script calls it: `cpu` or `cuda:0`."""
+        return "cpu" if self.kind == "cpu" else "cuda:0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +66,7 @@ class Servable:
         instances: Batches that run at the same time; None for what suits the device.
         batch_buckets: Sizes in rows that batches are filled up to; None for what suits the device.
         acceleration: How it uses a GPU.
+        engine_cache: Folder for what TensorRT builds of it; None to build it at each start.
     """
 
     name: str
@@ -66,6 +85,7 @@ class Servable:
     instances: int | None = None
     batch_buckets: tuple[int, ...] | None = None
     acceleration: Acceleration = field(default_factory=Acceleration)
+    engine_cache: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -76,7 +96,7 @@ class Servable:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Servable:
         """Inverse of `to_json`."""
-        names = ("path", "model_dir", "sample_input")
+        names = ("path", "model_dir", "sample_input", "engine_cache")
         read: dict[str, Any] = {name: Path(values[name]) for name in names if values.get(name) is not None}
         if values.get("batch_buckets") is not None:
             read["batch_buckets"] = tuple(values["batch_buckets"])

@@ -85,6 +85,11 @@ class Workspace:
         return self.root / "data"
 
     @property
+    def engines_dir(self) -> Path:
+        """Folder of what TensorRT has built of models, by model and version."""
+        return self.root / "engines"
+
+    @property
     def services_dir(self) -> Path:
         """Folder of the services that deployment code has started, by name; see `stoker.azure.sdk`."""
         return self.root / "services"

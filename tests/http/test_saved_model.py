@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +24,20 @@ pytestmark = [
 
 # TensorFlow warns a lot, and never gives its memory back: it is imported in a process of its own.
 _WRITE_MODELS = """
+import json
+import logging
 import sys
-import tensorflow as tf
+from pathlib import Path
+
+import numpy as np
+
+from stoker.acceleration import Acceleration
+from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model
+from stoker.servable import Device, Servable
+
+logging.basicConfig(level="INFO")
+cpu = Device("cpu", 0, "a processor")
+tf = import_tensorflow(cpu, 1)
 
 class Squares(tf.Module):
     def __init__(self, plus):
@@ -36,23 +50,57 @@ class Squares(tf.Module):
 for version in sys.argv[2:]:
     model = Squares(version)
     tf.saved_model.save(model, f"{sys.argv[1]}/{version}", signatures=model.__call__)
+
+path = Path(sys.argv[1], version)
+xla = Acceleration(xla=True)
+servable = Servable("squares", 1, "tensorflow", path, path, 8, 1024, batch_buckets=(1, 4), acceleration=xla)
+runtime = load_saved_model(servable, cpu, 1)
+rows = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+answers = {
+    size: [array.tolist() for array in each.run([rows[:size]])]
+    for size, each in ((1, runtime), (3, runtime), (4, runtime.fork()))
+}
+marked = {
+    size: compiled.function_def.attr["_XlaMustCompile"].b for size, compiled in runtime.fork()._compiled.items()
+}
+names = [spec.name for spec in runtime.signature.outputs]
+print(json.dumps({"names": names, "answers": answers, "compiled": marked}))
 """
 
 
 @pytest.fixture(scope="module")
-def squares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A base path in TensorFlow Serving's layout with the versions 2 and 10 of a model of two outputs."""
-    scratch = tmp_path_factory.mktemp("saved-model")
-    base = scratch / "models" / "squares"
-    _write_models(base, "2", "10")
-    with LiveServer(scratch, base, "--frontends", "1", "--device", "cpu", ready_within_s=150) as server:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    """A base path in TensorFlow Serving's layout with the versions 2 and 10 of a model of two outputs.
+
+    Beside it what the process that wrote them found when it compiled the latter, and its log.
+    """
+    base = tmp_path_factory.mktemp("saved-model") / "models" / "squares"
+    command = [sys.executable, "-c", _WRITE_MODELS, str(base), "2", "10"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    return base, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.fixture(scope="module")
+def squares(
+    written: tuple[Path, dict[str, Any], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """A server of both versions."""
+    scratch = tmp_path_factory.mktemp("server")
+    with LiveServer(scratch, written[0], "--frontends", "1", "--device", "cpu", ready_within_s=150) as server:
         yield server
 
 
-def _write_models(base: Path, *versions: str) -> None:
-    command = [sys.executable, "-c", _WRITE_MODELS, str(base), *versions]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
+def test_sizes_of_batches_are_compiled_with_xla(written: tuple[Path, dict[str, Any], str]) -> None:
+    """Each bucket once; other sizes run as they did, forks share what was compiled, and all answer the same."""
+    _, report, log = written
+    assert report["compiled"] == {"1": True, "4": True}
+    assert "squares: compiled with XLA for batches of 1, 4 rows in " in log
+    rows = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    for size in (1, 3, 4):
+        answers = dict(zip(report["names"], report["answers"][str(size)], strict=True))
+        np.testing.assert_allclose(answers["squares"], rows[:size] ** 2 + 10, rtol=1e-6)
+        np.testing.assert_allclose(answers["sums"], rows[:size].sum(axis=(1, 2)), rtol=1e-6)
 
 
 def test_the_newest_version_answers_with_all_outputs(squares: LiveServer) -> None:

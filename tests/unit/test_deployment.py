@@ -1,5 +1,6 @@
 """From settings to the list of servables."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.acceleration import Acceleration
 from stoker.deployment import Deployed, resolve
 from stoker.errors import (
     CorruptModel,
@@ -19,6 +21,7 @@ from stoker.errors import (
 )
 from stoker.metrics import MODEL_SLOTS
 from stoker.repository import Repository
+from stoker.servable import Servable
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
 
@@ -127,6 +130,34 @@ def test_replicas_and_devices_of_a_model_win_over_the_servers(
     assert "12 replicas were asked for, 8 run" in many.placement.shortfall
     assert (elsewhere.placement.devices, elsewhere.threads) == (("cuda:0", "cuda:1", "cuda:0"), 6)
     assert (plain.placement.devices, plain.threads) == (("cpu",) * 3, 2)
+
+
+def test_settings_of_a_gpu_reach_the_servable(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """What TensorRT builds is kept in the workspace, by model, version and files; others have no such folder."""
+    path = onnx(tmp_path / "digits.onnx")
+    fast = ModelSettings(path=path, name="fast", provider="tensorrt", precision="fp16", gpu_memory_mb=100)
+    plain, built = deploy(workspace, leases, ModelSettings(path=path), fast)
+    assert plain.servable.engine_cache is None
+    assert built.servable.acceleration == Acceleration("tensorrt", "fp16", 100)
+    engines = built.servable.engine_cache
+    assert engines is not None
+    assert engines.parent == workspace.engines_dir
+    assert engines.name.startswith("fast-1-")
+    assert Servable.from_json(json.loads(json.dumps(built.servable.to_json()))) == built.servable
+
+    path.write_bytes(b"other weights")
+    (changed,) = deploy(workspace, leases, fast)
+    assert changed.servable.engine_cache != engines
+
+
+def test_settings_that_a_framework_does_not_have_are_refused(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Before any process is started."""
+    digits = ModelSettings(path=onnx(tmp_path / "digits.onnx"), xla=True)
+    assert str(refusal(workspace, leases, digits)).startswith("digits: xla is for SavedModels")
 
 
 def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:

@@ -10,10 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
 from stoker.lifecycle import load
-from stoker.runtimes.base import RowFailure, Runtime
+from stoker.runtimes.base import ForkingRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
@@ -410,3 +411,29 @@ def test_a_gpu_that_is_not_used_is_an_error(tmp_path: Path) -> None:
     path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2]))
     with pytest.raises((DeviceUnavailable, LoadFailed)):
         load_onnx(servable(path), Device("cuda", 99, "no GPU"), 1)
+
+
+def test_a_fork_runs_the_same_model(tmp_path: Path) -> None:
+    """Several instances share a session, of rows and of requests as they are."""
+    rows = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2])))
+    assert isinstance(rows, ForkingRuntime)
+    assert isinstance(rows.fork().run([np.ones((3, 2), np.float32)])[0], np.ndarray)
+
+    whole = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, [2]), ("y", FLOAT, [2])))
+    assert isinstance(whole, ForkingRuntime)
+    fork = whole.fork()
+    assert fork.signature == whole.signature
+    (answer,) = score(fork, {"x": np.array([1, -2], np.float32)})
+    assert answer["y"].tolist() == [-1, 2]
+
+
+def test_no_memory_is_not_the_callers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime tells it by the same kind of error as tensors that do not fit the model."""
+    whole = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, [2]), ("y", FLOAT, [2])))
+
+    def refuse(*_: Any) -> Any:
+        raise Fail("Failed to allocate memory for requested buffer of size 8")
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", refuse)
+    (failed,) = score(whole, {"x": np.array([1, -2], np.float32)})
+    assert isinstance(failed, OutOfMemory)

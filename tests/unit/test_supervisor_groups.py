@@ -15,6 +15,7 @@ from tests.puppets import BODIES, ROWS
 
 from stoker import device_processes, frontend_processes
 from stoker import supervisor as supervisor_module
+from stoker.acceleration import Acceleration
 from stoker.children import Backoff
 from stoker.deployment import Deployed
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
@@ -61,6 +62,22 @@ def test_models_share_the_processes_of_their_devices_and_scripts_do_not() -> Non
         model("second", "cpu", framework="script"),
         model("faces", "cuda:0"),
     ) == [("cpu", "digits, letters"), ("cpu", "first"), ("cpu", "second"), ("cuda:0", "faces")]
+
+
+@pytest.mark.parametrize(
+    ("acceleration", "alone"),
+    [
+        (Acceleration(xla=True), False),
+        (Acceleration(memory_mb=9), True),
+        (Acceleration(precision="fp32"), True),
+    ],
+)
+def test_a_saved_model_with_settings_of_its_process_is_alone(acceleration: Acceleration, alone: bool) -> None:
+    """TensorFlow has one memory limit and one precision in a process; ONNX Runtime has them in a session."""
+    models = [model("first"), model("second", "cuda:0"), model("third", "cuda:0", framework="tensorflow")]
+    settings = [replace(each.servable, acceleration=acceleration) for each in models]
+    groups = formed(*(replace(each, servable=set_so) for each, set_so in zip(models, settings, strict=True)))
+    assert groups == ([("cuda:0", "second"), ("cuda:0", "third")] if alone else [("cuda:0", "second, third")])
 
 
 def test_the_replicas_of_a_model_are_in_different_processes() -> None:
@@ -227,12 +244,13 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
         children.append(PuppetChild(module, on_message, on_exit))
         return children[-1]
 
-    def no_gpu() -> list[Any]:
-        raise OSError
+    class NoGpu:
+        def read(self) -> list[Any]:
+            raise OSError
 
     for module in (device_processes, frontend_processes):
         monkeypatch.setattr(module, "Child", SimpleNamespace(start=start))
-    monkeypatch.setattr(supervisor_module, "read_gpus", no_gpu)
+    monkeypatch.setattr(supervisor_module, "GpuReader", NoGpu)
     monkeypatch.setattr(device_processes, "yield_cores", lambda _: 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
 
@@ -398,6 +416,32 @@ def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:
     play([model("digits", "cpu")], scene)
 
 
+def test_a_frontend_that_ends_while_a_model_is_added_has_a_successor_with_it(play: Play) -> None:
+    """It counts as added when the successor can score with it too: names will mean it there as well."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        fleet = stage.supervisor._fleet
+        adding = asyncio.ensure_future(fleet.add(model("letters", "cpu", slot=7)))
+        await until(lambda: len(stage.devices) == 2)
+        stage.frontends[0].die()
+        await until(lambda: len(stage.frontends) == 3)
+        successor = stage.frontends[2]
+        (start,) = successor.received("start")
+        assert [service["name"] for service in start["services"]] == ["digits", "letters"]
+        successor.say("started")
+        stage.devices[1].load()
+        assert [message["number"] for message in successor.received("attach")] == [0, 7]
+        stage.frontends[1].confirm()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not adding.done()
+        successor.confirm()
+        await adding
+
+    play([model("digits", "cpu")], scene)
+
+
 def test_a_model_leaves_a_process_that_others_use(play: Play) -> None:
     """Its process is told to unload it, keeps the others, and does not load it again when it is restarted."""
 
@@ -439,3 +483,69 @@ def test_what_cannot_be_added_leaves_nothing(play: Play) -> None:
         assert (len(stage.devices), stage.ready_replicas) == (2, 1)
 
     play([model("digits", "cpu")], scene)
+
+
+def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take it for that to a request of its own, or would not know what to do with it."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        requests = stage.supervisor._requests
+        answering = asyncio.Event()
+        refuse = requests._refuse
+
+        def refused(*arguments: Any) -> None:
+            refuse(*arguments)
+            answering.set()
+
+        monkeypatch.setattr(requests, "_refuse", refused)
+        async with stage.supervisor._rollout._turn:
+            stage.frontends[0].say("request", ticket=0, operation="unload", model="letters")
+            stage.frontends[0].die()
+            await until(lambda: len(stage.frontends) == 3)
+        await answering.wait()
+        successor = stage.frontends[2]
+        assert successor.received("reply") == stage.frontends[0].received("reply") == []
+        successor.say("request", ticket=0, operation="index", ready=True)
+        await until(lambda: len(successor.received("reply")) == 2)
+        part, end = successor.received("reply")
+        assert part["part"] == [{"name": "digits", "version": "1", "state": "READY"}]
+        assert end == {"kind": "reply", "ticket": 0}
+
+    play([model("digits", "cpu")], scene)
+
+
+def test_a_frontend_whose_rows_are_too_small_gets_larger_ones(play: Play) -> None:
+    """For that replica alone, under the same generation; whoever is joined later begins with as large ones."""
+    packed = Signature(BODIES.inputs, BODIES.outputs, takes="tensors")
+
+    async def scene(stage: Stage) -> None:
+        for frontend in stage.frontends:
+            frontend.say("started")
+        for device in stage.devices:
+            device.load(packed)
+        for frontend in stage.frontends:
+            frontend.confirm()
+        await until(lambda: stage.ready)
+        first, second = stage.frontends
+        replica, other = first.received("attach")
+        first.say("outgrown", generation=replica["generation"], answer_bytes=1 << 24)
+        *_, larger = first.received("attach")
+        assert larger["generation"] == replica["generation"]
+        assert Signature.from_json(larger["signature"]) == packed.with_answers(1 << 24)
+        assert [len(device.received("attach")) for device in stage.devices] == [3, 2]
+        assert stage.devices[0].received("attach")[2]["signature"] == larger["signature"]
+        assert len(second.received("attach")) == 2
+        first.say("outgrown", generation=999, answer_bytes=1 << 24)
+        assert len(first.received("attach")) == 3, "that replica has ended meanwhile"
+        second.die()
+        await until(lambda: len(stage.frontends) == 3)
+        stage.frontends[2].say("started")
+        assert [message["signature"] for message in stage.frontends[2].received("attach")] == [
+            larger["signature"]
+        ] * 2
+        assert other["signature"] == packed.to_json()
+
+    play([model("digits", "cpu", "cpu")], scene)

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from stoker.tensors import Signature
 
-__all__ = ["BufferedRuntime", "ForkingRuntime", "OutOfMemory", "Outputs", "RowFailure", "Runtime"]
+__all__ = [
+    "GPU_INSTANCES",
+    "BufferedRuntime",
+    "ForkingRuntime",
+    "OutOfMemory",
+    "Outputs",
+    "RowFailure",
+    "Runtime",
+]
+
+GPU_INSTANCES: Final = 2
+"""Batches at the same time on a GPU where the deployment does not say: one is copied while one is computed."""
 
 
 class OutOfMemory(Exception):

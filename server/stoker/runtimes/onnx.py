@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
+from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import Runtime
+from stoker.runtimes.onnx_cuda import cuda_runtime
+from stoker.runtimes.onnx_executions import CopiedExecution
+from stoker.runtimes.onnx_float16 import as_float16, check_float16
+from stoker.runtimes.onnx_sessions import OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 
-__all__ = ["OnnxRuntime", "load_onnx"]
+__all__ = ["load_onnx"]
 
 # `Fail` is what a kernel says of sizes that do not fit each other, and what CUDA's libraries end in too.
 _DEVICE_FAULT = re.compile("CUDA|CUDNN|CUBLAS|CUFFT")
@@ -43,33 +49,32 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
 
     Raises:
         LoadFailed: The file cannot be loaded, or holds tensors of types that are not served.
-        DeviceUnavailable: The CUDA provider was asked for and cannot be used.
+        DeviceUnavailable: The provider that was asked for cannot be used.
     """
-    session = _open(servable, device, threads)
+    on_cuda = device.kind == "cuda"
+    converted = (
+        on_cuda and servable.acceleration.precision == "fp16" and servable.acceleration.provider == "cuda"
+    )
+    source: Path | bytes = as_float16(servable.name, servable.path) if converted else servable.path
+    sessions = OnnxSessions(servable, device, threads, source)
+    session = sessions.open()
     model = _SessionTensors(session)
     inputs = tuple(_info(value, servable) for value in session.get_inputs())
     if not inputs:
         raise LoadFailed(f"{servable.path} has no inputs")
     outputs = tuple(_info(value, servable) for value in session.get_outputs())
+    if on_cuda and servable.acceleration.precision == "fp16":
+        original = partial(sessions.open_on_cpu, servable.path)
+        check_float16(servable.name, model.run, lambda: _SessionTensors(original()).run, inputs)
     batched = all(info.shape[:1] == (-1,) for info in inputs) and _same_axis(session)
     tensors = ModelTensors(inputs, outputs, batched)
-    return as_runtime(servable, model.run, tensors, lambda signature: OnnxRuntime(session, signature))
 
+    def rows_runtime(signature: Signature) -> Runtime:
+        if on_cuda:
+            return cuda_runtime(sessions, session, signature)
+        return CopiedExecution(session, signature)
 
-class OnnxRuntime:
-    """A session whose inputs are batches of rows of a fixed shape."""
-
-    def __init__(self, session: onnxruntime.InferenceSession, signature: Signature) -> None:
-        self.signature = signature
-        self._session = session
-        self._input_names = [spec.name for spec in signature.inputs]
-        self._output_names = [spec.name for spec in signature.outputs]
-
-    def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Sequence[np.ndarray]:
-        """Run one batch; see `Runtime.run`."""
-        feeds = dict(zip(self._input_names, inputs, strict=True))
-        outputs: list[np.ndarray] = self._session.run(self._output_names, feeds)
-        return outputs
+    return as_runtime(servable, model.run, tensors, rows_runtime)
 
 
 class _SessionTensors:
@@ -84,8 +89,9 @@ class _SessionTensors:
         decoded = {name: _decoded(name, array) for name, array in feeds.items()}
         try:
             outputs = self._session.run(self._output_names, decoded)
-        except (InvalidArgument, Fail) as error:
-            if _DEVICE_FAULT.search(str(error)):
+        except Exception as error:
+            raise_if_out_of_memory(error)
+            if not isinstance(error, (InvalidArgument, Fail)) or _DEVICE_FAULT.search(str(error)):
                 raise
             raise InvalidInput(_refusal(error)) from error
         return {
@@ -118,34 +124,6 @@ def _each(array: np.ndarray, convert: Any) -> np.ndarray:
     converted = np.empty(array.size, object)
     converted[:] = [convert(element) for element in array.reshape(-1).tolist()]
     return converted.reshape(array.shape)
-
-
-def _open(servable: Servable, device: Device, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Idle threads that spin take the core from the frontends.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(str(servable.path), options, providers=_providers(device))
-    except Exception as error:
-        raise LoadFailed(f"ONNX Runtime cannot load {servable.path}: {error}") from error
-    if device.kind == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
-        raise DeviceUnavailable(f"ONNX Runtime did not use {device} for {servable.name}")
-    return session
-
-
-def _providers(device: Device) -> list[str | tuple[str, dict[str, str]]]:
-    if device.kind == "cpu":
-        return ["CPUExecutionProvider"]
-    cuda = {
-        "device_id": str(device.index),
-        # The default strategy doubles the arena, which never shrinks again.
-        "arena_extend_strategy": "kSameAsRequested",
-        "cudnn_conv_algo_search": "HEURISTIC",
-    }
-    return [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
 
 
 def _info(value: onnxruntime.NodeArg, servable: Servable) -> TensorInfo:

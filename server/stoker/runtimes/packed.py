@@ -31,7 +31,7 @@ class PackedRuntime:
     """Runs packed requests through a function of named tensors."""
 
     def __init__(self, run: Run, tensors: ModelTensors, servable: Servable) -> None:
-        """Wrap `run`, which is called by one thread at a time.
+        """Wrap `run`, which each fork calls from a thread of its own.
 
         Args:
             run: Takes the inputs by name and returns the outputs by name; strings are `object` arrays of `bytes`.
@@ -41,6 +41,7 @@ class PackedRuntime:
         """
         self._model = run
         self._tensors = tensors
+        self._servable = servable
         self._max_batch_rows = servable.max_batch_rows
         self._pad = {
             info.name: (np.asarray(servable.pad[info.name]).astype(info.dtype), info.shape[1:])
@@ -60,6 +61,10 @@ class PackedRuntime:
             for place, answer in zip(places, self._answers([requests[i] for i in places]), strict=True):
                 answers[place] = answer
         return [answers]
+
+    def fork(self) -> PackedRuntime:
+        """A further one of the same model."""
+        return PackedRuntime(self._model, self._tensors, self._servable)
 
     def _batches(self, requests: Sequence[Feeds]) -> Iterator[list[int]]:
         """Places of requests that can run as one, each at most `max_batch_rows` long."""

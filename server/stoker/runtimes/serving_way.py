@@ -18,7 +18,7 @@ from stoker.runtimes.packed import PackedRuntime, Run
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
-__all__ = ["as_runtime", "rows_are_independent"]
+__all__ = ["as_runtime", "rows_are_independent", "sample_feeds"]
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _row_signature(servable: Servable, run: Run, tensors: ModelTensors) -> Signa
     return Signature(inputs, tuple(TensorSpec(name, *kind) for name, kind in shapes[0].items()))
 
 
-def _sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:
+def sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:
     """Make plausible inputs of `rows` rows, the same each time; free sizes other than the batch are 8."""
     random = np.random.default_rng(20260721)
     feeds = {}
@@ -140,7 +140,7 @@ def rows_are_independent(name: str, run: Run, inputs: Sequence[TensorInfo]) -> b
     Returns:
         Whether the answers agree within 1 %; None if the model does not take inputs that were made up.
     """
-    feeds = _sample_feeds(inputs, 2)
+    feeds = sample_feeds(inputs, 2)
     try:
         together = run(feeds)
         alone = [run({key: array[i : i + 1] for key, array in feeds.items()}) for i in (0, 1)]

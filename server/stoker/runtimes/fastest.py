@@ -1,0 +1,158 @@
+"""Choosing how a model runs by measuring: each way must give what the plain one gives, and the fastest wins."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from stoker.errors import LoadFailed
+from stoker.runtimes.base import BufferedRuntime, OutOfMemory, Runtime
+from stoker.tensors import TensorSpec
+
+__all__ = ["choose_fastest", "feasible_sizes", "largest_difference", "sample_rows"]
+
+logger = logging.getLogger(__name__)
+
+_RUNS = 7
+_SAMPLE_ROWS = 8
+_TOLERANCE = 1e-2
+
+
+def sample_rows(specs: Sequence[TensorSpec], rows: int, seed: int) -> list[np.ndarray]:
+    """Make plausible inputs `[rows, *row_shape]`, the same each time for a seed; a few rows, repeated."""
+    random = np.random.default_rng(seed)
+    return [np.resize(_random(random, spec), (rows, *spec.shape)) for spec in specs]
+
+
+def _random(random: np.random.Generator, spec: TensorSpec) -> np.ndarray:
+    shape = (_SAMPLE_ROWS, *spec.shape)
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind == "f":
+        return random.random(shape).astype(dtype)
+    # Small enough to be an index into whatever a model looks up.
+    return random.integers(0, 2, shape).astype(dtype)
+
+
+def largest_difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """How far outputs are from what was expected, relative to the largest number of each; infinite if not comparable.
+
+    NaN and infinities must be at the same places.
+    """
+    return max(map(_difference, outputs, expected), default=0.0)
+
+
+def _difference(output: np.ndarray, expected: np.ndarray) -> float:
+    if output.shape != expected.shape or output.dtype != expected.dtype:
+        return float("inf")
+    if output.dtype.kind != "f":
+        return 0.0 if np.array_equal(output, expected) else float("inf")
+    finite = np.isfinite(expected)
+    if not np.array_equal(output[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    wanted = expected[finite].astype(np.float64)
+    if not wanted.size:
+        return 0.0
+    gap = np.abs(output[finite].astype(np.float64) - wanted).max()
+    return float(gap / max(np.abs(wanted).max(), 1e-6)) if np.isfinite(gap) else float("inf")
+
+
+def feasible_sizes(name: str, runtime: Runtime, sizes: Sequence[int]) -> list[int]:
+    """Of sizes of batches those that the device has memory for, ascending."""
+    feasible = sorted(sizes)
+    while feasible:
+        try:
+            runtime.run(sample_rows(runtime.signature.inputs, feasible[-1], 0))
+        except OutOfMemory as error:
+            logger.warning("%s: the device has no memory for %d rows: %s", name, feasible.pop(), error)
+        else:
+            break
+    return feasible
+
+
+def choose_fastest(
+    name: str,
+    plain: Runtime,
+    candidates: Mapping[str, Callable[[], Runtime]],
+    sizes: Sequence[int],
+    clock_ns: Callable[[], int],
+    *,
+    forced: bool = False,
+) -> Runtime:
+    """Choose between runtimes of the same model, and say in the log what was measured.
+
+    A candidate is compared with the plain runtime and measured on the smallest and the largest size; its figure is
+    the product of both times, so that a gain of 10 % counts the same in both.
+
+    Args:
+        name: The model's name, for the log.
+        plain: What is right, and is taken where nothing is faster.
+        candidates: Makes the others, by name.
+        sizes: Sizes of batches in rows; at least one.
+        clock_ns: A clock in nanoseconds.
+        forced: Whether the one candidate is to be taken, however fast it is.
+
+    Raises:
+        LoadFailed: The candidate that is forced cannot run, or gives something else.
+    """
+    ends = sorted({min(sizes), max(sizes)})
+    best = plain
+    best_ms = _times_ms(plain, ends, clock_ns)
+    told = [f"copied {_in_words(best_ms)}"]
+    chosen = "copied"
+    for kind, make in candidates.items():
+        try:
+            candidate = make()
+            _check_agreement(candidate, plain, ends)
+            times_ms = _times_ms(candidate, ends, clock_ns)
+        except Exception as error:
+            if forced:
+                raise LoadFailed(f"{name} cannot run with execution: {kind}: {error}") from error
+            logger.info("%s: execution %s is left out: %s", name, kind, error)
+            continue
+        told.append(f"{kind} {_in_words(times_ms)}")
+        if forced or np.prod(times_ms) < np.prod(best_ms):
+            best, best_ms, chosen = candidate, times_ms, kind
+    sizes_told = " and ".join(map(str, ends))
+    logger.info("%s: execution %s; ms for batches of %s rows: %s", name, chosen, sizes_told, ", ".join(told))
+    return best
+
+
+def _check_agreement(candidate: Runtime, plain: Runtime, sizes: Sequence[int]) -> None:
+    """Raise ValueError unless both give the same; twice, so that a batch that is kept by mistake shows."""
+    for rows in sizes:
+        for seed in (1, 2):
+            inputs = sample_rows(plain.signature.inputs, rows, seed)
+            expected: Sequence[np.ndarray] = plain.run(inputs)  # type: ignore[assignment]  # rows of numbers
+            given: Sequence[np.ndarray] = candidate.run(inputs)  # type: ignore[assignment]
+            difference = largest_difference(given, expected)
+            if difference > _TOLERANCE:
+                raise ValueError(
+                    f"its outputs for {rows} rows differ by {difference:.2g} from those of plain calls"
+                )
+
+
+def _times_ms(runtime: Runtime, sizes: Sequence[int], clock_ns: Callable[[], int]) -> list[float]:
+    """Median time of a batch of each size, gathered where the worker would gather it."""
+    medians = []
+    for rows in sizes:
+        inputs = sample_rows(runtime.signature.inputs, rows, 3)
+        if isinstance(runtime, BufferedRuntime):
+            buffers = [buffer[:rows] for buffer in runtime.buffers()]
+            for buffer, array in zip(buffers, inputs, strict=True):
+                buffer[...] = array
+            inputs = buffers
+        runtime.run(inputs)
+        times_ns = []
+        for _ in range(_RUNS):
+            begun_ns = clock_ns()
+            runtime.run(inputs)
+            times_ns.append(clock_ns() - begun_ns)
+        medians.append(statistics.median(times_ns) / 1e6)
+    return medians
+
+
+def _in_words(times_ms: Sequence[float]) -> str:
+    return " / ".join(f"{time_ms:.3f}" for time_ms in times_ms)

@@ -1,0 +1,224 @@
+"""Sessions of ONNX Runtime: which providers, with which options, and what their errors mean."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import onnxruntime
+
+from stoker.acceleration import Acceleration
+from stoker.errors import DeviceUnavailable, LoadFailed
+from stoker.gpu_probes import probe
+from stoker.runtimes.base import OutOfMemory
+from stoker.servable import Device, Servable
+
+__all__ = ["OnnxSessions", "cuda_options", "raise_if_out_of_memory", "tensorrt_options"]
+
+logger = logging.getLogger(__name__)
+
+CUDA: Final = "CUDAExecutionProvider"
+TENSORRT: Final = "TensorrtExecutionProvider"
+CPU: Final = "CPUExecutionProvider"
+Provider = str | tuple[str, dict[str, str]]
+
+# The arena, at its limit and without one; then CUDA's own calls and the libraries on top of it.
+_NO_MEMORY = re.compile(
+    r"Failed to allocate memory for requested buffer"
+    r"|Available memory of \d+ is smaller than requested bytes"
+    r"|CUDA failure 2: "
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
+)
+
+
+def raise_if_out_of_memory(error: Exception) -> None:
+    """Raise OutOfMemory if that is what an error of ONNX Runtime says; it has no class of its own for it."""
+    if _NO_MEMORY.search(str(error)):
+        raise OutOfMemory(str(error)) from error
+
+
+def cuda_options(acceleration: Acceleration, *, graphs: bool = False, sessions: int = 1) -> dict[str, str]:
+    """Options of the CUDA provider.
+
+    Args:
+        acceleration: The model's settings.
+        graphs: Whether the session is one that captures CUDA graphs.
+        sessions: How many sessions share the model's memory limit.
+    """
+    options = {
+        # The process sees the one device that it is for.
+        "device_id": "0",
+        # The default strategy doubles the arena, which never shrinks again.
+        "arena_extend_strategy": "kSameAsRequested",
+        # The default tries all algorithms, for each new shape and with the largest workspaces.
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "cudnn_conv_use_max_workspace": "1",
+        "use_tf32": "0" if acceleration.precision == "fp32" else "1",
+    }
+    if acceleration.precision == "fp16":
+        # Tensor cores take float16 images with the channels last.
+        options["prefer_nhwc"] = "1"
+    if acceleration.memory_mb is not None:
+        options["gpu_mem_limit"] = str((acceleration.memory_mb << 20) // sessions)
+    if graphs:
+        options["enable_cuda_graph"] = "1"
+    return options
+
+
+def tensorrt_options(
+    acceleration: Acceleration, engines: Path | None, rows: Sequence[int], inputs: Sequence[Any]
+) -> dict[str, str]:
+    """Options of the TensorRT provider.
+
+    Args:
+        acceleration: The model's settings.
+        engines: Folder where built engines are kept; None to build them at each start.
+        rows: Sizes that batches are filled up to; none if they have any size.
+        inputs: The model's inputs, as ONNX Runtime describes them. Where batches are all that is free in them, one
+            engine serves all sizes; else one is built for each new shape.
+    """
+    options = {"device_id": "0", "trt_fp16_enable": str(int(acceleration.precision == "fp16"))}
+    if acceleration.memory_mb is not None:
+        options["trt_max_workspace_size"] = str(acceleration.memory_mb << 20)
+    if engines is not None:
+        for kind in ("engine", "timing"):
+            options[f"trt_{kind}_cache_enable"] = "1"
+            options[f"trt_{kind}_cache_path"] = str(engines)
+    shapes = [value.shape or [] for value in inputs]
+    if rows and all(shape and _free_axes(shape) == [0] for shape in shapes):
+        for bound, size in (("min", min(rows)), ("opt", max(rows)), ("max", max(rows))):
+            options[f"trt_profile_{bound}_shapes"] = ",".join(
+                f"{value.name}:{'x'.join(map(str, [size, *shape[1:]]))}"
+                for value, shape in zip(inputs, shapes, strict=True)
+            )
+    return options
+
+
+def _free_axes(shape: Sequence[int | str | None]) -> list[int]:
+    return [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSessions:
+    """Opens the sessions of one model.
+
+    Attributes:
+        servable: The model and its settings.
+        device: Where it runs.
+        threads: Threads of one operation on the CPU.
+        model: The file, or what was made of it.
+    """
+
+    servable: Servable
+    device: Device
+    threads: int
+    model: Path | bytes
+
+    def open(self) -> onnxruntime.InferenceSession:
+        """Open a session on the device; several threads may run it.
+
+        Raises:
+            LoadFailed: ONNX Runtime cannot load the model.
+            DeviceUnavailable: A GPU was asked for and cannot be used.
+        """
+        if self.device.kind == "cpu":
+            return self.open_on_cpu(self.model)
+        providers: list[Provider] = [(CUDA, cuda_options(self.servable.acceleration)), CPU]
+        if self.servable.acceleration.provider == "tensorrt":
+            providers.insert(0, (TENSORRT, self._tensorrt_options()))
+        return self._open(self.model, providers)
+
+    def open_with_graphs(self, sessions: int) -> onnxruntime.InferenceSession:
+        """Open a session that captures CUDA graphs, for one thread alone.
+
+        Args:
+            sessions: How many of them share the model's memory limit.
+
+        Raises:
+            LoadFailed: As `open`; so it is where some of the model's operators do not run on the GPU.
+        """
+        options = cuda_options(self.servable.acceleration, graphs=True, sessions=sessions)
+        return self._open(self.model, [(CUDA, options), CPU])
+
+    def open_on_cpu(self, model: Path | bytes) -> onnxruntime.InferenceSession:
+        """Open a session on the CPU; raises LoadFailed."""
+        return self._open(model, [CPU])
+
+    def _open(self, model: Path | bytes, providers: list[Provider]) -> onnxruntime.InferenceSession:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        # Idle threads that spin take the core from the frontends.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options.log_severity_level = 3
+        source = model if isinstance(model, bytes) else str(model)
+        try:
+            # Else ONNX Runtime would print a line and go on with the CPU, now or when a batch fails.
+            session = onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
+        except Exception as error:
+            raise_if_out_of_memory(error)
+            raise LoadFailed(f"ONNX Runtime cannot load {self.servable.path}: {error}") from error
+        wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
+        if wanted not in session.get_providers():
+            raise DeviceUnavailable(
+                f"ONNX Runtime did not use {wanted} on {self.device} for {self.servable.name}"
+            )
+        if wanted != CPU:
+            _log_placement(self.servable.name, session)
+        return session
+
+    def _tensorrt_options(self) -> dict[str, str]:
+        version = _tensorrt_version()
+        engines = self.servable.engine_cache
+        if engines is not None:
+            # Engines are of no use to other versions.
+            engines = engines / f"onnxruntime-{onnxruntime.__version__}-tensorrt-{version}"
+            engines.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inputs = self.open_on_cpu(self.model).get_inputs()
+        logger.info(
+            "%s: TensorRT %d builds its engines, which can take minutes, or reads them from %s",
+            self.servable.name,
+            version,
+            engines,
+        )
+        return tensorrt_options(
+            self.servable.acceleration, engines, self.servable.batch_buckets or (), inputs
+        )
+
+
+def _log_placement(name: str, session: onnxruntime.InferenceSession) -> None:
+    """Say how many nodes run elsewhere than on the GPU."""
+    try:
+        parts = session.get_provider_graph_assignment_info()
+    except (AttributeError, RuntimeError):
+        # Versions before 1.24 do not tell.
+        return
+    nodes = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
+    elsewhere = sorted(operator for provider, operator in nodes if provider == CPU)
+    if elsewhere:
+        logger.info(
+            "%s: %d of %d nodes run on the CPU, not on the GPU: %s",
+            name,
+            len(elsewhere),
+            len(nodes),
+            ", ".join(sorted(set(elsewhere))),
+        )
+
+
+def _tensorrt_version() -> int:
+    """The version of TensorRT as a number; raises DeviceUnavailable if a library is missing, by its name.
+
+    ONNX Runtime itself would go on with the CUDA provider.
+    """
+    problem = probe("tensorrt")
+    if problem is not None:
+        raise DeviceUnavailable(f"provider: tensorrt cannot be used: {problem}")
+    library = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_tensorrt.so"
+    # The function is of libnvinfer, which this library is linked with.
+    return int(ctypes.CDLL(str(library)).getInferLibVersion())

@@ -1,0 +1,216 @@
+"""ONNX Runtime's executions on a real GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from tests.tiny_models import write_mlp, write_pictures
+
+from stoker.acceleration import Acceleration
+from stoker.batch_sizes import with_batch_sizes
+from stoker.errors import LoadFailed
+from stoker.gpu_probes import probe
+from stoker.nvml import GpuReader
+from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, Runtime
+from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
+from stoker.servable import Device, Servable
+
+pytestmark = pytest.mark.gpu
+
+GPU = Device("cuda", 0, "the first GPU")
+ROWS = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_a_gpu() -> None:
+    problem = probe("onnx")
+    if problem is not None:
+        pytest.skip(reason=f"no GPU to test on: {problem}")
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A perceptron of 784 inputs and 10 outputs."""
+    return write_mlp(tmp_path_factory.mktemp("gpu") / "mlp.onnx")
+
+
+def load(path: Path, **settings: Any) -> Any:
+    """The model on the GPU, with the sizes of batches that it gets there."""
+    servable = Servable(
+        "model", 1, "onnx", path, path.parent, ROWS, 1 << 20, acceleration=Acceleration(**settings)
+    )
+    return load_onnx(with_batch_sizes(servable, GPU), GPU, 2)
+
+
+def rows_of(count: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).random((count, 784), np.float32)
+
+
+def on_cpu(path: Path, rows: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    output: np.ndarray = session.run(None, {"x": rows})[0]
+    return output
+
+
+def answers(runtime: Runtime, rows: np.ndarray) -> np.ndarray:
+    """What it gives, copied: the next batch overwrites it."""
+    outputs: Sequence[Any] = runtime.run([rows])
+    return np.array(outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("execution", "kind"), [("copied", CopiedExecution), ("bound", BoundExecution), ("graph", BoundExecution)]
+)
+def test_executions_agree_with_the_cpu(mlp: Path, execution: str, kind: type) -> None:
+    """For every size of batches and one between, in any order, twice with other rows."""
+    runtime = load(mlp, execution=execution, precision="fp32")
+    assert isinstance(runtime, kind)
+    for seed in (1, 2):
+        for count in (64, 1, 2, 3, 32, 64):
+            rows = rows_of(count, seed)
+            np.testing.assert_allclose(answers(runtime, rows), on_cpu(mlp, rows), rtol=1e-3, atol=1e-4)
+
+
+def test_the_fastest_execution_is_chosen_by_itself(mlp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the times of all three."""
+    caplog.set_level("INFO")
+    runtime = load(mlp)
+    (told,) = [line for line in caplog.messages if "; ms for batches of" in line]
+    assert all(f"{execution} " in told for execution in ("copied", "bound", "graph"))
+    rows = rows_of(5)
+    np.testing.assert_allclose(answers(runtime, rows), on_cpu(mlp, rows), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("execution", ["copied", "bound", "graph"])
+def test_two_instances_run_at_the_same_time(mlp: Path, execution: str) -> None:
+    """Each on a thread of its own, with graphs of its own; neither sees the other's rows."""
+    first = load(mlp, execution=execution, precision="fp32")
+    assert isinstance(first, ForkingRuntime)
+    rows = [rows_of(32, seed) for seed in (1, 2)]
+    expected = [on_cpu(mlp, batch) for batch in rows]
+    wrong: list[str] = []
+    ready = threading.Barrier(2)
+
+    def work(number: int, runtime: Runtime) -> None:
+        ready.wait(60)
+        wrong.extend(
+            f"instance {number}, batch {turn}"
+            for turn in range(200)
+            if not np.allclose(answers(runtime, rows[number]), expected[number], rtol=1e-3, atol=1e-4)
+        )
+
+    def further() -> None:
+        work(1, first.fork())
+
+    thread = threading.Thread(target=further)
+    thread.start()
+    work(0, first)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_buffers_are_pinned(mlp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """CUDA grants the pages; rows that are gathered there are scored from there."""
+    runtime = load(mlp, execution="bound", precision="fp32")
+    assert "not pinned" not in caplog.text
+    assert isinstance(runtime, BufferedRuntime)
+    (buffer,) = runtime.buffers()
+    assert buffer.shape == (ROWS, 784)
+    rows = rows_of(16, 4)
+    buffer[:16] = rows
+    np.testing.assert_allclose(answers(runtime, buffer[:16]), on_cpu(mlp, rows), rtol=1e-3, atol=1e-4)
+
+
+def used_bytes() -> int:
+    """What is taken of the first GPU, by whomever."""
+    used = GpuReader().read()[0].memory_used_bytes
+    assert used is not None
+    return used
+
+
+@pytest.mark.parametrize("execution", ["copied", "bound", "graph"])
+def test_memory_stays_flat_over_random_sizes(mlp: Path, execution: str) -> None:
+    """After the first of each size, two thousand batches of the sizes that there are take no more."""
+    runtime = load(mlp, execution=execution)
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    for count in sizes:
+        runtime.run([rows_of(count)])
+    batches = {count: rows_of(count) for count in sizes}
+    before = used_bytes()
+    random = np.random.default_rng(8)
+    for count in random.choice(sizes, 2000).tolist():
+        runtime.run([batches[count]])
+    after = used_bytes()
+    # What other processes of the GPU do in the meantime is in this figure too.
+    assert after - before < 64 << 20
+
+
+def test_float16_is_near_and_another_number(
+    tmp_path: Path, mlp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Inputs and outputs stay float32; the log has the largest difference."""
+    caplog.set_level("INFO")
+    runtime = load(mlp, precision="fp16")
+    rows = rows_of(9)
+    given, exact = answers(runtime, rows), on_cpu(mlp, rows)
+    assert given.dtype == np.float32
+    assert 0 < np.abs(given - exact).max() < 0.05 * np.abs(exact).max()
+    assert "model: in float16 its outputs differ by " in caplog.text
+
+    pictures = write_pictures(tmp_path / "pictures.onnx")
+    images = np.random.default_rng(2).random((4, 3, 8, 8), np.float32)
+    session = onnxruntime.InferenceSession(str(pictures), providers=["CPUExecutionProvider"])
+    exact = session.run(None, {"x": images})[0]
+    given = answers(load(pictures, precision="fp16"), images)
+    assert np.abs(given - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_a_memory_limit_that_is_too_small_is_told(mlp: Path) -> None:
+    """The weights alone take more than 1 MiB."""
+    runtime = load(mlp, memory_mb=256)
+    assert answers(runtime, rows_of(2)).shape == (2, 10)
+    with pytest.raises(Exception, match="memory"):
+        load(mlp, memory_mb=1)
+
+
+def test_tensorrt_keeps_its_engines(mlp: Path, tmp_path: Path) -> None:
+    """The second load reads what the first has built."""
+    problem = probe("tensorrt")
+    if problem is not None:
+        pytest.skip(reason=f"no TensorRT to test: {problem}")
+    settings = Acceleration(provider="tensorrt", precision="fp16")
+    servable = Servable("model", 1, "onnx", mlp, mlp.parent, ROWS, 1 << 20, acceleration=settings)
+    servable = dataclasses.replace(with_batch_sizes(servable, GPU), engine_cache=tmp_path / "engines")
+    rows = rows_of(7)
+    built = []
+    for _ in range(2):
+        given = answers(load_onnx(servable, GPU, 2), rows)
+        exact = on_cpu(mlp, rows)
+        assert np.abs(given - exact).max() < 0.05 * np.abs(exact).max()
+        built.append(sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*.engine")))
+    assert built[0]
+    assert built[0] == built[1]
+
+
+def test_what_cannot_be_captured_runs_without_a_graph(tmp_path: Path) -> None:
+    """ONNX Runtime has no kernel for the determinant on the GPU; a graph that is asked for is an error then."""
+    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 3])
+    given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "tiny", [taken], [given])
+    path = tmp_path / "det.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), path)
+    with pytest.raises(LoadFailed, match="execution: graph"):
+        load(path, execution="graph")
+    rows = np.broadcast_to(2 * np.eye(3, dtype=np.float32), (5, 3, 3)).copy()
+    assert answers(load(path), rows).tolist() == [8] * 5

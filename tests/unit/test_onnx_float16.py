@@ -1,0 +1,99 @@
+"""Models converted to float16 at load, run by the real ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto
+from tests.tiny_models import write_mlp, write_pictures
+
+from stoker.errors import LoadFailed
+from stoker.runtimes import onnx_float16
+from stoker.runtimes.onnx_float16 import as_float16, check_float16
+from stoker.runtimes.packed import Feeds, Run
+from stoker.tensors import TensorInfo
+
+ROWS = (TensorInfo("x", "float32", (-1, 784)),)
+
+
+def running(model: Path | bytes) -> Run:
+    """A session on the CPU as a function of named tensors."""
+    source = model if isinstance(model, bytes) else str(model)
+    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def test_a_converted_model_computes_in_float16_behind_the_same_inputs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights are float16, inputs and outputs stay float32, and the difference is in the log."""
+    caplog.set_level("INFO")
+    path = write_mlp(tmp_path / "mlp.onnx")
+    converted = as_float16("digits", path)
+    model = onnx.load_from_string(converted)
+    assert {tensor.data_type for tensor in model.graph.initializer} == {TensorProto.FLOAT16}
+    kinds = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    assert kinds == {TensorProto.FLOAT}
+
+    check_float16("digits", running(converted), lambda: running(path), ROWS)
+    assert "digits: in float16 its outputs differ by " in caplog.text
+    rows = np.random.default_rng(3).random((5, 784), np.float32)
+    exact, given = running(path)({"x": rows})["y"], running(converted)({"x": rows})["y"]
+    assert 0 < np.abs(given - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def scaled(factor: float) -> Callable[[Feeds], dict[str, np.ndarray]]:
+    return lambda feeds: {"y": feeds["x"] * np.float32(factor), "i": np.arange(2)}
+
+
+def test_a_model_that_loses_too_much_is_refused() -> None:
+    """By more than 5 % of the largest output; whole numbers may turn, such as the best class of two."""
+    check_float16("digits", scaled(2), lambda: scaled(2.02), ROWS)
+    check_float16("digits", scaled(2), lambda: lambda feeds: {**scaled(2)(feeds), "i": np.ones(2, int)}, ROWS)
+    with pytest.raises(
+        LoadFailed, match=r"digits: in float16 its outputs differ by 0\.33 of the largest one"
+    ):
+        check_float16("digits", scaled(2), lambda: scaled(3), ROWS)
+
+
+def test_an_overflow_is_refused() -> None:
+    """Its numbers are too large for float16; what is infinite anyway may stay so."""
+    with pytest.raises(LoadFailed, match="the output 'y' is not finite"):
+        check_float16("digits", scaled(float("inf")), lambda: scaled(2), ROWS)
+
+    def infinite(feeds: Feeds) -> dict[str, np.ndarray]:
+        return {"y": np.full((2, 1), np.inf, np.float32)}
+
+    check_float16("digits", infinite, lambda: infinite, ROWS)
+
+
+def scaled_refusing(feeds: Feeds) -> dict[str, np.ndarray]:
+    raise ValueError("rows of 2, please")
+
+
+def test_a_model_that_takes_no_made_up_rows_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so, and the original is not loaded."""
+    check_float16("digits", scaled_refusing, lambda: pytest.fail("it was loaded"), ROWS)
+    assert "its answers in float16 cannot be compared" in caplog.text
+
+
+def test_what_cannot_be_converted_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is no model, one that is too large, and a missing package."""
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"no model")
+    with pytest.raises(LoadFailed, match=r"digits: .*bad\.onnx cannot be read"):
+        as_float16("digits", bad)
+    path = write_pictures(tmp_path / "pictures.onnx")
+    monkeypatch.setattr(onnx_float16, "_MOST_BYTES", 100)
+    with pytest.raises(LoadFailed, match="convert this one beforehand"):
+        as_float16("digits", path)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(LoadFailed, match="pip install onnx"):
+        as_float16("digits", path)
