@@ -27,6 +27,7 @@ import numpy as np
 from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
 from stoker.errors import (
     DeviceLost,
+    DeviceOutOfMemory,
     InvalidInput,
     ModelFailed,
     OutputTooLarge,
@@ -135,8 +136,12 @@ class Exchange:
     def submit_body(self, ticket: Ticket, body: bytes) -> None:
         """Queue a request whose row is its whole body; otherwise like `submit`."""
         self._lease(ticket, 1)
-        stored = self.arena.write_bytes("in", 0, ticket._numbers[0], body)
+        (number,) = ticket._numbers
+        stored = self.arena.write_bytes("in", 0, number, body)
         assert stored, "bodies are limited to the row's size before they get here"
+        self._deadline_ns[number] = ticket.deadline_ns
+        self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
+        self._position[number] = 0
         self._enqueue(ticket)
 
     def overloaded(self) -> Overloaded:
@@ -238,14 +243,19 @@ class Exchange:
 
     def _admit(self, ticket: Ticket, rows: Rows, count: int) -> None:
         self._lease(ticket, count)
-        numbers = ticket._numbers
+        # numpy would make an array of the list for each of its uses.
+        index = np.array(ticket._numbers)
         try:
             for stored, values in zip(self.arena.inputs, rows, strict=True):
-                stored[numbers] = values
+                stored[index] = values
         except FloatingPointError:
             # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends here.
             self._release(ticket)
             raise _too_large_number() from None
+        ticket.enqueued_ns = now_ns = self._clock_ns()
+        self.arena.deadline_ns[index] = ticket.deadline_ns
+        self.arena.enqueued_ns[index] = now_ns
+        self.arena.position[index] = np.arange(count)
         self._enqueue(ticket)
 
     def _lease(self, ticket: Ticket, count: int) -> None:
@@ -263,14 +273,11 @@ class Exchange:
         self._free.extend(ticket._numbers)
 
     def _enqueue(self, ticket: Ticket) -> None:
+        """Take note of a ticket whose rows are whole, with their times."""
         numbers = ticket._numbers
-        ticket.enqueued_ns = now_ns = self._clock_ns()
-        ticket._remaining = count = ticket.rows
+        ticket._remaining = ticket.rows
         for number in numbers:
             self._tickets[number] = ticket
-        self.arena.deadline_ns[numbers] = ticket.deadline_ns
-        self.arena.enqueued_ns[numbers] = now_ns
-        self.arena.position[numbers] = np.arange(count)
         if not self._queued:
             self._loop.call_soon(self.ring)
         self._queued += numbers
@@ -392,7 +399,10 @@ class Exchange:
             return InvalidInput(self.arena.read_bytes("out", 0, number).decode(errors="ignore"))
         if outcome == Outcome.TOO_LARGE:
             return OutputTooLarge("The model's answer is larger than the space that its rows have.")
-        return ModelFailed(error_id=f"{int(self.arena.error_id[number]):016x}")
+        error_id = f"{int(self.arena.error_id[number]):016x}"
+        if outcome == Outcome.OUT_OF_MEMORY:
+            return DeviceOutOfMemory(error_id=error_id)
+        return ModelFailed(error_id=error_id)
 
     def lose(self) -> None:
         """Take note that the device process has ended: close, and tell the owner."""

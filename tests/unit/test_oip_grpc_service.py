@@ -24,7 +24,7 @@ from stoker import errors
 from stoker.errors import InvalidInput, ModelFailed, NotReady, Overloaded, StokerError
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc import streams
+from stoker.gateway.grpc import servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.grpc.statuses import status_of
@@ -35,7 +35,7 @@ from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature, TensorSpec
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
 KEY, OTHER_KEY = "a-key-of-the-tests-00000001", "a-key-of-the-tests-00000002"
 BEARER = (("authorization", f"Bearer {KEY}"),)
@@ -545,7 +545,7 @@ def error_classes(base: type[StokerError] = StokerError) -> Iterator[type[Stoker
 
 async def test_every_error_has_a_status_that_agrees_with_http() -> None:
     """Where HTTP blames the caller gRPC does, and what is worth a retry is so in both."""
-    retried = {errors.Overloaded, errors.NotReady, errors.DeviceLost}
+    retried = {errors.Overloaded, errors.NotReady, errors.DeviceLost, errors.DeviceOutOfMemory}
     for kind in error_classes():
         error = kind.__new__(kind)
         code = status_of(error)
@@ -615,6 +615,19 @@ async def test_messages_above_the_limit_are_refused() -> None:
         error = await refused(stage.infers(raw_input_contents=[bytes(1 << 17)]))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert numbers_of(await stage.infers(1, 2)) == [2, 4]
+
+
+async def test_long_messages_of_methods_that_infer_nothing_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has shown a key by then."""
+    monkeypatch.setattr(servicer, "_MAX_SHORT_BYTES", 1000)
+    async with staged() as stage:
+        for name in ("ModelReady", "ModelMetadata"):
+            error = await refused(stage.ask(name, name="d" * 1001))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "this method reads 1000" in error.details()
+        assert (await stage.ask("ModelReady", name="digits")).ready
 
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])

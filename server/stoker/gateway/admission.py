@@ -66,7 +66,7 @@ class LimitedService(Service):
         self._max_wait_ms = max_wait_ms
         self._clock_ns = clock_ns
         self._call_later = call_later
-        self._call = self._dialect_call = _LimitedCall
+        self._call = _LimitedCall
         self._in_flight = 0
         self._waiting: deque[_Waiting] = deque()
         self._timer_runs = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from stoker.errors import InvalidInput, StokerError
 from stoker.gateway.answers import error_body, failed_line
 from stoker.gateway.infer_dialect import tensors_of
@@ -73,14 +75,14 @@ class BinaryDialect:
         check_rows({info.name: array}, tensors)
         service.submit_tensors(call, exchange, {info.name: array})
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
         """Encode the outputs."""
         lines = failed_line(False) + b"x-ms-run-fn-exec-ms: %.3f\r\n" % (
             (call.finished_ns - call.started_ns) / 1e6
         )
         if not self._answers_npy:
             return _JSON_TYPE + lines, call.service.encode(call)
-        (output,) = call.tensors().values()
+        (output,) = outputs.values()
         return _NPY_TYPE + lines, encode_npy(output)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
+from stoker.errors import DeadlineExceeded, OutputTooLarge, ScoringTimeout, StokerError
 from stoker.exchange import Exchange
 from stoker.gateway.answers import (
     CLOSE_LINE,
@@ -40,9 +41,8 @@ _JSON_TYPE_LINE: Final = b"content-type: application/json\r\n"
 _TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
 # Formatting a float costs several times what formatting two integers does.
 _SCORED_LINES: Final = (
-    _JSON_TYPE_LINE
-    + b"content-length: %d\r\n%b%bserver-timing: "
-    + b"parse;dur=%d.%03d, queue;dur=%d.%03d, %btotal;dur=%d.%03d\r\n"
+    b"%bcontent-length: %d\r\n%b%bserver-timing: "
+    b"parse;dur=%d.%03d, queue;dur=%d.%03d, %btotal;dur=%d.%03d\r\n"
 )
 
 
@@ -108,20 +108,21 @@ class Call(Ticket):
 
     def complete(self) -> None:
         """Answer with what the device gave."""
-        if self.error is not None:
-            self.refuse(self.error)
-            return
         service = self._service
+        if self.error is not None:
+            if not isinstance(self.error, OutputTooLarge) or not service.run_in_larger_rows(self):
+                self.refuse(self.error)
+            return
         if self.dialect is not None:
-            self._complete_dialect(self.dialect)
+            self._answer_in(self.dialect, self._tensors())
             return
         if service.script is not None:
             self._complete_script(ScriptAnswer.unpack(self.output_texts(0)[0]))
             return
         self.answer_scored(service.encode(self), time.monotonic_ns())
 
-    def answer_scored(self, body: bytes, now_ns: int) -> None:
-        """Answer with 200 and this body."""
+    def answer_scored(self, body: bytes, now_ns: int, type_lines: bytes = _JSON_TYPE_LINE) -> None:
+        """Answer with 200, the header lines that say what the body is, and the body."""
         received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
         started_ns, finished_ns = self.started_ns, self.finished_ns
         parse_ns = enqueued_ns - received_ns
@@ -131,9 +132,11 @@ class Call(Ticket):
         )  # fmt: skip
         executed, computed = _compute_texts((finished_ns - started_ns) // 1000)
         lines = _SCORED_LINES % (
+            type_lines,
             len(body),
             fresh_id_lines() if self._ids is None else self._ids.lines,
-            executed,
+            # Only Azure's clients look for what `run` did.
+            executed if self.dialect is None else b"",
             parse_us // 1000,
             parse_us % 1000,
             queue_us // 1000,
@@ -152,8 +155,8 @@ class Call(Ticket):
         self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
         self.settle()
 
-    def tensors(self) -> dict[str, np.ndarray]:
-        """The outputs by name; arrays are valid only until the answer is written."""
+    def _tensors(self) -> dict[str, np.ndarray]:
+        """The outputs by name."""
         signature = self.exchange.arena.signature
         if signature.takes == "tensors":
             return unpack(self.output_texts(0)[0])
@@ -166,17 +169,13 @@ class Call(Ticket):
             return {signature.outputs[0].name: texts}
         return {spec.name: array for spec, array in zip(signature.outputs, self.outputs(), strict=True)}
 
-    def _complete_dialect(self, dialect: Dialect) -> None:
+    def _answer_in(self, dialect: Dialect, outputs: Mapping[str, np.ndarray]) -> None:
         try:
-            lines, body = dialect.answer(self)
+            lines, body = dialect.answer(self, outputs)
         except StokerError as error:
             self.refuse(error)
             return
-        parse_ns, total_ns, timing = self._timing()
-        self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
-        self._answer(
-            200, b"".join((lines, b"content-length: %d\r\n" % len(body), self.ids.lines, timing)), body
-        )
+        self.answer_scored(body, time.monotonic_ns(), lines)
 
     def _timing(self) -> tuple[int, int, bytes]:
         """Parse and total time in nanoseconds, and the header line of all stages."""
@@ -249,14 +248,28 @@ class JoiningCall(Call):
 
     joins = True
 
-    def complete_together(self, tickets: list[Call], outputs: np.ndarray) -> None:
+    def complete_together(self, tickets: list[JoiningCall], outputs: np.ndarray) -> None:
         """Answer each with its row of the output."""
+        if any(call.dialect is not None for call in tickets):
+            for index, call in enumerate(tickets):
+                call.complete_with(outputs[index : index + 1])
+            return
         now_ns = time.monotonic_ns()
         for call, body in zip(tickets, encode_each(outputs), strict=True):
             try:
                 call.answer_scored(body, now_ns)
             except Exception:
                 logger.exception("the completion of a request raised")
+
+    def complete_with(self, row: np.ndarray) -> None:
+        """Answer with the only row of the only output, `[1, *row_shape]`."""
+        try:
+            if self.dialect is None:
+                self.answer_scored(encode_each(row)[0], time.monotonic_ns())
+            else:
+                self._answer_in(self.dialect, {self.exchange.arena.signature.outputs[0].name: row})
+        except Exception:
+            logger.exception("the completion of a request raised")
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from stoker.errors import StokerError
 
@@ -24,8 +27,12 @@ class Dialect(Protocol):
             StokerError: The request is refused.
         """
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
         """Return header lines (without the length) and body for a request that was scored.
+
+        Args:
+            call: The request.
+            outputs: The model's outputs by name; valid only until this returns.
 
         Raises:
             StokerError: It cannot be answered as it was asked for.

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from stoker.errors import InvalidInput, MalformedBody, NotReady, StokerError
 from stoker.tensors import ModelTensors
 from stoker.wire.oip_codec import InferCodec
@@ -64,9 +66,9 @@ class InferDialect:
         call.request = request
         service.submit_tensors(call, exchange, request.inputs)
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
         """Encode the outputs that were asked for."""
-        length, body = _codec_of(call.service).encode(call.request, call.tensors())
+        length, body = _codec_of(call.service).encode(call.request, outputs)
         return _JSON_TYPE if length is None else _BINARY_TYPE % length, body
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:

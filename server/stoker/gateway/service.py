@@ -30,6 +30,7 @@ from stoker.exchange import Exchange
 from stoker.gateway.answers import Respond
 from stoker.gateway.call import Call, JoiningCall
 from stoker.gateway.image_scoring import ImageScoring, content_type_of
+from stoker.gateway.larger_rows import LargerRows
 from stoker.gateway.request_ids import RequestIds
 from stoker.metrics import ModelMetrics
 from stoker.script_form import ScriptForm
@@ -97,12 +98,15 @@ class Service:
         """Whether the value of the `Authorization` header carries a valid key or token, or none is needed."""
         self._decoder: ScoringDecoder | None = None
         self._call: type[Call] = Call
-        self._dialect_call: type[Call] = Call
         self._parser = simdjson.Parser()
         self._staged: list[tuple[Call, bytes]] = []
         self._tensors: ModelTensors | None = None
         self.script: ScriptForm | None = None
         """How the entry script is called, if the model is one that takes whole bodies."""
+        self.larger_rows = LargerRows()
+        """Where requests go whose answers do not fit; the owner of the exchanges sets another one that can grow."""
+        self.codecs: dict[type, Any] = {}
+        """What dialects keep for the model as it is loaded, by its class."""
         self.own_swagger: Mapping[str, dict[str, Any]] = {}
         """Descriptions that the user has written, by Swagger version; they win over those that are made."""
 
@@ -134,16 +138,18 @@ class Service:
             and not self._staged
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
+            and self.larger_rows.idle
         )
 
     @property
     def leased_rows(self) -> int:
         """Rows that requests hold now, over all replicas."""
-        return sum(exchange.leased_rows for exchange in self.exchanges)
+        return sum(exchange.leased_rows for exchange in (*self.exchanges, *self.larger_rows.exchanges))
 
     def attach(self, exchange: Exchange) -> None:
         """Score through this exchange too from now on; what callers see of all replicas is the same."""
         self.signature = exchange.arena.signature
+        self.codecs.clear()
         self._decoder = ScoringDecoder(self.signature)
         self.script = self.signature.script
         self._tensors = self.signature.tensors
@@ -159,6 +165,31 @@ class Service:
         if exchange in self.exchanges:
             self.exchanges.remove(exchange)
             self._find_only_exchange()
+        self.larger_rows.lose(exchange)
+
+    def replace(self, old: Exchange, new: Exchange) -> None:
+        """Submit nothing more to an exchange whose rows are too small: another one was attached instead of it."""
+        self.exchanges.remove(old)
+        self._find_only_exchange()
+        self.larger_rows.replace(old, new)
+
+    def run_in_larger_rows(self, call: Call) -> bool:
+        """Run a request again whose answer has not fitted its row; False if it never will."""
+        exchange = call.exchange
+        assert isinstance(exchange, Exchange), "all calls are submitted to exchanges"
+        return self.larger_rows.take(call, exchange)
+
+    def sweep(self, now_ns: int) -> None:
+        """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
+        for exchange in (*self.exchanges, *self.larger_rows.exchanges):
+            exchange.sweep(now_ns)
+        self.larger_rows.sweep(now_ns)
+
+    def leave_exchanges(self) -> None:
+        """Stop using all exchanges, and close them; requests in flight are answered with an error."""
+        for exchange in (*self.exchanges, *self.larger_rows.exchanges):
+            self.detach(exchange)
+            exchange.close()
 
     def _find_only_exchange(self) -> None:
         self.exchange = self.exchanges[0] if len(self.exchanges) == 1 else None
@@ -233,10 +264,7 @@ class Service:
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, content_type_of(head), ids.request_id, respond)
-        if dialect is None:
-            call = self._call(self, ids, respond, received_ns)
-        else:
-            call = self._dialect_call(self, ids, respond, received_ns, dialect)
+        call = self._call(self, ids, respond, received_ns, dialect)
         self._submit(call, body, head)
         return call
 
@@ -251,10 +279,7 @@ class Service:
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, b"", ids.request_id, respond)
-        if dialect is None:
-            call = self._call(self, ids, respond, time.monotonic_ns())
-        else:
-            call = self._dialect_call(self, ids, respond, time.monotonic_ns(), dialect)
+        call = self._call(self, ids, respond, time.monotonic_ns(), dialect)
         if not self._staged:
             asyncio.get_running_loop().call_soon(self._score_staged)
         self._staged.append((call, body))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -67,8 +68,8 @@ class _Predict:
         call.request = decode_predict(tensors_of(service), body)
         service.submit_tensors(call, exchange, call.request.inputs)
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_predict(tensors_of(call.service), call.request, call.tensors())
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+        return _JSON_TYPE, encode_predict(tensors_of(call.service), call.request, outputs)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         return _error_answer(error)
@@ -89,8 +90,9 @@ class _Examples:
             )
         service.submit_tensors(call, exchange, decode_examples(tensors, body))
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
-        (output,) = call.tensors().values()
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+        del call
+        (output,) = outputs.values()
         return _JSON_TYPE, encode_results(output, labels=() if self._classifies else None)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
