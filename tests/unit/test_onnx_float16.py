@@ -49,6 +49,15 @@ def test_a_converted_model_computes_in_float16_behind_the_same_inputs(
     assert 0 < np.abs(given - exact).max() < 0.02 * np.abs(exact).max()
 
 
+def test_a_model_that_was_converted_before_is_taken_as_it_is(tmp_path: Path) -> None:
+    """What somebody has converted, with float32 inputs kept, still loads and gives the same."""
+    path = tmp_path / "half.onnx"
+    path.write_bytes(as_float16("digits", write_mlp(tmp_path / "mlp.onnx")))
+    rows = np.random.default_rng(3).random((5, 784), np.float32)
+    again = running(as_float16("digits", path))({"x": rows})["y"]
+    np.testing.assert_array_equal(again, running(path)({"x": rows})["y"])
+
+
 def scaled(factor: float) -> Callable[[Feeds], dict[str, np.ndarray]]:
     return lambda feeds: {"y": feeds["x"] * np.float32(factor), "i": np.arange(2)}
 

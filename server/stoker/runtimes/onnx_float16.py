@@ -27,7 +27,8 @@ _TOLERANCE: Final = 5e-2
 def as_float16(name: str, path: Path) -> bytes:
     """Convert a model's float32 weights and operators to float16; its inputs and outputs stay as they are.
 
-    Operators that have no float16 form, or lose too much by it, stay in float32 between casts.
+    Operators that have no float16 form, or lose too much by it, stay in float32 between casts. A model without
+    float32 weights is taken as it is.
 
     Args:
         name: The model's name, for messages.
@@ -56,6 +57,10 @@ def as_float16(name: str, path: Path) -> bytes:
             f"{name}: precision: fp16 converts models of up to 2 GiB when they are loaded; convert this one "
             "beforehand, and leave the setting out"
         )
+    if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in model.graph.initializer):
+        # Somebody has converted it: a second time gives a graph with two nodes of one name.
+        unchanged: bytes = model.SerializeToString()
+        return unchanged
     try:
         converted: bytes = convert_float_to_float16(model, keep_io_types=True).SerializeToString()
     except Exception as error:
