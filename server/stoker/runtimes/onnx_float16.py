@@ -46,7 +46,7 @@ def as_float16(name: str, path: Path) -> bytes:
     except ImportError as error:
         raise LoadFailed(
             f"{name}: precision: fp16 converts the model with the onnx package ({error}); install it with: "
-            "pip install onnx"
+            "pip install 'stoker[fp16]'"
         ) from error
     try:
         model = onnx.load(str(path))
