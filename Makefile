@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml clients/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Stoker needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt -e ./clients -e '.[training,load,dev]'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt -e ./clients -e '.[training,load,bench,dev]'
 	touch $@
 
 serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line
@@ -48,7 +48,7 @@ compare: install  ## Stoker against other servers, each from PyPI in an environm
 	$(BIN)/python -m stoker_bench.compare
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' '-e ./clients' '-e .[training,load,dev]' uv > requirements.in
+	printf '%s\n' '-e ./clients' '-e .[training,load,bench,dev]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

@@ -10,19 +10,17 @@ import asyncio
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
-import httptools
 import numpy as np
 import orjson
 import uvloop
 
-from stoker_bench.load_generator import LoadFigures
+from stoker_bench.http_caller import HttpCaller, allow_many_connections, is_success
+from stoker_bench.load_generator import LoadFigures, figures_of
 
 __all__ = ["closed_loop", "main"]
 
 RECONNECT_DELAY_S = 0.02
-HTTP_OK, HTTP_REDIRECTS = 200, 300
 
 
 class _Tally:
@@ -34,53 +32,34 @@ class _Tally:
         self.closing = False
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(HttpCaller):
     """One caller: writes the request, awaits the whole answer, writes it again."""
 
     def __init__(self, request: bytes, tally: _Tally) -> None:
+        super().__init__()
         self._request = request
         self._tally = tally
-        self._parser = httptools.HttpResponseParser(self)
-        self._awaiting = False
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._send()
+    def opened(self) -> None:
+        self._call()
 
-    def _send(self) -> None:
-        self._awaiting = True
+    def _call(self) -> None:
         self._started_s = time.perf_counter()
-        self._transport.write(self._request)
+        self.send(self._request)
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._transport.abort()
-
-    def on_message_complete(self) -> None:
+    def answered(self, status: int, kept: bool) -> None:
         if self._tally.closing:
             return
-        self._awaiting = False
-        if HTTP_OK <= self._parser.get_status_code() < HTTP_REDIRECTS:
+        if is_success(status):
             self._tally.latencies_s.append(time.perf_counter() - self._started_s)
         else:
             self._tally.errors += 1
-        if self._parser.should_keep_alive():
-            self._send()
-        else:
-            self._transport.close()
+        if kept:
+            self._call()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        if self._awaiting and not self._tally.closing:
+    def dropped(self) -> None:
+        if not self._tally.closing:
             self._tally.errors += 1
-        if not self.lost.done():
-            self.lost.set_result(None)
-
-    def abort(self) -> None:
-        self._transport.abort()
 
 
 async def _keep_calling(host: str, port: int, request: bytes, tally: _Tally) -> None:
@@ -99,23 +78,37 @@ async def _keep_calling(host: str, port: int, request: bytes, tally: _Tally) -> 
             connection.abort()
 
 
-async def closed_loop(host: str, port: int, request: bytes, connections: int, seconds: float) -> LoadFigures:
-    """Load a server for `seconds`; requests under way at the end are not counted."""
+async def closed_loop(
+    host: str, port: int, request: bytes, connections: int, seconds: float, begin_s: float | None = None
+) -> tuple[LoadFigures, list[float]]:
+    """Load a server for `seconds`; requests under way at the end are not counted.
+
+    Args:
+        host: Where it listens.
+        port: Where it listens.
+        request: The bytes that every connection sends over and over.
+        connections: Callers.
+        seconds: How long answers are counted.
+        begin_s: From which reading of `time.monotonic` on answers are counted; None for at once. Errors before that
+            count all the same.
+
+    Returns:
+        The figures, and the latency of each counted answer in seconds.
+    """
     tally = _Tally()
-    started_s = time.perf_counter()
     callers = [asyncio.create_task(_keep_calling(host, port, request, tally)) for _ in range(connections)]
+    if begin_s is not None:
+        await asyncio.sleep(begin_s - time.monotonic())
+        tally.latencies_s.clear()
+    started_s, cpu_s = time.perf_counter(), time.process_time()
     await asyncio.sleep(seconds)
-    duration_s = time.perf_counter() - started_s
+    duration_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
     tally.closing = True
     for caller in callers:
         caller.cancel()
     await asyncio.gather(*callers, return_exceptions=True)
-    return _figures(tally.latencies_s, tally.errors, duration_s)
-
-
-def _figures(latencies_s: list[float], errors: int, duration_s: float) -> LoadFigures:
-    p50_s, p99_s = np.percentile(latencies_s, (50, 99)).tolist() if latencies_s else (0.0, 0.0)
-    return LoadFigures(len(latencies_s), errors, duration_s, p50_s * 1e3, p99_s * 1e3)
+    figures = figures_of(tally.latencies_s, tally.errors, duration_s, cores=cpu_s / duration_s)
+    return figures, tally.latencies_s
 
 
 def main() -> None:
@@ -126,9 +119,17 @@ def main() -> None:
     parser.add_argument("--request", type=Path, required=True, help="file with the request's bytes")
     parser.add_argument("--connections", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--begin", type=float, help="monotonic time from which answers are counted")
+    parser.add_argument("--latencies", type=Path, help="file (.npy) for each latency in seconds")
     args = parser.parse_args()
-    load = closed_loop(args.host, args.port, args.request.read_bytes(), args.connections, args.seconds)
-    print(orjson.dumps(asdict(uvloop.run(load))).decode())
+    allow_many_connections()
+    load = closed_loop(
+        args.host, args.port, args.request.read_bytes(), args.connections, args.seconds, args.begin
+    )
+    figures, latencies_s = uvloop.run(load)
+    if args.latencies:
+        np.save(args.latencies, np.array(latencies_s))
+    print(orjson.dumps(asdict(figures)).decode())
 
 
 if __name__ == "__main__":

@@ -151,11 +151,16 @@ def mean_batch_rows(before: tuple[float, float] | None, after: tuple[float, floa
     return (after[0] - before[0]) / (after[1] - before[1])
 
 
+def _is_close(outputs: NDArray[np.float64], wanted: NDArray[np.float32]) -> bool:
+    return bool(np.abs(outputs - wanted).max() <= TOLERANCE)
+
+
 def check_answers(
     server: LoadedServer,
     row_shape: tuple[int, ...],
     expected: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None,
     max_rows: int = 3,
+    close: Callable[[NDArray[np.float64], NDArray[np.float32]], bool] = _is_close,
 ) -> None:
     """Score distinct rows from several callers at once and compare each answer with what it must be.
 
@@ -164,6 +169,7 @@ def check_answers(
         row_shape: Shape of one row.
         expected: rows [n, ...] to outputs [n, outputs]; None where only status and shape can be checked.
         max_rows: The requests have 1 to so many rows.
+        close: Whether outputs are near enough to what they must be.
 
     Raises:
         BenchedServerError: If an answer is not 200, has the wrong shape or the wrong values.
@@ -182,7 +188,7 @@ def check_answers(
         if expected is None:
             return
         wanted = expected(rows)
-        if outputs.shape != wanted.shape or np.abs(outputs - wanted).max() > TOLERANCE:
+        if outputs.shape != wanted.shape or not close(outputs, wanted):
             raise BenchedServerError(f"{server.name} answered {outputs[0][:4]} …, not {wanted[0][:4]} …")
 
     with ThreadPoolExecutor(CHECKING_CALLERS) as callers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,17 +18,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "DATATYPES",
     "DATA_LISTS",
     "OPEN_INFERENCE",
     "Dialect",
     "ScoringRequest",
+    "binary_description",
+    "binary_headers",
     "binary_open_inference",
+    "json_lists",
     "random_rows",
     "scoring_request",
 ]
 
 VALUE_DECIMALS = 4
 JSON_HEADERS = {"Content-Type": "application/json"}
+DATATYPES = {"float32": "FP32", "float16": "FP16", "uint8": "UINT8"}
+"""The protocol's names of numpy's dtypes; the bytes are little-endian, as on every machine that Stoker runs on."""
 
 
 def random_rows(count: int, row_shape: tuple[int, ...], seed: int = 11) -> NDArray[np.float32]:
@@ -105,28 +112,52 @@ def _decode_open_inference(body: bytes, rows: int) -> NDArray[np.float64]:
 DATA_LISTS = Dialect(_encode_data_lists, _decode_data_lists)
 """`{"data": [[…], …]}` to `[[…], …]`, the Azure form."""
 
+
+def json_lists(convert: Callable[[NDArray[np.float32]], NDArray[Any]]) -> Dialect:
+    """Return the Azure form for rows that are sent as other numbers than decimals of 0..1, integers say."""
+    return Dialect(lambda rows: _compact({"data": convert(rows).tolist()}), _decode_data_lists)
+
+
 OPEN_INFERENCE = Dialect(_encode_open_inference, _decode_open_inference)
 """The Open Inference Protocol (v2) with JSON tensors."""
 
 
-def binary_open_inference(input_name: str) -> Dialect:
-    """Return the Open Inference Protocol (v2) with its binary extension, for requests and answers."""
+def binary_description(input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return the JSON before the bytes of the only input; binary outputs are asked for."""
+    tensor = {
+        "name": input_name,
+        "shape": list(shape),
+        "datatype": DATATYPES[dtype.name],
+        "parameters": {"binary_data_size": math.prod(shape) * dtype.itemsize},
+    }
+    return _compact({"inputs": [tensor], "parameters": {"binary_data_output": True}})
 
-    def describe(rows: NDArray[np.float32]) -> bytes:
-        tensor = {
-            "name": input_name,
-            "shape": list(rows.shape),
-            "datatype": "FP32",
-            "parameters": {"binary_data_size": rows.nbytes},
-        }
-        return _compact({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+
+def binary_headers(description: bytes) -> dict[str, str]:
+    """Return the headers that go with such a body."""
+    length = str(len(description))
+    return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": length}
+
+
+def binary_open_inference(
+    input_name: str, convert: Callable[[NDArray[np.float32]], NDArray[Any]] = lambda rows: rows
+) -> Dialect:
+    """Return the Open Inference Protocol (v2) with its binary extension, for requests and answers.
+
+    Args:
+        input_name: The model's input.
+        convert: rows to what is sent, of a dtype of `DATATYPES`.
+    """
+
+    def describe(sent: NDArray[Any]) -> bytes:
+        return binary_description(input_name, sent.shape, sent.dtype)
 
     def headers(rows: NDArray[np.float32]) -> dict[str, str]:
-        length = str(len(describe(rows)))
-        return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": length}
+        return binary_headers(describe(convert(rows)))
 
     def encode(rows: NDArray[np.float32]) -> bytes:
-        return describe(rows) + rows.astype("<f4", copy=False).tobytes()
+        sent = convert(rows)
+        return describe(sent) + sent.tobytes()
 
     return Dialect(encode, _decode_binary, headers)
 
@@ -156,12 +187,16 @@ class ScoringRequest:
         """The scoring URI."""
         return f"http://{self.host}:{self.port}{self.path}"
 
+    def http_head(self, body_bytes: int) -> bytes:
+        """Return what goes over the wire before a body; the connection is kept alive by HTTP/1.1's default."""
+        fields = {"Host": f"{self.host}:{self.port}", **self.headers, "Content-Length": str(body_bytes)}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
+
     @property
     def http_bytes(self) -> bytes:
-        """The request as it goes over the wire, kept alive by HTTP/1.1's default."""
-        fields = {"Host": f"{self.host}:{self.port}", **self.headers, "Content-Length": str(len(self.body))}
-        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + self.body
+        """The request as it goes over the wire."""
+        return self.http_head(len(self.body)) + self.body
 
 
 def scoring_request(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["aligned", "figure", "markdown"]
+__all__ = ["UNKNOWN", "aligned", "figure", "markdown"]
 
 UNKNOWN = "–"
 WHOLE_FROM, TENTHS_FROM = 100, 10

@@ -44,7 +44,9 @@ class Tiny:
         server = await asyncio.start_server(self, HOST, 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            return await closed_loop(HOST, port, REQUEST, connections, SECONDS)
+            figures, latencies_s = await closed_loop(HOST, port, REQUEST, connections, SECONDS)
+            assert len(latencies_s) == figures.requests
+            return figures
 
 
 def fixed(status: str, headers: str = "", body: bytes = b"[[0]]") -> Callable[[int], bytes]:
@@ -110,7 +112,7 @@ async def test_hanging_up_on_a_request_is_an_error() -> None:
 @pytest.mark.anyio
 async def test_nobody_there_ends_in_time_with_errors() -> None:
     """A refused connection is tried again until the time is over, and every refusal counts."""
-    figures = await closed_loop(HOST, free_port(), REQUEST, connections=2, seconds=SECONDS)
+    figures, _ = await closed_loop(HOST, free_port(), REQUEST, connections=2, seconds=SECONDS)
     assert figures.requests == 0
     assert figures.errors >= 2
 

@@ -19,6 +19,7 @@ from stoker.errors import OperatorError, StokerError
 from stoker.gateway.exposition import render
 from stoker.metrics import MetricMemory
 from stoker.settings import ServerSettings, load_settings
+from stoker_bench.gpu.command import parser as gpu_bench_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
@@ -109,8 +110,8 @@ def test_decisions_have_one_form() -> None:
 # --- options, variables, settings ---
 
 
-def options_by_command() -> dict[tuple[str, ...], set[str]]:
-    """The option strings of each command and subcommand."""
+def options_by_command(parser: argparse.ArgumentParser | None = None) -> dict[tuple[str, ...], set[str]]:
+    """The option strings of each command and subcommand, by default of `stoker`."""
     found: dict[tuple[str, ...], set[str]] = {}
 
     def walk(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> None:
@@ -120,7 +121,7 @@ def options_by_command() -> dict[tuple[str, ...], set[str]]:
                 for name, command in action.choices.items():
                     walk(command, (*path, name))
 
-    walk(_parser([]), ())
+    walk(parser or _parser([]), ())
     return found
 
 
@@ -159,7 +160,7 @@ def test_shown_commands_have_the_shown_options(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_options_exist(document: Path) -> None:
     """An option that is named alone, as in `--port`, is one of some command."""
-    known = set().union(*options_by_command().values())
+    known = set().union(*options_by_command().values(), *options_by_command(gpu_bench_parser()).values())
     named = {word for span in spans(text_of(document)) if span.startswith("--") for word in span.split()[:1]}
     assert named - known - FOREIGN_OPTIONS == set()
 

@@ -1,0 +1,269 @@
+"""What ONNX Runtime reaches alone, without a server: rows a second and the time of each step, by batch size.
+
+`python -m stoker_bench.gpu.ceiling MODEL --device cuda:0` measures in a process of its own, so that nothing of it is
+left on the GPU, and writes JSON to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from stoker.devices import enter_device
+from stoker.errors import OperatorError
+from stoker_bench.gpu.pinning import pinned
+from stoker_bench.load_generator import output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from stoker_bench.gpu.models import GpuModel
+
+__all__ = ["BatchFigures", "Ceiling", "CeilingOptions", "main", "measure_ceiling"]
+
+BOUND, GRAPH = "bound", "graph"
+WAYS: Final[dict[str, dict[str, str]]] = {
+    BOUND: {},
+    "nhwc": {"prefer_nhwc": "1"},
+    GRAPH: {"enable_cuda_graph": "1"},
+}
+"""Ways of running a batch on a GPU, and the options of the CUDA provider that make them."""
+WARM_UP_RUNS: Final = 3
+START_S: Final = 240.0
+"""Most time for importing, loading, and choosing algorithms for every batch size."""
+DTYPES: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """One batch size, run in one way.
+
+    Attributes:
+        rows: Rows a batch.
+        way: `bound` (inputs and outputs stay in place), `nhwc` (the same, images with the channels last), or
+            `graph` (captured as a CUDA graph).
+        rows_per_s: With inputs and outputs that stay on the device.
+        copied_rows_per_s: With each batch copied there and its outputs back, one step after the other.
+        copy_in_ms: Median time of the copy to the device.
+        compute_ms: Median time of the run.
+        copy_out_ms: Median time of the copy back.
+    """
+
+    rows: int
+    way: str
+    rows_per_s: float
+    copied_rows_per_s: float
+    copy_in_ms: float
+    compute_ms: float
+    copy_out_ms: float
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the runtime alone reaches with one model.
+
+    Attributes:
+        batches: The figures of each batch size and way.
+        pinned: Whether the host's memory was pinned, which copies to and from a GPU need to be fast.
+        failures: What could not be measured, and why.
+    """
+
+    batches: tuple[BatchFigures, ...]
+    pinned: bool = False
+    failures: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> BatchFigures:
+        """The batch size and way with most rows a second."""
+        return max(self.batches, key=lambda batch: batch.rows_per_s)
+
+    @property
+    def rows_per_s(self) -> float:
+        """The ceiling: what figures through a server are compared with."""
+        return self.best.rows_per_s
+
+
+@dataclass(frozen=True)
+class CeilingOptions:
+    """How a ceiling is measured.
+
+    Attributes:
+        device: A setting as of `stoker serve`: `cpu`, `cuda:N` or a UUID.
+        batches: Batch sizes in rows.
+        seconds: How long each batch size is run in each way, once without and once with copies.
+        provider_options: Further options of the CUDA provider, as `name=value`.
+    """
+
+    device: str
+    batches: tuple[int, ...]
+    seconds: float
+    provider_options: tuple[str, ...] = ()
+
+
+def measure_ceiling(model: GpuModel, options: CeilingOptions) -> Ceiling:
+    """Measure a model in a process of its own.
+
+    Raises:
+        GeneratorError: The process failed, as where the device cannot be used.
+    """
+    command = [sys.executable, "-m", "stoker_bench.gpu.ceiling", str(model.path), "--device", options.device]
+    command += ["--precision", model.precision, "--seconds", str(options.seconds)]
+    command += ["--batches", *map(str, options.batches)]
+    for option in options.provider_options:
+        command += ["--provider-option", option]
+    told = orjson.loads(output_of(command, START_S + 4 * options.seconds * len(options.batches)))
+    batches = tuple(BatchFigures(**batch) for batch in told["batches"])
+    return Ceiling(batches, told["pinned"], tuple(told["failures"]))
+
+
+class _Bench:
+    """One session whose input and output stay in place, for one batch size after the other."""
+
+    def __init__(self, args: argparse.Namespace, kind: str, way: str) -> None:
+        import onnxruntime
+
+        self._onnxruntime = onnxruntime
+        self._way = way
+        # The process is confined to the one GPU.
+        self._place = (kind, 0)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(
+            args.model, options, providers=_providers(kind, args, way)
+        )
+        if kind == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
+            raise RuntimeError(f"ONNX Runtime did not use {args.device}; `stoker devices` says why")
+        self.pinned = False
+
+    def measure(self, rows: int, seconds: float) -> BatchFigures:
+        """Measure one batch size."""
+        ort = self._onnxruntime
+        tensor, output = self._session.get_inputs()[0], self._session.get_outputs()[0]
+        images = _random(rows, tuple(tensor.shape[1:]), DTYPES[tensor.type])
+        shape = [rows, *output.shape[1:]]
+        # What a graph has captured reads and writes these places at every replay.
+        source = ort.OrtValue.ortvalue_from_numpy(images, *self._place)
+        target = ort.OrtValue.ortvalue_from_shape_and_type(shape, DTYPES[output.type], *self._place)
+        binding = self._session.io_binding()
+        binding.bind_ortvalue_input(tensor.name, source)
+        binding.bind_ortvalue_output(output.name, target)
+        run_options = ort.RunOptions()
+        if self._way == GRAPH:
+            run_options.add_run_config_entry("gpu_graph_id", str(rows))
+
+        def compute() -> None:
+            # Returns once the device has finished.
+            self._session.run_with_iobinding(binding, run_options)
+
+        for _ in range(WARM_UP_RUNS):
+            compute()
+        placed_s = _repeat(compute, seconds)
+        if self._place[0] == "cpu":
+            # What would be copied lies where it is already.
+            return _figures(rows, self._way, placed_s, [placed_s])
+        with pinned(images) as host:
+            self.pinned = host is not None
+            sent = images if host is None else host
+            steps: list[Callable[[], object]] = [
+                lambda: source.update_inplace(sent),
+                compute,
+                target.numpy,
+            ]
+            return _figures(rows, self._way, placed_s, _repeat_steps(steps, seconds))
+
+
+def _figures(
+    rows: int, way: str, placed_s: Sequence[float], steps_s: Sequence[Sequence[float]]
+) -> BatchFigures:
+    """Make figures of the seconds of each run in place, and of each step (all, or computing alone) of each run."""
+    medians_ms = [statistics.median(step) * 1e3 for step in steps_s]
+    copy_in_ms, compute_ms, copy_out_ms = medians_ms if len(medians_ms) > 1 else (0.0, medians_ms[0], 0.0)
+    return BatchFigures(
+        rows,
+        way,
+        rows * len(placed_s) / sum(placed_s),
+        rows * len(steps_s[0]) / sum(map(sum, steps_s)),
+        copy_in_ms,
+        compute_ms,
+        copy_out_ms,
+    )
+
+
+def _repeat(work: Callable[[], object], seconds: float) -> list[float]:
+    return _repeat_steps([work], seconds)[0]
+
+
+def _repeat_steps(steps: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
+    """Do the steps in turn for a while, at least once; return the seconds of each, step by step."""
+    taken_s: list[list[float]] = [[] for _ in steps]
+    now_s = time.perf_counter()
+    end_s = now_s + seconds
+    while not taken_s[0] or now_s < end_s:
+        for step, each_s in zip(steps, taken_s, strict=True):
+            began_s = now_s
+            step()
+            now_s = time.perf_counter()
+            each_s.append(now_s - began_s)
+    return taken_s
+
+
+def _random(rows: int, row_shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
+    random = np.random.default_rng(11)
+    if dtype is np.uint8:
+        return random.integers(0, 256, (rows, *row_shape), np.uint8)
+    return random.random((rows, *row_shape), np.float32).astype(dtype)
+
+
+def _providers(kind: str, args: argparse.Namespace, way: str) -> list[Any]:
+    if kind == "cpu":
+        return ["CPUExecutionProvider"]
+    cuda = {"device_id": "0", "use_tf32": "0" if args.precision == "fp32" else "1"}
+    cuda |= WAYS[way]
+    cuda |= dict(option.split("=", 1) for option in args.provider_option)
+    return [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
+
+
+def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        device, _ = enter_device(args.device, {"onnx"})
+    except OperatorError as error:
+        raise SystemExit(str(error)) from error
+    ways = list(WAYS) if device.kind == "cuda" else [BOUND]
+    batches: list[BatchFigures] = []
+    failures, is_pinned = [], False
+    for way in ways:
+        try:
+            bench = _Bench(args, device.kind, way)
+            batches.extend(bench.measure(rows, args.seconds) for rows in args.batches)
+            is_pinned = bench.pinned
+        except Exception as error:  # noqa: BLE001, one way that the provider refuses leaves the other
+            failures.append(f"{way}: {error}")
+    if not batches:
+        raise SystemExit("; ".join(failures))
+    return {"batches": list(map(asdict, batches)), "pinned": is_pinned, "failures": failures}
+
+
+def main() -> None:
+    """Measure what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="ONNX file with one input and one output")
+    parser.add_argument("--device", required=True, help="cpu or cuda:N")
+    parser.add_argument("--precision", default="fp16", help="fp32 turns TF32 off")
+    parser.add_argument("--batches", type=int, nargs="+", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--provider-option", action="append", default=[], metavar="NAME=VALUE")
+    print(orjson.dumps(_measure_all(parser.parse_args())).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""The command line of `loadtests/gpu_bench.py`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from stoker.errors import InvalidSettings, OperatorError
+from stoker_bench.gpu.bench import PARTS, GpuBench, GpuBenchOptions
+from stoker_bench.gpu.loadgen import PACKAGE
+from stoker_bench.gpu.models import NETWORKS
+from stoker_bench.gpu.poisson import PoissonOptions
+from stoker_bench.gpu.server import BODIES
+from stoker_bench.gpu.variants import PRECISIONS, WIRE_DTYPES
+from stoker_bench.servers import ended_by_sigterm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stoker_bench.gpu.models import Network
+
+__all__ = ["main", "options_of", "parser"]
+
+USUAL = GpuBenchOptions()
+METRICS = "metrics.json"
+INTERRUPTED = 130
+SUMMARIES = {
+    "offline": "ONNX Runtime alone: rows/s and the time of each step, by batch size",
+    "serve": "through Stoker: rows/s and latencies of one-row requests, beside what the runtime reaches alone",
+    "poisson": "the highest rate of Poisson arrivals whose 99th percentile stays within a limit",
+    "memory": "memory of the device process while requests of random sizes come in",
+    "faults": "kill -9 of the device process under load; too little GPU memory",
+    "all": "all of these, within ten minutes",
+}
+QUICK = GpuBenchOptions(
+    networks=("mlp",),
+    precisions=("fp32",),
+    batches=(1, 8),
+    batch_seconds=0.02,
+    max_batch_rows=32,
+    frontends=1,
+    callers=(1, 4),
+    seconds=0.3,
+    processes=1,
+    poisson=PoissonOptions(
+        limit_ms=1000, seconds=0.3, confirm_seconds=0.3, steps=1, processes=1, connections=16
+    ),
+    memory_seconds=0.5,
+    memory_rows=16,
+    fault_callers=4,
+    fault_seconds=0.3,
+)
+"""Settings that show whether everything works, and measure nothing."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; what is not given is absent from what it parses."""
+    made = argparse.ArgumentParser(
+        prog="gpu_bench.py",
+        description="Stoker on a GPU, beside what ONNX Runtime reaches alone in the same run.",
+        epilog="poisson, memory and faults take the last of --models in the last of --precisions.",
+    )
+    commands = made.add_subparsers(dest="part", required=True, metavar="PART")
+    for name, summary in SUMMARIES.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            argument_default=argparse.SUPPRESS,
+        )
+        _add_common(command)
+        wanted = set(PARTS) if name == "all" else {name}
+        if wanted & {"offline", "serve", "poisson"}:
+            _add_offline(command)
+        if wanted - {"offline"}:
+            _add_server(command)
+        if "serve" in wanted:
+            _add_serve(command)
+        if "poisson" in wanted:
+            _add_poisson(command)
+        if wanted & {"memory", "faults"}:
+            _add_sizes(command)
+        if "memory" in wanted:
+            usual = "0.5" if name == "all" else "10"
+            command.add_argument(
+                "--minutes", type=float, metavar="N", help=f"how long memory is watched (default {usual})"
+            )
+        if "faults" in wanted:
+            _add_faults(command)
+    return made
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("what is measured")
+    group.add_argument("--device", metavar="DEVICE", help=f"cpu, cuda:N or a UUID (default {USUAL.device})")
+    group.add_argument(
+        "--models", dest="networks", nargs="+", choices=NETWORKS, help="networks (default: all)"
+    )
+    group.add_argument(
+        "--precisions", nargs="+", choices=PRECISIONS, help="what they compute in (default: fp32 fp16)"
+    )
+    group.add_argument(
+        "--input",
+        dest="wire_dtype",
+        choices=WIRE_DTYPES,
+        help="numbers that callers send (default: uint8 to resnet50, float32 to the others)",
+    )
+    group.add_argument(
+        "--mnist",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="run folder of `stoker train mnist`, for the mlp or the cnn; repeatable (default: random weights)",
+    )
+    group.add_argument("--seed", type=int, metavar="N", help=f"of random weights (default {USUAL.seed})")
+    group.add_argument("--quick", action="store_true", help="try everything out with the mlp, in seconds")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write all figures, anew after each part")
+
+
+def _add_offline(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("the runtime alone")
+    group.add_argument(
+        "--batches",
+        nargs="+",
+        type=_count,
+        metavar="ROWS",
+        help=f"batch sizes (default {_shown(USUAL.batches)})",
+    )
+    group.add_argument(
+        "--batch-seconds",
+        type=float,
+        metavar="S",
+        help=f"for each batch size, way, and once more with copies (default {USUAL.batch_seconds:g})",
+    )
+    group.add_argument(
+        "--provider-option",
+        dest="provider_options",
+        action="append",
+        metavar="NAME=VALUE",
+        help="further option of ONNX Runtime's CUDA provider; repeatable",
+    )
+
+
+def _add_server(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("the server (default: its own defaults)")
+    group.add_argument(
+        "--max-batch-rows", type=_count, metavar="ROWS", help=f"(default {USUAL.max_batch_rows})"
+    )
+    group.add_argument("--instances", type=_count, metavar="N", help="batches at the same time")
+    group.add_argument("--frontends", type=_count, metavar="N", help="HTTP processes")
+    group.add_argument("--execution", choices=("auto", "copied", "bound", "graph"), help="how batches run")
+
+
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("closed-loop load")
+    group.add_argument("--bodies", nargs="+", choices=BODIES, help="bodies (default: both)")
+    group.add_argument(
+        "--callers", nargs="+", type=_count, metavar="N", help=f"(default {_shown(USUAL.callers)})"
+    )
+    group.add_argument(
+        "--seconds", type=float, metavar="S", help=f"for each number of callers (default {USUAL.seconds:g})"
+    )
+    group.add_argument(
+        "--processes",
+        type=_count,
+        metavar="N",
+        help=f"of the load generator, one core each (default {USUAL.processes})",
+    )
+
+
+def _add_poisson(command: argparse.ArgumentParser) -> None:
+    usual = USUAL.poisson
+    group = command.add_argument_group("Poisson arrivals")
+    group.add_argument(
+        "--limit-ms", type=float, metavar="MS", help=f"what p99 may be (default {usual.limit_ms:g})"
+    )
+    group.add_argument(
+        "--poisson-seconds",
+        type=float,
+        metavar="S",
+        help=f"how long each rate is tried (default {usual.seconds:g}); the one found, twice as long",
+    )
+    group.add_argument(
+        "--steps", type=_count, metavar="N", help=f"halvings of the range of rates (default {usual.steps})"
+    )
+    group.add_argument(
+        "--poisson-processes",
+        type=_count,
+        metavar="N",
+        help=f"that share the arrivals (default {usual.processes})",
+    )
+    group.add_argument(
+        "--poisson-seed", type=int, metavar="N", help=f"of the arrivals (default {usual.seed})"
+    )
+    group.add_argument(
+        "--own-arrivals",
+        action="store_true",
+        help=f"arrivals by the bench itself (default: by MLPerf's LoadGen, if {PACKAGE} is installed)",
+    )
+
+
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--memory-rows",
+        type=_count,
+        metavar="ROWS",
+        help=f"requests of random size have 1 to so many rows (default {USUAL.memory_rows})",
+    )
+
+
+def _add_faults(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("faults")
+    group.add_argument(
+        "--fault-callers", type=_count, metavar="N", help=f"callers (default {USUAL.fault_callers})"
+    )
+    group.add_argument(
+        "--fault-seconds",
+        type=float,
+        metavar="S",
+        help=f"of load before a fault and after it (default {USUAL.fault_seconds:g})",
+    )
+    group.add_argument(
+        "--shortage-mb",
+        type=_count,
+        metavar="MIB",
+        help=f"GPU memory of the model that is to have too little (default {USUAL.shortage_mb})",
+    )
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def _shown(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def options_of(args: argparse.Namespace) -> GpuBenchOptions:
+    """Return what a parsed command line asks for.
+
+    Raises:
+        InvalidSettings: A run folder or an option of the provider is not one.
+    """
+    given: dict[str, Any] = vars(args).copy()
+    usual = QUICK if given.pop("quick", False) else USUAL
+    part = given.pop("part")
+    given.pop("json", None)
+    if part == "memory" and usual is USUAL:
+        given.setdefault("minutes", 10.0)
+    if "minutes" in given:
+        given["memory_seconds"] = 60 * given.pop("minutes")
+    given["mnist"] = {_network_of(folder): folder for folder in given.pop("mnist", [])}
+    if bad := [option for option in given.get("provider_options", []) if "=" not in option]:
+        raise InvalidSettings(f"--provider-option takes NAME=VALUE, got {bad[0]}")
+    poisson = _poisson_of(given, usual.poisson)
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    parts = PARTS if part == "all" else (part,)
+    return dataclasses.replace(usual, parts=parts, poisson=poisson, **given)
+
+
+def _poisson_of(given: dict[str, Any], usual: PoissonOptions) -> PoissonOptions:
+    """Take the settings of the arrivals out of those that were given."""
+    names = {
+        "limit_ms": "limit_ms",
+        "poisson_seconds": "seconds",
+        "steps": "steps",
+        "poisson_processes": "processes",
+        "poisson_seed": "seed",
+    }
+    chosen = {own: given.pop(name) for name, own in names.items() if name in given}
+    if "seconds" in chosen:
+        chosen["confirm_seconds"] = 2 * chosen["seconds"]
+    return dataclasses.replace(usual, loadgen=not given.pop("own_arrivals", False), **chosen)
+
+
+def _network_of(folder: Path) -> Network:
+    try:
+        network = orjson.loads((folder / METRICS).read_bytes())["network"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidSettings(f"{folder} is no run folder of `stoker train mnist`: {error}") from error
+    if network not in NETWORKS:
+        raise InvalidSettings(f"{folder} holds a {network}; the bench takes an mlp or a cnn")
+    return network  # type: ignore[no-any-return]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the bench as its command line says; 0 if everything could be measured."""
+    # A bench that is ended must take its servers with it.
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser().parse_args(given)
+    try:
+        with ended_by_sigterm():
+            bench = GpuBench(options_of(args), vars(args).get("json"), " ".join(given))
+            report = bench.run()
+    except OperatorError as error:
+        print(f"gpu_bench.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 1 if report.failures else 0

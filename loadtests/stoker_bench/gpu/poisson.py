@@ -1,0 +1,233 @@
+"""MLPerf's server scenario: the highest rate of Poisson arrivals whose 99th percentile stays within a limit.
+
+Source of the scenario: https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from stoker_bench.gpu.loadgen import loadgen_version
+from stoker_bench.load_generator import outputs_of, shares_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker_bench.scoring_request import ScoringRequest
+
+__all__ = [
+    "PoissonOptions",
+    "PoissonRun",
+    "PoissonSearch",
+    "confirmed_rate",
+    "highest_rate",
+    "search_poisson",
+]
+
+SETTLE_S: Final = 2.0
+DRAIN_S: Final = 10.0
+PERCENTILE: Final = 99
+BACK_OFF: Final = 0.97
+CONFIRMATIONS: Final = 3
+
+
+@dataclass(frozen=True)
+class PoissonOptions:
+    """How the rate is searched for.
+
+    Attributes:
+        limit_ms: What the 99th percentile may be.
+        seconds: How long each rate is tried.
+        confirm_seconds: How long the rate that was found is run once more, with other arrivals.
+        steps: Halvings of the range in which the rate lies.
+        processes: How many share the arrivals; the sum of their Poisson processes is one.
+        connections: Kept-alive connections of all of them together.
+        seed: Of the arrivals.
+        loadgen: Whether MLPerf's LoadGen makes them; otherwise a schedule of our own does.
+    """
+
+    limit_ms: float = 15.0
+    seconds: float = 4.0
+    confirm_seconds: float = 8.0
+    steps: int = 6
+    processes: int = 4
+    connections: int = 1024
+    seed: int = 1
+    loadgen: bool = True
+
+
+@dataclass(frozen=True)
+class PoissonRun:
+    """One rate that was tried.
+
+    Attributes:
+        rate_per_s: Mean rate of the arrivals.
+        queries: Arrivals.
+        errors: Those whose answer was not 2xx, or did not come.
+        p50_ms, p99_ms: Latency, from when a query was due until its answer was there. From LoadGen: the largest of
+            its processes' percentiles, which the percentile of all cannot exceed.
+        overloaded: Whether more than 1 % had exceeded the limit while the run went on; it was then cut short, and its
+            percentiles are those of what had been answered.
+        valid: Whether the percentile stayed within the limit and nothing failed.
+        cores: Cores that the generator kept busy.
+    """
+
+    rate_per_s: float
+    queries: int
+    errors: int
+    p50_ms: float
+    p99_ms: float
+    overloaded: bool
+    valid: bool
+    cores: float
+
+
+@dataclass(frozen=True)
+class PoissonSearch:
+    """What was found.
+
+    Attributes:
+        model: The model's name.
+        generator: What made the arrivals.
+        limit_ms: What the 99th percentile might be.
+        rate_per_s: The highest rate that was confirmed; 0 if none was.
+        runs: Every rate that was tried, in order.
+        ceiling_rows_per_s: The offline rate.
+    """
+
+    model: str
+    generator: str
+    limit_ms: float
+    rate_per_s: float
+    runs: tuple[PoissonRun, ...]
+    ceiling_rows_per_s: float
+
+    @property
+    def of_ceiling(self) -> float:
+        """The rate over the offline rate."""
+        return self.rate_per_s / self.ceiling_rows_per_s
+
+    @property
+    def best(self) -> PoissonRun | None:
+        """The run that confirmed the rate."""
+        return next((run for run in reversed(self.runs) if run.valid), None) if self.rate_per_s else None
+
+
+def highest_rate(is_valid: Callable[[float], bool], upper: float, steps: int) -> float:
+    """Return the highest rate below `upper` that was found valid by halving the range; 0 if none was."""
+    lower = 0.0
+    for _ in range(steps):
+        middle = (lower + upper) / 2
+        if is_valid(middle):
+            lower = middle
+        else:
+            upper = middle
+    return lower
+
+
+def confirmed_rate(is_valid: Callable[[float], bool], rate: float) -> float:
+    """Return the rate if it is valid once more, else the next lower one that is; 0 if none of a few is.
+
+    A rate at the edge passes by luck now and then, and the search keeps what passed.
+    """
+    for _ in range(CONFIRMATIONS):
+        if rate and is_valid(rate):
+            return rate
+        rate *= BACK_OFF
+    return 0.0
+
+
+def search_poisson(
+    request: ScoringRequest, model: str, ceiling_rows_per_s: float, options: PoissonOptions
+) -> PoissonSearch:
+    """Search for the highest valid rate of one-row requests.
+
+    Args:
+        request: The request that each query sends.
+        model: What was loaded, for the report.
+        ceiling_rows_per_s: The offline rate; no higher one is tried.
+        options: How to search.
+
+    Raises:
+        GeneratorError: A generator failed.
+    """
+    version = loadgen_version() if options.loadgen else None
+    runs: list[PoissonRun] = []
+
+    def is_valid(rate: float, seconds: float, seed: int) -> bool:
+        runs.append(run_poisson(request, rate, seconds, seed, options, loadgen=version is not None))
+        return runs[-1].valid
+
+    found = highest_rate(
+        lambda rate: is_valid(rate, options.seconds, options.seed), ceiling_rows_per_s, options.steps
+    )
+    rate = confirmed_rate(
+        lambda rate: is_valid(rate, options.confirm_seconds, options.seed + 1 + len(runs)), found
+    )
+    generator = f"MLPerf LoadGen {version}" if version else "a schedule of the bench's own"
+    return PoissonSearch(model, generator, options.limit_ms, rate, tuple(runs), ceiling_rows_per_s)
+
+
+def run_poisson(
+    request: ScoringRequest, rate: float, seconds: float, seed: int, options: PoissonOptions, *, loadgen: bool
+) -> PoissonRun:
+    """Run one rate, shared by several processes.
+
+    Raises:
+        GeneratorError: One of them failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+        message = Path(folder, "request")
+        message.write_bytes(request.http_bytes)
+        command = [sys.executable, "-m", "stoker_bench.gpu.poisson_loop", "--host", request.host]
+        command += ["--port", str(request.port), "--request", str(message), "--seconds", str(seconds)]
+        command += ["--limit-ms", str(options.limit_ms), "--rate", str(rate / options.processes)]
+        command += ["--begin", str(time.monotonic() + SETTLE_S)]
+        command += ["--loadgen"] if loadgen else []
+        files = [Path(folder, f"{number}.npy") for number in range(options.processes)]
+        shares = shares_of(options.connections, options.processes)
+        commands = [
+            [
+                *command,
+                *("--connections", str(max(1, share)), "--latencies", str(file)),
+                # Equal seeds would make clumps of their arrivals.
+                *("--seed", str(seed * 1000 + number)),
+            ]
+            for number, (share, file) in enumerate(zip(shares, files, strict=True))
+        ]
+        outputs = outputs_of(commands, SETTLE_S + seconds + DRAIN_S)
+        latencies_s = np.concatenate([np.load(file) for file in files])
+    return together(rate, [orjson.loads(output) for output in outputs], latencies_s, options.limit_ms)
+
+
+def together(rate: float, told: list[dict[str, Any]], latencies_s: np.ndarray, limit_ms: float) -> PoissonRun:
+    """Put together what the processes of one run told.
+
+    Args:
+        rate: Of all of them.
+        told: Of each its `queries`, `errors`, `overloaded`, `cores`, and `p99_ms` by LoadGen (None without).
+        latencies_s: Every latency, as the processes saw it themselves.
+        limit_ms: What the 99th percentile may be.
+    """
+    errors = int(sum(each["errors"] for each in told))
+    overloaded = any(each["overloaded"] for each in told)
+    p50_ms, p99_ms = (math.inf, math.inf)
+    if len(latencies_s):
+        p50_ms, p99_ms = (np.percentile(latencies_s, (50, PERCENTILE)) * 1e3).tolist()
+    by_loadgen = [each["p99_ms"] for each in told if each["p99_ms"] is not None]
+    # Of a run that was cut short LoadGen was told that all were answered.
+    if by_loadgen and not overloaded:
+        p99_ms = max(by_loadgen)
+    valid = p99_ms <= limit_ms and not errors and not overloaded
+    queries = int(sum(each["queries"] for each in told))
+    cores = sum(each["cores"] for each in told)
+    return PoissonRun(rate, queries, errors, p50_ms, p99_ms, overloaded, valid, cores)

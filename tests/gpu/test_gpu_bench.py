@@ -1,0 +1,43 @@
+"""The bench on an NVIDIA GPU, with quick settings; skipped where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from stoker.device_survey import probe_in_child
+from stoker.devices import choose_device
+from stoker.errors import DeviceUnavailable
+from stoker_bench.gpu.command import main
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_a_gpu() -> None:
+    try:
+        choose_device("cuda:0", {"onnx"}, probe_in_child)
+    except DeviceUnavailable as error:
+        pytest.skip(reason=f"no GPU to test on: {error}")
+
+
+def test_a_quick_run_measures_copies_the_gpu_and_its_memory(tmp_path: Path) -> None:
+    """Every way is run with pinned memory, no answer is wrong, and the driver tells load and memory."""
+    file = tmp_path / "report.json"
+    assert main(["all", "--quick", "--precisions", "fp32", "fp16", "--json", str(file)]) == 0
+    report = orjson.loads(file.read_bytes())
+    assert report["failures"] == []
+    for ceiling in report["ceilings"].values():
+        assert ceiling["pinned"]
+        assert {batch["way"] for batch in ceiling["batches"]} >= {"bound", "graph"}
+        assert all(batch["copy_in_ms"] > 0 and batch["copy_out_ms"] > 0 for batch in ceiling["batches"])
+    assert not any(case["errors"] for case in report["served"])
+    assert all(case["gpu"]["memory_bytes"] > 0 for case in report["served"])
+    (memory,) = report["memory"]
+    assert all(sample["gpu_bytes"] > 0 for sample in memory["samples"])
+    assert report["kills"][0]["recovery_s"] > 0
+    (shortage,) = report["shortages"]
+    assert shortage["failure"] == ""
+    assert shortage["ready"]
