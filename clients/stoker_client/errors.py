@@ -26,7 +26,8 @@
           ├─ Unavailable        429, 503                                                      retried
           │  ├─ Overloaded      429, 503 overloaded
           │  ├─ NotReady        503 not_ready             loading, restarting or draining
-          │  └─ DeviceLost      503 device_lost
+          │  ├─ DeviceLost      503 device_lost
+          │  └─ DeviceOutOfMemory 503 device_out_of_memory
           ├─ DeadlineExceeded   504 deadline_exceeded     the server's own time limit has passed
           ├─ ModelFailed        500 model_failed          the message holds an error id for the server's log
           ├─ ScoringTimeout     500 scoring_timeout       the entry script took longer than the server's limit
@@ -45,6 +46,7 @@ __all__ = [
     "ConnectionFailed",
     "DeadlineExceeded",
     "DeviceLost",
+    "DeviceOutOfMemory",
     "ErrorAnswer",
     "ExpectationFailed",
     "Forbidden",
@@ -227,6 +229,10 @@ class DeviceLost(Unavailable):
     """The server's device process died while it held the rows; a new one is being started."""
 
 
+class DeviceOutOfMemory(Unavailable):
+    """The server's device had no memory for the rows, not even alone; the message holds an error id."""
+
+
 class DeadlineExceeded(ServiceFailed):
     """The server did not come to an answer within its `timeout_ms`."""
 
@@ -263,6 +269,7 @@ _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "overloaded": Overloaded,
     "not_ready": NotReady,
     "device_lost": DeviceLost,
+    "device_out_of_memory": DeviceOutOfMemory,
     "deadline_exceeded": DeadlineExceeded,
     "model_failed": ModelFailed,
     "output_too_large": OutputTooLarge,

@@ -73,8 +73,13 @@ class Model:
 
     @property
     def wanted(self) -> set[int]:
-        """The versions that should be served: those that were chosen, and with them all that have a label."""
-        return self.chosen | set(self.wished.values()) if self.chosen else set()
+        """The versions that should be served: those that were chosen, and all that should have a label."""
+        return self.chosen | set(self.wished.values())
+
+    @property
+    def unwanted(self) -> list[int]:
+        """The versions that are served for nothing: no label means them either, after `settle`."""
+        return sorted(set(self.available).difference(self.wanted, self.labels.values()))
 
     @property
     def available(self) -> list[int]:
@@ -84,7 +89,7 @@ class Model:
     def settle(self) -> None:
         """Let the labels and the default mean what they should, as far as those versions are available.
 
-        A version that is served only because it has a label (a canary, say) is not the default for being the newest.
+        A version that is served only because it has a label (a canary, say) is never the default for lack of another.
         """
         available = self.available
         self.labels = {
@@ -92,11 +97,11 @@ class Model:
             for label, number in sorted(self.wished.items())
             if number in available or self.labels.get(label) in available
         }
-        best = self.wished.get(DEFAULT_LABEL, max(self.chosen)) if self.chosen else None
-        if best in available or not available:
+        best = self.wished.get(DEFAULT_LABEL, max(self.chosen, default=None))
+        if best in (available or self.versions):
             self.default = best
         elif self.default not in available:
-            self.default = max(self.chosen.intersection(available), default=available[-1])
+            self.default = max(self.chosen.intersection(available), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return what frontends are told."""

@@ -40,7 +40,7 @@ class Fleet:
         keys_dir: Path,
         sockets: Sequence[socket.socket],
         supervision: Supervision,
-        on_request: Callable[[FrontendProcess, Message], None],
+        on_request: Callable[[Child, Message], None],
     ) -> None:
         """Begin with none running.
 
@@ -55,8 +55,17 @@ class Fleet:
         self._changes = supervision.changes
         self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost)
         self.frontends = FrontendProcesses(
-            settings, catalogue, keys_dir, sockets, supervision, self._on_started, on_request
+            settings,
+            catalogue,
+            keys_dir,
+            sockets,
+            supervision,
+            self._on_started,
+            on_request,
+            self._on_outgrown,
         )
+        self._answer_bytes: dict[int, int] = {}
+        """By a model's number the room that its answers need, if that is more than its signature says."""
 
     @property
     def children(self) -> list[Child]:
@@ -93,6 +102,7 @@ class Fleet:
         """Stop serving a model to which nobody is sent any more, and return when nothing is left of it."""
         await self.frontends.retire(model)
         await self.devices.unload(model)
+        self._answer_bytes.pop(model.number, None)
 
     def publish(self, model: dict[str, Any]) -> None:
         """Tell frontends what a model's names mean from now on; see `Model.to_json`."""
@@ -129,17 +139,29 @@ class Fleet:
     def _on_lost(self, replica: Replica) -> None:
         self.frontends.detach(replica.generation)
 
+    def _on_outgrown(self, frontend: FrontendProcess, generation: int, answer_bytes: int) -> None:
+        """Join a frontend and a replica anew, with larger rows; from now on all that are joined get such."""
+        for process in self.devices.processes:
+            for replica in self.devices.replicas.in_group(process.group):
+                if replica.generation == generation:
+                    known = self._answer_bytes.get(replica.model.number, 0)
+                    self._answer_bytes[replica.model.number] = max(known, answer_bytes)
+                    self._attach(process, replica, frontend)
+
     def _attach(self, process: DeviceProcess, replica: Replica, frontend: FrontendProcess) -> None:
         """Make an arena and a doorbell and give each side its end."""
         if process.child is None or frontend.child is None:
             return
-        capacity = capacity_rows(replica.signature, replica.model.servable.max_batch_rows)
-        arena_fd = Arena.create(replica.signature, capacity)
+        signature, answer_bytes = replica.signature, self._answer_bytes.get(replica.model.number)
+        if answer_bytes is not None:
+            signature = signature.with_answers(answer_bytes)
+        capacity = capacity_rows(signature, replica.model.servable.max_batch_rows)
+        arena_fd = Arena.create(signature, capacity)
         near, far = socket.socketpair()
         with near, far:
             content: dict[str, Any] = {
                 "number": replica.model.number,
-                "signature": replica.signature.to_json(),
+                "signature": signature.to_json(),
                 "capacity": capacity,
             }
             self.devices.attach(process, [arena_fd, far.fileno()], content)

@@ -64,7 +64,8 @@ class FrontendProcesses:
         sockets: Sequence[socket.socket],
         supervision: Supervision,
         on_started: Callable[[FrontendProcess], None],
-        on_request: Callable[[FrontendProcess, Message], None],
+        on_request: Callable[[Child, Message], None],
+        on_outgrown: Callable[[FrontendProcess, int, int], None],
     ) -> None:
         """Begin with none running.
 
@@ -76,6 +77,8 @@ class FrontendProcesses:
             supervision: The metrics, and whoever waits for changes.
             on_started: Called when one can be attached to replicas.
             on_request: Called when one asks something.
+            on_outgrown: Called when answers of a replica do not fit: the frontend, the replica's generation, and the
+                room in bytes that they should have.
         """
         self.processes = [FrontendProcess(index, [sock]) for index, sock in enumerate(sockets)]
         self._settings = settings
@@ -85,6 +88,7 @@ class FrontendProcesses:
         self._background, self._changes = supervision.background, supervision.changes
         self._on_started = on_started
         self._on_request = on_request
+        self._on_outgrown = on_outgrown
         self._models: dict[int, Deployed] = {model.number: model for model in catalogue.served}
         self._named_alone = catalogue.only is not None
 
@@ -136,9 +140,10 @@ class FrontendProcesses:
         for process in self._running():
             self._send(process, kind, **content)
 
-    def reply(self, process: FrontendProcess, ticket: int, **content: Any) -> None:
-        """Answer what a frontend has asked."""
-        self._send(process, "reply", ticket=ticket, **content)
+    def reply(self, asker: Child, ticket: int, **content: Any) -> None:
+        """Answer what a frontend has asked; its successor, if it has one by now, has not asked it."""
+        if asker in self.children:
+            asker.channel.send("reply", ticket=ticket, **content)
 
     def close_sockets(self) -> None:
         """Close the listening sockets: while they are open, connections are accepted that nobody serves."""
@@ -157,7 +162,7 @@ class FrontendProcesses:
         child = await Child.start(
             "frontend",
             "stoker.gateway.frontend",
-            lambda _, message: self._on_message(process, message),
+            lambda child, message: self._on_message(process, child, message),
             lambda child: self._on_exit(process, child),
         )
         process.child = child
@@ -223,7 +228,7 @@ class FrontendProcesses:
             "data_dir": model.data_dir and str(model.data_dir),
         }
 
-    def _on_message(self, process: FrontendProcess, message: Message) -> None:
+    def _on_message(self, process: FrontendProcess, child: Child, message: Message) -> None:
         match message["kind"]:
             case "started":
                 process.started = True
@@ -236,8 +241,10 @@ class FrontendProcesses:
                 process.attached.add(message["generation"])
             case "retired":
                 process.serving.discard(message["number"])
+            case "outgrown":
+                self._on_outgrown(process, message["generation"], message["answer_bytes"])
             case "request":
-                self._on_request(process, message)
+                self._on_request(child, message)
             case "stopped" if message["cut_off"]:
                 logger.warning("%d connections did not end in time and were cut off", message["cut_off"])
         self._changes.tell()

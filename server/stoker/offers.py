@@ -53,7 +53,8 @@ class Offer:
     def labels(self) -> dict[str, int]:
         """Return the labels, those of the settings and, rather than them, those that lie beside the versions.
 
-        A label of a version that there is not is left out, for it may have been deleted.
+        A label of a version that there is not is left out, for it may have been deleted; one of a version that holds
+        no model just now is not.
 
         Raises:
             RepositoryError: The file with the labels is malformed.
@@ -61,7 +62,8 @@ class Offer:
         labels = dict(self.settings.labels or {})
         if self.base is not None:
             labels.update(stored_labels(self.base))
-        return {label: version for label, version in labels.items() if version in self.versions}
+        there = {*self.versions, *self.broken}
+        return {label: version for label, version in labels.items() if version in there}
 
     def wanted(self) -> list[int]:
         """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
@@ -86,6 +88,15 @@ class Offer:
         if version not in self.versions:
             check_named(self.name, VersionPolicy(None, (version,)), self.versions)
         return dataclasses.replace(self.read(version), name=self.name)
+
+    def fingerprint(self, version: int) -> str:
+        """Return what changes when the files of a version do; see `ModelSource.fingerprint`.
+
+        Raises:
+            RepositoryError: As `source`.
+            OSError: A file cannot be looked at.
+        """
+        return self.source(version).fingerprint()
 
 
 def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Offer]:

@@ -1,4 +1,4 @@
-"""What frontends ask of their supervisor for somebody with the admin key: the index, loading, unloading."""
+"""What frontends ask of their supervisor for their callers: the index, loading, unloading."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from stoker.versions import VersionPolicy, read_versions
 
 if TYPE_CHECKING:
     from stoker.background import Background
+    from stoker.children import Child
     from stoker.control import Message
-    from stoker.frontend_processes import FrontendProcess, FrontendProcesses
+    from stoker.frontend_processes import FrontendProcesses
     from stoker.rollout import Rollout
 
 __all__ = ["Requests"]
 
 logger = logging.getLogger(__name__)
 
-_PART_ENTRIES: Final = 500
+_PART_ENTRIES: Final = 50
+"""So many fit into one message, even if each has a reason of many letters that are escapes in JSON."""
 
 
 class Requests:
@@ -29,25 +31,24 @@ class Requests:
         self._frontends = frontends
         self._background = background
 
-    def take(self, frontend: FrontendProcess, message: Message) -> None:
+    def take(self, asker: Child, message: Message) -> None:
         """Begin to answer a request."""
-        self._background.spawn(self._answer(frontend, message))
+        self._background.spawn(self._answer(asker, message))
 
-    async def _answer(self, frontend: FrontendProcess, message: Message) -> None:
+    async def _answer(self, asker: Child, message: Message) -> None:
         ticket = message["ticket"]
         try:
             entries = await self._perform(message)
         except StokerError as error:
-            self._refuse(frontend, ticket, error)
+            self._refuse(asker, ticket, error)
         except Exception:
             logger.exception("the request to %s a model failed", message["operation"])
-            self._refuse(frontend, ticket, StokerError("An unexpected internal error occurred."))
+            self._refuse(asker, ticket, StokerError("An unexpected internal error occurred."))
         else:
-            # A packet has its limits.
             for start in range(0, len(entries), _PART_ENTRIES):
                 part = entries[start : start + _PART_ENTRIES]
-                self._frontends.reply(frontend, ticket, part=part)
-            self._frontends.reply(frontend, ticket)
+                self._frontends.reply(asker, ticket, part=part)
+            self._frontends.reply(asker, ticket)
 
     async def _perform(self, message: Message) -> list[dict[str, str]]:
         version: int | None = message.get("version")
@@ -62,9 +63,9 @@ class Requests:
                 await self._rollout.unload(message["model"], version)
         return []
 
-    def _refuse(self, frontend: FrontendProcess, ticket: int, error: StokerError) -> None:
+    def _refuse(self, asker: Child, ticket: int, error: StokerError) -> None:
         self._frontends.reply(
-            frontend,
+            asker,
             ticket,
             status=error.status,
             code=error.code,

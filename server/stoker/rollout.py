@@ -78,6 +78,7 @@ class Rollout:
         self._memory = memory
         self._published: dict[str, dict[str, Any]] = {}
         self._turn = asyncio.Lock()
+        self._listing = asyncio.Lock()
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
         self._begun = False
 
@@ -136,14 +137,15 @@ class Rollout:
                 shown = f"'{name}'" if version is None else f"'{name}' version {version}"
                 raise UnknownService(f"failed to unload {shown}: it is not loaded")
             if version is None:
-                model.chosen = set()
-            else:
-                label = next((label for label, number in model.wished.items() if number == version), None)
-                if label is not None:
-                    raise RequestError(
-                        f"failed to unload '{name}' version {version}: it has the label {label!r}; move that first"
-                    )
-                model.chosen.discard(version)
+                await self._retire_all(model)
+                return
+            names = [*model.wished.items(), *model.labels.items()]
+            label = next((label for label, number in names if number == version), None)
+            if label is not None:
+                raise RequestError(
+                    f"failed to unload '{name}' version {version}: it has the label {label!r}; move that first"
+                )
+            model.chosen.discard(version)
             await self._retire_unwanted(model)
 
     async def follow(self, offer: Offer) -> None:
@@ -154,8 +156,10 @@ class Rollout:
         """
         async with self._turn:
             model = self._catalogue.models.get(offer.name)
-            if model is not None and model.chosen:
-                await self._serve(offer, model.chosen, await in_thread(offer.labels))
+            if model is not None and model.wanted:
+                # Files that have changed are not loaded for it: nobody has said that they are complete.
+                unserved = {*offer.versions, *offer.broken}.difference(model.available)
+                await self._serve(offer, model.chosen, await in_thread(offer.labels), unserved)
 
     async def refresh(self, offers: Mapping[str, Offer], settled: Collection[tuple[str, int]]) -> None:
         """Serve what the policies of these models say now; models that are not among them are unloaded.
@@ -172,14 +176,13 @@ class Rollout:
                 chosen = set(offer.policy.choose({*offer.versions, *rewritten}))
                 ready = [version for other, version in settled if other == name]
                 try:
-                    await self._serve(offer, chosen, await in_thread(offer.labels), ready)
+                    await self._serve(offer, chosen, await in_thread(offer.labels), ready, failed_too=False)
                 except OperatorError as error:
                     logger.warning("%s", error)
             for name, model in list(self._catalogue.models.items()):
-                if name not in offers and model.chosen:
+                if name not in offers and model.wanted:
                     logger.info("%s is not there any more", name)
-                    model.chosen = set()
-                    await self._retire_unwanted(model)
+                    await self._retire_all(model)
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
         """Return all models with their versions, as the model repository extension has them.
@@ -192,7 +195,9 @@ class Rollout:
             return [entry for entry in served if entry["state"] == "READY"]
         known = {(entry["name"], entry["version"]) for entry in served}
         try:
-            offers = await in_thread(self._stock.offers)
+            # It needs no key, and reads the disk: however many ask, loads find threads.
+            async with self._listing:
+                offers = await in_thread(self._stock.offers)
         except (OperatorError, OSError) as error:
             logger.warning("the models cannot be listed: %s", error)
             return served
@@ -224,6 +229,8 @@ class Rollout:
         chosen: Collection[int],
         labels: Mapping[str, int],
         settled: Collection[int] | None = None,
+        *,
+        failed_too: bool = True,
     ) -> list[str]:
         """Load what is missing, switch, and retire what is not wanted; returns why versions could not be loaded.
 
@@ -231,7 +238,8 @@ class Rollout:
             offer: The model.
             chosen: The versions to serve, beside those with labels.
             labels: What the labels should mean.
-            settled: The versions that may be loaded, if they have not failed before; None for all, even so.
+            settled: The versions that may be loaded; None for all.
+            failed_too: Whether those may that could not be loaded before, and whose files have not changed since.
         """
         model = self._catalogue.models.get(offer.name) or Model(offer.name)
         before = set(model.chosen)
@@ -239,35 +247,26 @@ class Rollout:
         failed = []
         for version in sorted(model.wanted):
             try:
-                if await self._is_missing(model, offer, version, settled):
+                may_load = settled is None or version in settled
+                if may_load and await self._is_missing(model, offer, version, failed_too=failed_too):
                     await self._load(model, offer, version)
             except (OperatorError, OSError) as error:
                 logger.error("%s version %d cannot be loaded: %s", offer.name, version, error)  # noqa: TRY400
                 failed.append(f"version {version}: {error}")
-        if missing := model.wanted.difference(model.available):
-            # Then what is served stays, until there is something that can take its place.
+        if missing := model.chosen.difference(model.available):
+            # Then what was chosen before stays, until there is something that can take its place.
             model.chosen = (model.chosen - missing) | before
         if offer.name in self._catalogue.models:
             self.bases[offer.name] = offer.base
-            if missing:
-                self._settle(model)
-            else:
-                await self._retire_unwanted(model)
+            await self._retire_unwanted(model)
         return failed
 
-    async def _is_missing(
-        self, model: Model, offer: Offer, number: int, settled: Collection[int] | None
-    ) -> bool:
+    async def _is_missing(self, model: Model, offer: Offer, number: int, *, failed_too: bool) -> bool:
         """Whether a version is to be loaded: it is not served, or its files have changed."""
         version = model.versions.get(number)
-        if settled is not None and number not in settled:
-            return False
-        if version is None or (settled is None and version.served is None):
-            return True
-        known = version.served.fingerprint if version.served else None
-        if settled is not None and version.failed is not None:
-            known = version.failed
-        return known != await _fingerprint(offer, number)
+        failed = None if version is None or failed_too else version.failed
+        known = failed or (version.served.fingerprint if version and version.served else None)
+        return known is None or known != await in_thread(offer.fingerprint, number)
 
     async def _load(self, model: Model, offer: Offer, number: int) -> None:
         slot = self._take_slot(model.name, number)
@@ -297,7 +296,7 @@ class Rollout:
         version = model.versions[number]
         version.reason = reason[:_REASON_CHARS]
         try:
-            version.failed = await _fingerprint(offer, number)
+            version.failed = await in_thread(offer.fingerprint, number)
         except (OperatorError, OSError):
             version.failed = _UNREADABLE
         if version.served is None:
@@ -325,13 +324,18 @@ class Rollout:
             self._published[model.name] = content
             self._fleet.publish(content)
 
+    async def _retire_all(self, model: Model) -> None:
+        model.chosen, model.wished = set(), {}
+        await self._retire_unwanted(model)
+
     async def _retire_unwanted(self, model: Model) -> None:
+        model.settle()
         leaving = {}
-        for number in model.available:
+        for number in model.unwanted:
             version = model.versions[number]
-            if number not in model.wanted and version.served is not None:
-                leaving[number] = version.served
-                version.state, version.served = "UNLOADING", None
+            assert version.served is not None, "what is available is served"
+            leaving[number] = version.served
+            version.state, version.served = "UNLOADING", None
         self._settle(model)
         for number, old in leaving.items():
             await self._remove(old)
@@ -343,7 +347,3 @@ class Rollout:
     async def _remove(self, old: Deployed) -> None:
         await self._fleet.remove(old)
         self._stock.put_back(old.number)
-
-
-async def _fingerprint(offer: Offer, version: int) -> str:
-    return await in_thread(lambda: offer.source(version).fingerprint())

@@ -22,7 +22,10 @@ __all__ = ["Stock"]
 
 
 class Stock:
-    """What a server can load. All of it may block for long; its methods may be called on any one thread at a time."""
+    """What a server can load.
+
+    All of it may block for long, and may be called on any thread; `take` and `put_back` one after the other.
+    """
 
     def __init__(self, settings: ServerSettings, workspace: Workspace, say: Callable[[str], None]) -> None:
         """Look at what settings name in a workspace; `say` tells the operator what takes long."""

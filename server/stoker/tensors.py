@@ -6,7 +6,7 @@ The batch axis is never part of a shape here: a row is one element of it, and th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -189,6 +189,11 @@ class Signature:
     def row_bytes(self) -> int:
         """Bytes of one row over all inputs and outputs."""
         return sum(spec.row_bytes for spec in (*self.inputs, *self.outputs))
+
+    def with_answers(self, size_bytes: int) -> Signature:
+        """The same with room for answers of so many bytes, if there is less; `takes` has to be `tensors`."""
+        (answer,) = self.outputs
+        return replace(self, outputs=(replace(answer, shape=(max(size_bytes, *answer.shape),)),))
 
     def to_json(self) -> dict[str, Any]:
         """Return the signature as JSON can hold it."""

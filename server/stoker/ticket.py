@@ -113,6 +113,14 @@ class Ticket:
             return self._feed.texts[index]
         return [self.exchange.arena.read_bytes("out", index, number) for number in self._numbers]
 
+    def body(self) -> bytes:
+        """The body that it was submitted with, by `Exchange.submit_body`. Only valid inside `complete`."""
+        return self.exchange.arena.read_bytes("in", 0, self._numbers[0])
+
+    def reopen(self) -> None:
+        """Be as before it was submitted, so that it can be submitted again. Only valid inside `complete`."""
+        self._open, self.error, self._numbers = True, None, []
+
     def cancel(self) -> None:
         """Give the request up: `complete` will not be called, rows that have not started will not run."""
         self._open = False

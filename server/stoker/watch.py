@@ -90,7 +90,8 @@ def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[st
     seen = {}
     for name, offer in offers.items():
         try:
-            wanted = {*offer.policy.choose(offer.versions), *offer.labels().values()}
+            labelled = set(offer.labels().values()).intersection(offer.versions)
+            wanted = labelled.union(offer.policy.choose(offer.versions))
         except OperatorError as error:
             logger.warning("%s", error)
             continue

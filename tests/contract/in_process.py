@@ -27,6 +27,7 @@ from stoker.gateway.listener import Listener
 from stoker.gateway.service import Service
 from stoker.gateway.swagger import Naming
 from stoker.keyring import Keys, KeyVerifier
+from stoker.lanes import Lane
 from stoker.metrics import MetricMemory
 from stoker.planner import BatchPolicy
 from stoker.runtimes.base import Runtime
@@ -34,7 +35,7 @@ from stoker.runtimes.script import BodyScript
 from stoker.scripts import coroutines
 from stoker.scripts.batching import BatchedCalls
 from stoker.scripts.calls import ScriptCalls
-from stoker.worker import Lane, Worker
+from stoker.worker import Worker
 
 __all__ = ["APP", "DIRECT", "DOORS", "KEY", "InProcessServer", "script"]
 

@@ -12,13 +12,27 @@ from typing import Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
-__all__ = ["Info", "array_bodies", "compressed", "infer_requests", "predict_bodies", "scoring_bodies"]
+__all__ = [
+    "DTYPES",
+    "Info",
+    "array_bodies",
+    "compressed",
+    "damaged",
+    "infer_requests",
+    "predict_bodies",
+    "scoring_bodies",
+    "sizes_of",
+]
 
 DTYPES: Final = {
     "BOOL": "bool",
     "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
     "UINT64": "uint64",
     "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
     "INT64": "int64",
     "FP16": "float16",
     "FP32": "float32",

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
+from typing import Self
 
+import numpy as np
+import tritonclient.grpc as triton
 from tests.http.raw_http import Answer, bearer, request
-from tests.live_server import LiveServer, run_stoker, wait_until
+from tests.live_server import LiveServer, free_port, run_stoker, wait_until
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
-from tests.tiny_models import write_doubler, write_mlp
+from tests.tiny_models import write_doubler, write_mlp, write_picky
+from tritonclient.utils import InferenceServerException
 
 PATH = "/api/v1/service/doubler/score"
 
@@ -36,19 +41,66 @@ def _default(server: LiveServer) -> str:
     return str(answer.json()["model_version"])
 
 
+def _labelled(server: LiveServer, label: str) -> list[str]:
+    """The versions that a label means."""
+    told = server.get(f"/v1/models/doubler/labels/{label}").json()
+    return [status["version"] for status in told.get("model_version_status", ())]
+
+
+class _Calls:
+    """A caller by gRPC on a thread of its own, who calls again as soon as it has an answer.
+
+    Attributes:
+        answered: How many calls had the right answer.
+        failure: What the first other one had instead.
+    """
+
+    def __init__(self, address: str, key: str) -> None:
+        self.answered = 0
+        self.failure: object = None
+        self._address = address
+        self._headers = {"authorization": f"Bearer {key}"}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        x = triton.InferInput("x", [1, 4], "FP32")
+        with triton.InferenceServerClient(self._address) as client:
+            while not self._ended.is_set() and self.failure is None:
+                row = np.array([[self.answered, 1, 2, 3]], np.float32)
+                x.set_data_from_numpy(row)
+                try:
+                    scores = client.infer("doubler", [x], headers=self._headers).as_numpy("y")
+                except InferenceServerException as error:
+                    self.failure = error
+                else:
+                    self.failure = None if np.array_equal(scores, 2 * row) else scores
+                    self.answered += self.failure is None
+
+
 def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
-    """No request fails while a version takes over from another, nor while one does not load; others go on."""
+    """No request and no call fails while a version takes over, nor while one does not load; others go on."""
     repository = tmp_path / "repository"
     write_doubler(repository / "doubler" / "1" / "model.onnx")
     write_mlp(repository / "mlp" / "1" / "model.onnx", seed=1)
-    server = serve(repository, "--frontends", "1")
+    grpc_port = free_port()
+    server = serve(repository, "--frontends", "1", "--grpc-port", str(grpc_port))
     admin = run_stoker("keys", "show", "admin", "--workspace", server.workspace).stdout.strip()
 
     def ask(action: str, name: str = "doubler") -> Answer:
         return _post(server, f"/v2/repository/models/{name}/{action}", b"", admin)
 
-    with Callers(server.port, scored(server.key, PATH), kept_alive=6, fresh=2) as callers:
-        wait_until(lambda: callers.answered(100), "the load runs")
+    callers = Callers(server.port, scored(server.key, PATH), kept_alive=6, fresh=2)
+    with callers, _Calls(f"127.0.0.1:{grpc_port}", server.key) as calls:
+        wait_until(lambda: callers.answered(100) and calls.answered, "the load runs")
         write_doubler(repository / "doubler" / "2" / "model.onnx")
         assert ask("load").status == 200
         assert _states(server) == {"1": "UNAVAILABLE", "2": "READY"}
@@ -63,11 +115,12 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
         outcomes = callers.stop()
 
     assert [outcome for outcome in outcomes if not outcome.right] == []
+    assert calls.failure is None
     assert server.metric("stoker_rows_total", model="doubler", version="1") >= 100
     wait_until(
         lambda: (
             sum(server.metric("stoker_rows_total", model="doubler", version=version) for version in "12")
-            == len(outcomes)
+            == len(outcomes) + calls.answered
         ),
         "all are counted, each for its version",
     )
@@ -86,25 +139,39 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_registered_versions_and_labels_are_followed(serve: Serve, tmp_path: Path, doubler: Path) -> None:
-    """A server that polls serves what is registered while it runs; a label moves the default without a restart."""
-    workspace = tmp_path / "workspace"
+    """A server that polls serves what is registered; labels move without a restart, for all protocols."""
+    workspace, grpc_port = tmp_path / "workspace", free_port()
 
     def stoker(*arguments: str | Path) -> None:
         done = run_stoker(*arguments, "--workspace", workspace)
         assert done.returncode == 0, done.stderr
 
     stoker("models", "register", "doubler", doubler)
-    server = serve("--model", "doubler", "--frontends", "1", "--poll-s", "0.2", workspace=workspace)
+    ports = ("--frontends", "1", "--grpc-port", str(grpc_port))
+    server = serve("--model", "doubler", *ports, "--poll-s", "0.2", workspace=workspace)
     with Callers(server.port, scored(server.key), kept_alive=2) as callers:
         stoker("models", "register", "doubler", doubler)
         wait_until(lambda: _states(server) == {"1": "UNAVAILABLE", "2": "READY"}, "the new version is served")
         assert _default(server) == "2"
         stoker("models", "label", "doubler", "default=1", "canary=2")
         wait_until(lambda: _default(server) == "1", "the label is followed")
-        labels = server.get("/v1/models/doubler/labels/canary").json()["model_version_status"]
-        assert [status["version"] for status in labels] == ["2"]
+        assert _labelled(server, "canary") == ["2"]
         outcomes = callers.stop()
     assert [outcome for outcome in outcomes if not outcome.right] == []
+    stoker("models", "register", "doubler", write_picky(tmp_path / "picky.onnx"))
+    stoker("models", "label", "doubler", "canary=3")
+    wait_until(lambda: _labelled(server, "canary") == ["3"], "the label has moved to a version that triples")
+    for asked, factor in (("", 2), ("/versions/1", 2), ("/versions/3", 3), ("/labels/canary", 3)):
+        body = json.dumps({"instances": [[1, 2, 3, 4]]}).encode()
+        answer = _post(server, f"/v1/models/doubler{asked}:predict", body, server.key).json()
+        assert answer == {"predictions": [[factor, 2 * factor, 3 * factor, 4 * factor]]}
+    with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+        x = triton.InferInput("x", [1, 4], "FP32")
+        x.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+        headers = {"authorization": f"Bearer {server.key}"}
+        for version, factor in (("", 2), ("3", 3)):
+            scores = client.infer("doubler", [x], model_version=version, headers=headers).as_numpy("y")
+            assert scores.tolist() == [[factor, 2 * factor, 3 * factor, 4 * factor]]
     admin = run_stoker("keys", "show", "admin", "--workspace", workspace).stdout.strip()
     refused = _post(server, "/v2/repository/models/doubler/unload", b"", admin)
     assert (refused.status, "polling is enabled" in refused.json()["error"]) == (503, True)

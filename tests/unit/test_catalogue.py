@@ -45,9 +45,30 @@ def test_a_default_that_goes_is_followed_by_the_newest_that_is_left() -> None:
     assert digits.default == 5
     for version in digits.versions.values():
         version.state = "END"
-    digits.chosen, digits.wished = set(), {"default": 3}
+    digits.chosen = set()
     digits.settle()
     assert (digits.default, digits.labels, digits.wanted) == (None, {}, set())
+
+
+def test_a_canary_is_not_the_default_for_lack_of_another() -> None:
+    """It is for those who ask for it; who asks for nothing finds nothing."""
+    digits = model(3, 7, chosen={3}, canary=7)
+    digits.settle()
+    digits.versions[3].state, digits.chosen = "UNLOADING", set()
+    digits.settle()
+    assert (digits.default, digits.labels, digits.unwanted) == (None, {"canary": 7}, [])
+
+
+def test_what_a_label_means_is_wanted_until_the_label_has_moved() -> None:
+    """Whatever has been chosen beside it meanwhile."""
+    digits = model(3, 5, chosen={5}, stable=3)
+    digits.settle()
+    digits.wished = {"stable": 7}
+    digits.settle()
+    assert (digits.labels, digits.unwanted) == ({"stable": 3}, [])
+    digits.versions[7] = Version(7, "AVAILABLE")
+    digits.settle()
+    assert (digits.labels, digits.unwanted) == ({"stable": 7}, [3])
 
 
 def test_a_version_keeps_its_slot_and_the_longest_unloaded_one_loses_it() -> None:

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,9 +15,11 @@ import pytest
 
 from stoker.commands import models as command
 from stoker.errors import InvalidSettings, ModelInUse, OperatorError, RepositoryError
+from stoker.keyring import AdminKey
 from stoker.labels import stored_labels
 from stoker.repository import Repository
 from stoker.tensors import Signature, TensorSpec
+from stoker.workspace import Workspace
 
 
 def run(*arguments: str | Path) -> int:
@@ -327,6 +331,31 @@ def test_a_version_with_a_label_is_not_deleted_by_mistake(workspace: Path, scrip
     with pytest.raises(InvalidSettings, match="digits:1 has the label stable; move it first"):
         run("delete", "digits:1")
     assert run("delete", "digits:1", "--force") == 0
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A proxy of the environment neither reaches it nor sees the admin key."""
+    seen: list[tuple[str, str]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append((self.path, self.headers["Authorization"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    key = AdminKey(Workspace(workspace).create().keys_dir).ensure().primary
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        assert run("load", "digits:3", "--url", f"http://127.0.0.1:{server.server_port}") == 0
+        answering.join()
+    assert seen == [("/v2/repository/models/digits/versions/3/load", f"Bearer {key}")]
+    assert capsys.readouterr().out == "digits:3 is loaded\n"
 
 
 def test_a_server_that_is_not_there(workspace: Path) -> None:

@@ -19,9 +19,10 @@ from stoker.gateway.roster import Roster
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.service import Service
 from stoker.gateway.statistics import statistics
+from stoker.lanes import Lane
 from stoker.metrics import MetricMemory
 from stoker.planner import BatchPolicy
-from stoker.worker import Lane, Worker
+from stoker.worker import Worker
 
 
 @pytest.fixture
@@ -139,6 +140,7 @@ class Frontend:
 
     Attributes:
         retired: Numbers of services of which nothing is left.
+        outgrown: Generations that were said to need larger rows, with the room for answers.
         arriving: Whether a body arrives that the service does not know of.
     """
 
@@ -149,8 +151,14 @@ class Frontend:
         self.workers: list[Worker] = []
         self._memory = memory
         server = {"keys_dir": "nowhere", "auth": False, "token_auth": False, "max_body_bytes": 1000}
+        self.outgrown: list[tuple[int, int]] = []
         self.roster = Roster(
-            self.gateway, memory.page(0), server, lambda _: self.arriving, self.retired.append
+            self.gateway,
+            memory.page(0),
+            server,
+            lambda _: self.arriving,
+            self.retired.append,
+            lambda *asked: self.outgrown.append(asked),
         )
 
     def load(self, number: int, version: int) -> None:
@@ -257,5 +265,33 @@ def test_a_service_waits_for_bodies_that_arrive(memory: MetricMemory) -> None:
         frontend.arriving = False
         frontend.roster.sweep()
         assert frontend.retired == [1]
+
+    play(memory, scene)
+
+
+def test_larger_rows_are_joined_under_the_same_generation(memory: MetricMemory) -> None:
+    """Also for a service that leaves: its last requests may wait for them."""
+
+    async def scene(frontend: Frontend) -> None:
+        frontend.load(1, 3)
+        frontend.route(v3=1)
+        service = frontend.gateway.find("digits")
+        (old,) = service.exchanges
+        frontend.roster._ask_larger(old, 4096)
+        assert frontend.outgrown == [(1, 4096)]
+        service.arriving += 1
+        frontend.roster.retire(1)
+        fd = Arena.create(ROWS, 8)
+        near, far = socket.socketpair()
+        joined = {"number": 1, "signature": ROWS.to_json(), "capacity": 8, "generation": 1}
+        assert frontend.roster.attach(joined, [fd, near.detach()])
+        (new,) = service.exchanges
+        assert (new.arena.capacity, old.lost) == (8, False)
+        frontend.roster.sweep()
+        assert old.lost, "nothing is in it"
+        service.arriving -= 1
+        frontend.roster.sweep()
+        assert (frontend.retired, new.lost, service.exchanges) == ([1], True, [])
+        far.close()
 
     play(memory, scene)

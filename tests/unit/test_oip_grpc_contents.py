@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.puppets import STEADY
 
-from stoker.errors import InvalidInput, MalformedBody, StokerError
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, StokerError
+from stoker.gateway.grpc import requests
 from stoker.gateway.grpc.answers import AnswerWriter
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
@@ -343,6 +344,25 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
         with pytest.raises(error) as refused:
             decode(memory, message)
         assert text in str(refused.value)
+
+
+def test_messages_that_would_take_many_times_their_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Very many parts, long typed contents, and long messages that only the library can read."""
+    monkeypatch.setattr(requests, "_MAX_PARTS", 5)
+    message = request((X, [1, 2]), (IDS, [1]), raw=(floats(1, 2), bytes(8)))
+    assert RequestMessage.read(message.SerializeToString()).raw == [floats(1, 2), bytes(8)]
+    message.outputs.add(name="y")
+    with pytest.raises(BodyTooLarge, match="more than 5 inputs, outputs and parameters"):
+        RequestMessage.read(message.SerializeToString())
+    monkeypatch.setattr(requests, "_MAX_TYPED_BYTES", 60)
+    decoder = RequestDecoder("m", model(X))
+    with pytest.raises(BodyTooLarge, match="send raw_input_contents"):
+        decode(decoder, typed(X, [8, 2], fp32_contents=range(16)))
+    long = request((X, [8, 2]), raw=(floats(*range(16)),))
+    assert decode(decoder, long).inputs["x"].shape == (8, 2), "raw contents may be long"
+    monkeypatch.setattr(requests, "_MAX_ODD_BYTES", 60)
+    with pytest.raises(MalformedBody, match="has fields that are not known here"):
+        RequestMessage.read(long.SerializeToString() + b"\xfa\x01\x02ab")
 
 
 @pytest.mark.parametrize("name", ["sequence_id", "triton_enable_empty_final_response", "own", "priority"])

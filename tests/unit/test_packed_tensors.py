@@ -1,5 +1,6 @@
 """Whole requests as rows: packing named tensors, and their JSON."""
 
+import io
 import json
 import math
 
@@ -10,9 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from tests.puppets import STEADY
 
-from stoker.errors import InvalidInput, MalformedBody
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec
-from stoker.wire.packed import join_strings, pack, split_strings, unpack
+from stoker.wire import packed
+from stoker.wire.array_bodies import decode_npy, decode_octets
+from stoker.wire.oip import checked_shape
+from stoker.wire.packed import check_string_count, join_strings, pack, split_strings, unpack
 from stoker.wire.tensor_json import decode_tensors, encode_tensors
 
 SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -98,6 +102,40 @@ def test_the_only_input_needs_no_name() -> None:
     assert (array.dtype, array.tolist()) == (np.float32, [[1, 2.5], [3, 4]])
     named = decode_tensors(body({"weights": [[1, 2]]}), model(WEIGHTS))
     assert named["weights"].tolist() == [[1, 2]]
+
+
+def test_very_many_strings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four bytes make one, and taking millions apart would keep a frontend from everything else."""
+    monkeypatch.setattr(packed, "_MAX_STRINGS", 6)
+    words, numbers = TensorInfo("words", "string", (-1, -1)), TensorInfo("x", "float32", (-1, -1))
+    check_string_count(6)
+    assert checked_shape("m", words, "BYTES", [2, 3]) == (2, 3)
+    assert checked_shape("m", numbers, "FP32", [2, 4]) == (2, 4)
+    file = io.BytesIO()
+    np.save(file, np.array([["a"] * 4] * 2))
+    for refused in (
+        lambda: checked_shape("m", words, "BYTES", [2, 4]),
+        lambda: decode_npy(file.getvalue(), words),
+    ):
+        with pytest.raises(BodyTooLarge, match="8 strings are more than the 6 that are read at once"):
+            refused()
+
+
+def test_empty_arrays_have_bounded_sizes() -> None:
+    """A hundred bytes could ask for an answer of terabytes otherwise: one row for each of nothing."""
+    tokens = TensorInfo("tokens", "int64", (-1, -1))
+    for shape in ([1 << 20, 0], [0, 0], [0, 3]):
+        assert checked_shape("m", tokens, "INT64", shape) == tuple(shape)
+    file = b"{'descr': '<i8', 'fortran_order': False, 'shape': (1048577, 0), }"
+    body = b"\x93NUMPY\x01\x00" + len(file).to_bytes(2, "little") + file
+    for refused in (
+        lambda: checked_shape("m", tokens, "INT64", [(1 << 20) + 1, 0]),
+        lambda: checked_shape("m", tokens, "INT64", [0, 1 << 40]),
+        lambda: decode_npy(body, tokens),
+        lambda: decode_octets(b"", tokens, None, "1048577,0"),
+    ):
+        with pytest.raises(MalformedBody, match="too many"):
+            refused()
 
 
 def test_scalars_and_strings_are_tensors() -> None:

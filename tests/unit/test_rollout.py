@@ -346,6 +346,82 @@ def test_a_label_whose_version_does_not_load_stays_where_it_is(play: Play) -> No
     play(scene)
 
 
+def test_unloading_a_version_leaves_those_with_labels(play: Play) -> None:
+    """Whoever asks for the label is served on; whoever asks for none finds no default."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "weights"
+        change_labels(stage.stock.base / "digits", {"canary": 7})
+        await stage.watch.look_at_labels()
+        await stage.rollout.unload("digits", 3)
+        assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+        assert (stage.fleet.told["digits"]["default"], stage.fleet.told["digits"]["labels"]) == (
+            None,
+            {"canary": 7},
+        )
+        await stage.rollout.unload("digits")
+        assert stage.fleet.states() == {3: "END", 7: "END"}
+        change_labels(stage.stock.base / "digits", {"canary": 3})
+        await stage.watch.look_at_labels()
+        assert stage.fleet.states() == {3: "END", 7: "END"}, "a label brings back no model that was unloaded"
+
+    play(scene)
+
+
+def test_a_label_that_cannot_move_keeps_its_version_and_nothing_else(play: Play) -> None:
+    """The version that it should leave stays, whatever else comes and goes; the default is not held up by it."""
+
+    async def scene(stage: Stage) -> None:
+        for version in (5, 9, 12):
+            stage.stock.files["digits", version] = "weights"
+        base = stage.stock.base / "digits"
+        change_labels(base, {"stable": 5})
+        await stage.watch.look_at_labels()
+        stage.fleet.broken = {9}
+        change_labels(base, {"stable": 9})
+        with pytest.raises(LoadFailed, match="version 9"):
+            await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "END", 5: "AVAILABLE", 9: "END", 12: "AVAILABLE"}
+        assert stage.fleet.told["digits"]["labels"] == {"stable": 5}
+        assert stage.fleet.told["digits"]["default"] == 12
+        with pytest.raises(RequestError, match="it has the label 'stable'"):
+            await stage.rollout.unload("digits", 5)
+        stage.fleet.broken = set()
+        await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "END", 5: "END", 9: "AVAILABLE", 12: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_moving_a_label_loads_no_files_that_have_changed(play: Play) -> None:
+    """Who has moved it has not said that others are complete."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 3] = "a part of other weights"
+        stage.stock.files["digits", 7] = "weights"
+        change_labels(stage.stock.base / "digits", {"canary": 7, "stable": 3})
+        await stage.watch.look_at_labels()
+        assert [line for line in stage.fleet.happened() if "load" in line] == ["load digits 7"]
+        assert stage.fleet.told["digits"]["labels"] == {"canary": 7, "stable": 3}
+
+    play(scene)
+
+
+def test_a_label_of_a_version_that_is_being_replaced_stays(play: Play) -> None:
+    """Its folder holds no model just now, and what was loaded from it goes on under its name."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "weights"
+        change_labels(stage.stock.base / "digits", {"stable": 3})
+        await stage.look(2)
+        stage.stock.broken = {("digits", 3)}
+        await stage.look(2)
+        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "AVAILABLE"}
+
+    play(scene)
+
+
 def test_the_watch_loads_what_has_come_to_rest(play: Play) -> None:
     """A version whose files still change, or that holds no model yet, is left alone, and so is the one before."""
 

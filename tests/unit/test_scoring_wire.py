@@ -18,6 +18,7 @@ from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
 from stoker.wire.scoring import (
     ScoringDecoder,
+    check_slow,
     check_text,
     check_values,
     encode_each,
@@ -503,10 +504,30 @@ def test_json_rows_are_joined() -> None:
     assert encode_texts([b"1"]) == b"[1]"
 
 
-@pytest.mark.parametrize("unit", [b"0,", b"[0],", b"{},"])
+def test_long_bodies_with_wide_letters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them makes Python take two or four bytes for each other letter of its text."""
+    monkeypatch.setattr(scoring, "_MAX_VALUES", 10)
+    monkeypatch.setattr(scoring, "_MAX_WIDE_BYTES", 20)
+    for letter in "\u0100中😀\U0010ffff":
+        with pytest.raises(BodyTooLarge, match="letters beyond U"):
+            check_values(f'"{letter}"'.encode().ljust(21))
+        check_values(f'"{letter}"'.encode().ljust(20))
+    check_values('"a\x7f\x80é\xff"'.encode().ljust(21))
+
+
+def test_long_texts_for_the_slow_parser_are_refused() -> None:
+    """It takes a second for each dozen megabytes, in which the frontend does nothing else."""
+    check_slow(bytes(16 << 20))
+    with pytest.raises(BodyTooLarge, match="is read up to 16 MiB"):
+        check_slow(bytes((16 << 20) + 1))
+
+
+@pytest.mark.parametrize("unit", [b"0,", b"[0],", b"{},", b'"",', b'{"a":0},'])
 def test_more_values_than_memory_allows_are_refused(unit: bytes) -> None:
     """Some bytes of JSON make ten times as many of Python's: so many of them are told to come in another form."""
     few, many = (b'{"data": [' + unit * count + b'0], "x": 1}' for count in (1 << 19, 1 << 22))
     check_values(few)
     with pytest.raises(BodyTooLarge, match="4194304 JSON values"):
         parse_document(many)
+    with pytest.raises(BodyTooLarge, match="4194304 JSON values"):
+        ScoringDecoder(one_input("float32", 2)).decode(many)

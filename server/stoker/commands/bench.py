@@ -22,6 +22,7 @@ _MODEL_OPTIONS: Final = (*_COMMON, "uri", "model", "rows", "baselines")
 _SCRIPT_OPTIONS: Final = (*_COMMON, "run_folder", "script")
 _PROTOCOL_OPTIONS: Final = (*_COMMON, "model", "rows")
 _GRPC_OPTIONS: Final = (*_COMMON, "model")
+_LOADING_OPTIONS: Final = (*_COMMON, "model")
 _OPTIONS: Final = tuple(dict.fromkeys(_MODEL_OPTIONS + _SCRIPT_OPTIONS + _PROTOCOL_OPTIONS))
 
 
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="bench the Open Inference Protocol over gRPC instead, beside a bare grpc.aio server that gives "
         "the same message back",
+    )
+    benches.add_argument(
+        "--loading",
+        action="store_true",
+        help="bench a server that loads and unloads another model all the time instead, beside itself while it "
+        "does not",
     )
     parser.add_argument(
         "--uri",
@@ -72,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         nargs="+",
         metavar="N",
-        help="connections, one case each with one row a request (default: 64 48 1, else 64)",
+        help="connections, one case each with one row a request (default: 64 48 1; 16 with --loading, else 64)",
     )
     parser.add_argument(
         "--rows",
@@ -138,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> Report:
     from stoker_bench.bench import BenchOptions, run_bench
+    from stoker_bench.loading_bench import LoadingBenchOptions, run_loading_bench
     from stoker_bench.protocol_bench import ProtocolBenchOptions, run_protocol_bench
     from stoker_bench.script_bench import ScriptBenchOptions, run_script_bench
 
@@ -151,6 +159,8 @@ def _report(args: argparse.Namespace) -> Report:
         from stoker_bench.grpc_bench import GrpcBenchOptions, run_grpc_bench
 
         return run_grpc_bench(GrpcBenchOptions(**_given(args, "grpc", *_GRPC_OPTIONS)))
+    if args.loading:
+        return run_loading_bench(LoadingBenchOptions(**_given(args, "loading", *_LOADING_OPTIONS)))
     return run_bench(BenchOptions(key=args.key, **_given(args, "", *_MODEL_OPTIONS)))
 
 

@@ -42,9 +42,11 @@ def ask_admin(server: str, path: str, key: str | None) -> None:
         raise InvalidSettings(f"{server} is no address of a server; it has to be like {SERVER}")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     request = urllib.request.Request(server.rstrip("/") + path, b"", headers, method="POST")  # noqa: S310  # checked
+    # A proxy does not reach this machine's loopback, and is not to see the key of its workspace.
+    proxies = urllib.request.ProxyHandler({} if on_loopback(server) else None)
     try:
         # Loading takes as long as it takes.
-        urllib.request.urlopen(request).close()  # noqa: S310  # checked
+        urllib.request.build_opener(proxies).open(request).close()
     except urllib.error.HTTPError as error:
         raise OperatorError(_reason(error)) from error
     except OSError as error:

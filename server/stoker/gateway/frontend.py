@@ -3,7 +3,8 @@
 Messages it gets: `start` (settings, services, listening sockets), `serve` (a further version of a model),
 `attach` (arena and doorbell of a replica), `route` (what a model's names mean), `retire` (a version is served no
 more), `listen`, `detach` (a replica's device process has ended), `reply` (to a request), `drain`, `stop`. Messages
-it sends: `started`, `listening`, `attached`, `retired`, `request`, `stopped`. It ends when the control channel does.
+it sends: `started`, `listening`, `attached`, `outgrown` (answers of a replica do not fit the rows of its arena),
+`retired`, `request`, `stopped`. It ends when the control channel does.
 """
 
 from __future__ import annotations
@@ -119,7 +120,12 @@ class _Frontend:
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._listener = listener = Listener(create_app(gateway), gateway, sockets)
         self._roster = roster = Roster(
-            gateway, memory.page(message["page"]), message, listener.receives_for, self._tell_retired
+            gateway,
+            memory.page(message["page"]),
+            message,
+            listener.receives_for,
+            self._tell_retired,
+            self._tell_outgrown,
         )
         for service in message["services"]:
             roster.serve(service)
@@ -145,6 +151,9 @@ class _Frontend:
 
     def _tell_retired(self, number: int) -> None:
         self._channel.send("retired", number=number)
+
+    def _tell_outgrown(self, generation: int, answer_bytes: int) -> None:
+        self._channel.send("outgrown", generation=generation, answer_bytes=answer_bytes)
 
     def _sweep(self) -> None:
         assert self._roster is not None, "started with it"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.arena import Arena
 from stoker.exchange import Exchange
 from stoker.gateway.assembly import assemble
+from stoker.gateway.larger_rows import LargerRows
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.tensors import Signature
 
@@ -50,6 +51,7 @@ class Roster:
         server: Mapping[str, Any],
         arriving: Callable[[Service], bool],
         on_retired: Callable[[int], None],
+        on_outgrown: Callable[[int, int], None],
     ) -> None:
         """Begin with nothing.
 
@@ -59,12 +61,15 @@ class Roster:
             server: What the `start` message says of the server.
             arriving: Whether a request for a service is being received that the service does not know of.
             on_retired: Called with the number of a service of which nothing is left.
+            on_outgrown: Called with the generation of a replica whose answers do not fit their rows, and the room in
+                bytes that they should have; to be answered by an `attach` with that.
         """
         self._gateway = gateway
         self._page = page
         self._server = server
         self._arriving = arriving
         self._on_retired = on_retired
+        self._on_outgrown = on_outgrown
         self._services: dict[int, Service] = {}
         self._leaving: list[_Leaving] = []
         self._exchanges: dict[int, Exchange] = {}
@@ -74,6 +79,7 @@ class Roster:
         """Have a service; nobody is sent to it before it is routed."""
         service = assemble(content, self._page, self._server)
         service.draining = self._gateway.draining
+        service.larger_rows = LargerRows(self._ask_larger)
         self._services[content["number"]] = service
 
     def route(self, content: Mapping[str, Any]) -> None:
@@ -92,9 +98,13 @@ class Roster:
         self._gateway.route(content["name"], ServedModel(versions, default, labels))
 
     def attach(self, message: Message, fds: Sequence[int]) -> bool:
-        """Join a service with a replica; False if it has been retired meanwhile."""
+        """Join a service with a replica, or anew with larger rows; False if it has been retired meanwhile."""
         arena_fd, doorbell_fd = fds
-        service, generation = self._services.get(message["number"]), message["generation"]
+        number, generation = message["number"], message["generation"]
+        service = self._services.get(number)
+        if service is None and generation in self._exchanges:
+            # One that leaves may wait for larger rows, to answer its last requests.
+            service = next((one.service for one in self._leaving if one.number == number), None)
         if service is None:
             os.close(arena_fd)
             os.close(doorbell_fd)
@@ -102,10 +112,13 @@ class Roster:
         arena = Arena(arena_fd, Signature.from_json(message["signature"]), message["capacity"])
         os.close(arena_fd)
 
+        joined = service
+
         def on_lost(exchange: Exchange) -> None:
-            service.detach(exchange)
-            self._exchanges.pop(generation, None)
-            logger.warning("a device process of %s has ended; its requests were told", service.name)
+            joined.detach(exchange)
+            if self._exchanges.get(generation) is exchange:
+                del self._exchanges[generation]
+            logger.warning("a device process of %s has ended; its requests were told", joined.name)
 
         exchange = Exchange(
             arena,
@@ -115,6 +128,9 @@ class Roster:
             loop=asyncio.get_running_loop(),
         )
         service.attach(exchange)
+        outgrown = self._exchanges.get(generation)
+        if outgrown is not None:
+            service.replace(outgrown, exchange)
         # While nobody knew that the model wants to see heads, its requests went past them.
         self._gateway.heads.clear()
         self._exchanges[generation] = exchange
@@ -140,8 +156,7 @@ class Roster:
         now_ns = time.monotonic_ns()
         for service in self._all():
             service.metrics.flush()
-            for exchange in tuple(service.exchanges):
-                exchange.sweep(now_ns)
+            service.sweep(now_ns)
             service.metrics.set_in_flight_rows(service.leased_rows)
         for leaving in list(self._leaving):
             service = leaving.service
@@ -164,13 +179,16 @@ class Roster:
         yield from self._services.values()
         yield from (leaving.service for leaving in self._leaving)
 
+    def _ask_larger(self, exchange: Exchange, answer_bytes: int) -> None:
+        generation = next(number for number, known in self._exchanges.items() if known is exchange)
+        self._on_outgrown(generation, answer_bytes)
+
     def _dismiss(self, leaving: _Leaving) -> None:
         service = leaving.service
         for generation, exchange in list(self._exchanges.items()):
             if exchange in service.exchanges:
                 del self._exchanges[generation]
-                service.detach(exchange)
-                exchange.close()
+        service.leave_exchanges()
         service.metrics.flush()
         service.metrics.set_in_flight_rows(0)
         if service.collector is None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
+from stoker.wire.packed import check_string_count, has_too_many_elements
 from stoker.wire.tensor_json import as_dtype
 
 __all__ = ["decode_npy", "decode_octets", "encode_npy"]
@@ -25,7 +26,6 @@ _MAGIC: Final = b"\x93NUMPY"
 _LENGTHS: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I")}
 _MAX_HEADER_BYTES: Final = 10_000
 _MAX_AXES: Final = 32
-_MAX_ELEMENTS: Final = 1 << 40
 _DESCRIPTION: Final = re.compile(r"[<>|=]?(?:\?|[biufSU][1-9][0-9]{0,8})")
 _SHAPE: Final = re.compile(r"(?:[0-9]{1,18}(?:, *[0-9]{1,18})*)?")
 _TAKEN: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
@@ -71,7 +71,7 @@ def _derived(body: bytes, info: TensorInfo, dtype: np.dtype[Any]) -> tuple[int, 
 
 
 def _numbers(content: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    if len(shape) > _MAX_AXES or math.prod(size for size in shape if size) > _MAX_ELEMENTS:
+    if len(shape) > _MAX_AXES or has_too_many_elements(shape):
         raise MalformedBody("The array has too many axes or elements.")
     needed_bytes = math.prod(shape) * dtype.itemsize
     if len(content) != needed_bytes:
@@ -102,6 +102,7 @@ def decode_npy(body: bytes, info: TensorInfo) -> np.ndarray:
     Raises:
         MalformedBody: It is no such file of version 1 or 2, or holds objects.
         InvalidInput: Its array does not fit the model.
+        BodyTooLarge: It holds too many strings.
     """
     dtype, fortran, shape, start = _header(body)
     # In Fortran's order the same bytes are the transposed array in C's.
@@ -150,6 +151,7 @@ def _dtype(description: Any) -> np.dtype[Any]:
 def _strings(array: np.ndarray, info: TensorInfo) -> np.ndarray:
     if array.dtype.kind not in "SU" or not info.fits(array.shape):
         raise InvalidInput(f"Expected {info}, got {array.dtype.name}{list(array.shape)}.")
+    check_string_count(array.size)
     strings = np.empty(array.size, object)
     codes = np.dtype(np.uint32).newbyteorder(array.dtype.byteorder)
     if array.dtype.kind == "U" and np.ascontiguousarray(array).view(codes).max(initial=0) > sys.maxunicode:

@@ -17,12 +17,13 @@ import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.packed import join_strings, split_strings
+from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
 from stoker.wire.scoring import check_slow, check_text, check_values, finite, nesting_depth
 from stoker.wire.tensor_json import as_tensor, check_rows
 
 __all__ = [
     "DATATYPES",
+    "MAX_AXES",
     "InferRequest",
     "WantedOutput",
     "all_inputs",
@@ -62,7 +63,9 @@ _BY_DTYPE: Final = {
 
 _MAX_DEPTH: Final = 100
 _MAX_CLASSIFIED: Final = 1_000_000
-_MAX_ELEMENTS: Final = 1 << 40
+_MAX_TIMEOUT_US: Final = 1 << 40
+MAX_AXES: Final = 32
+"""The most axes of an input: no array has more than 64, and the product of a million sizes takes hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ def timeout_ns(parameters: Mapping[str, Any]) -> int | None:
     value = parameters.get("timeout", 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise MalformedBody("'timeout' must be a number of microseconds")
-    return min(value, _MAX_ELEMENTS) * 1000 or None
+    return min(value, _MAX_TIMEOUT_US) * 1000 or None
 
 
 def _decode_inputs(
@@ -259,16 +262,21 @@ def checked_shape(model: str, info: TensorInfo, datatype: Any, shape: Any) -> tu
     Raises:
         MalformedBody: It is no list of sizes, or has too many elements.
         InvalidInput: The datatype or the shape is not the model's.
+        BodyTooLarge: There are too many strings.
     """
     expected = DATATYPES[info.dtype]
     if datatype != expected:
         raise InvalidInput(
             f"inference input '{info.name}' data-type is '{datatype}', but model '{model}' expects '{expected}'"
         )
+    if isinstance(shape, list) and len(shape) > MAX_AXES:
+        raise MalformedBody(f"the shape of input '{info.name}' has more than {MAX_AXES} axes")
     if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
         raise MalformedBody(f"the shape of input '{info.name}' must be a list of non-negative integers")
-    if math.prod(size for size in shape if size) > _MAX_ELEMENTS:
+    if has_too_many_elements(shape):
         raise MalformedBody(f"the shape of input '{info.name}' has too many elements")
+    if info.dtype == "string":
+        check_string_count(math.prod(shape))
     return _check_shape(model, info, tuple(shape))
 
 

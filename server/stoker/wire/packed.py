@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-__all__ = ["join_strings", "pack", "split_strings", "unpack"]
+from stoker.errors import BodyTooLarge
+
+__all__ = ["check_string_count", "has_too_many_elements", "join_strings", "pack", "split_strings", "unpack"]
 
 _HEAD: Final = struct.Struct("=Q")
 _LENGTH: Final = struct.Struct("<I")
 _ALIGN: Final = 8
+_MAX_STRINGS: Final = 1 << 20
+_MAX_ELEMENTS: Final = 1 << 40
+_MAX_EMPTY: Final = 1 << 20
 
 
 def pack(tensors: Mapping[str, np.ndarray]) -> bytes:
@@ -59,6 +64,26 @@ def join_strings(array: np.ndarray) -> bytes:
     for element in array.reshape(-1).tolist():
         parts += (_LENGTH.pack(len(element)), element)
     return b"".join(parts)
+
+
+def has_too_many_elements(shape: Sequence[int]) -> bool:
+    """Whether a shape is larger than any content could be, or says more of nothing than a model should compute with.
+
+    The content of an array has to be there, and is bounded with the body; sizes beside a size of 0 are not.
+    """
+    return math.prod(size for size in shape if size) > (_MAX_ELEMENTS if all(shape) else _MAX_EMPTY)
+
+
+def check_string_count(count: int) -> None:
+    """Refuse more strings than can be taken apart while others are served.
+
+    Raises:
+        BodyTooLarge: There are more than a million.
+    """
+    if count > _MAX_STRINGS:
+        raise BodyTooLarge(
+            f"{count} strings are more than the {_MAX_STRINGS} that are read at once; send them in parts."
+        )
 
 
 def split_strings(data: bytes | memoryview, count: int) -> np.ndarray:

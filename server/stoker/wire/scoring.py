@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from stoker.tensors import Signature, TensorSpec
 
 __all__ = [
     "ScoringDecoder",
+    "check_slow",
     "check_text",
     "check_values",
     "decode_document",
@@ -37,6 +39,10 @@ __all__ = [
 _MAX_DEPTH: Final = 100
 _PIECE_BYTES: Final = 1 << 18
 _MAX_VALUES: Final = 1 << 22
+_MAX_WIDE_BYTES: Final = 48 << 20
+_WIDE_LETTER: Final = re.compile(rb"[\xc4-\xf4]")
+_MAX_SLOW_BYTES: Final = 16 << 20
+_KEPT_BYTES: Final = 8 << 20
 _BOM: Final = b"\xef\xbb\xbf"
 _STRUCTURE: Final = b"[],"
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
@@ -62,9 +68,15 @@ class ScoringDecoder:
             MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
             InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the message says
                 what was expected and what came.
+            BodyTooLarge: See `check_values`.
         """
         if self._spec is not None:
+            if len(body) > _MAX_VALUES:
+                check_values(body)
             rows = self._decode_fast(body, self._spec)
+            if len(body) > _KEPT_BYTES:
+                # A parser keeps the memory of its largest document, many times the document's.
+                self._parser = simdjson.Parser()
             if rows is not None:
                 return [rows]
         return decode_document(parse_document(body), self._signature)
@@ -129,17 +141,39 @@ def nesting_depth(body: bytes) -> int:
 
 
 def check_values(body: bytes) -> None:
-    """Refuse JSON of so many values that Python's objects for them would take many times the body's memory.
+    """Refuse JSON of so many values that what is made of them would take many times the body's memory.
+
+    A number or a list counts once, a string three times, an object more often: once for some 50 bytes of memory.
 
     Raises:
-        BodyTooLarge: There are more than four million numbers, lists and other values.
+        BodyTooLarge: There are more than four million; or a long text has a letter for which Python takes two or four
+            bytes for each of its letters.
     """
     if len(body) <= _MAX_VALUES:
         return
+    if len(body) > _MAX_WIDE_BYTES and not body.isascii() and _WIDE_LETTER.search(body):
+        raise BodyTooLarge(
+            f"JSON with letters beyond U+00FF is read up to {_MAX_WIDE_BYTES >> 20} MiB; send it in parts, or as "
+            "binary data."
+        )
     # What stands in strings counts too.
-    if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+    count = sum(map(body.count, (b",", b"[", b":", b'"'))) + 3 * body.count(b"{")
+    if count > _MAX_VALUES:
         raise BodyTooLarge(
             f"The request body holds more than {_MAX_VALUES} JSON values; send it in parts, or as binary data."
+        )
+
+
+def check_slow(body: bytes) -> None:
+    """Refuse what only Python's own parser of JSON reads, if it is long: nobody else is served meanwhile.
+
+    Raises:
+        BodyTooLarge: It has more than 16 MiB.
+    """
+    if len(body) > _MAX_SLOW_BYTES:
+        raise BodyTooLarge(
+            f"JSON with the words NaN or Infinity, or with something behind it, is read up to "
+            f"{_MAX_SLOW_BYTES >> 20} MiB; send it in parts, or as binary data."
         )
 
 

@@ -10,7 +10,14 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from stoker.errors import DeadlineExceeded, MalformedBody, ModelFailed, StokerError
+from stoker.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    DeviceOutOfMemory,
+    MalformedBody,
+    ModelFailed,
+    StokerError,
+)
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.request_ids import RequestIds
 
@@ -66,10 +73,17 @@ def authorization_of(metadata: dict[str, Any]) -> bytes:
     return value.encode("latin-1", "replace")
 
 
-def reader(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """A deserializer that returns the error to answer with, where gRPC would write one into the log."""
+def reader(read: Callable[[bytes], Any], max_bytes: int | None = None) -> Callable[[bytes], Any]:
+    """A deserializer that returns the error to answer with, where gRPC would write one into the log.
+
+    Args:
+        read: Reads a message.
+        max_bytes: The longest one that is read; None leaves that to gRPC.
+    """
 
     def read_or_say_why(content: bytes) -> Any:
+        if max_bytes is not None and len(content) > max_bytes:
+            return BodyTooLarge(f"the message has {len(content)} bytes; this method reads {max_bytes}")
         try:
             return read(content)
         except StokerError as error:
@@ -146,7 +160,7 @@ def _refuse(context: Any, error: StokerError) -> None:
     metadata = tuple(context.trailing_metadata() or ())
     if error.retry_after_s is not None:
         metadata += (("retry-after", str(error.retry_after_s)),)
-    if isinstance(error, ModelFailed):
+    if isinstance(error, ModelFailed | DeviceOutOfMemory):
         metadata += (("error-id", error.error_id),)
     context.set_code(status_of(error))
     context.set_details(shown(error))

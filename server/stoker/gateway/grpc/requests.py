@@ -8,11 +8,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from stoker.errors import InvalidInput, MalformedBody
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.gateway.grpc.contents import from_typed, no_data
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.oip import (
+    MAX_AXES,
     InferRequest,
     WantedOutput,
     all_inputs,
@@ -26,7 +27,13 @@ from stoker.wire.oip import (
 __all__ = ["RequestDecoder", "RequestMessage"]
 
 _MAX_FORMS: Final = 1024
-_MAX_FORM_BYTES: Final = 4096
+_MAX_REMEMBERED_BYTES: Final = 4096
+_MAX_PARTS: Final = 10_000
+"""Inputs, outputs, parameters and raw contents of one message: each costs a hundred times its two bytes."""
+_MAX_TYPED_BYTES: Final = 8 << 20
+"""A message without its raw contents: a number of one byte in it becomes two of eight, for a while."""
+_MAX_ODD_BYTES: Final = 4 << 20
+"""A message that only the library can read, which makes objects of all of it."""
 _MAX_LENGTH_BITS: Final = 28
 _FINAL: Final = "triton_enable_empty_final_response"
 
@@ -52,6 +59,7 @@ class RequestMessage(NamedTuple):
 
         Raises:
             MalformedBody: The bytes are no message.
+            BodyTooLarge: It has too many parts.
         """
         try:
             (name, version, identifier), raw, form = _take_apart(content)
@@ -62,6 +70,8 @@ class RequestMessage(NamedTuple):
 
     @classmethod
     def _read_otherwise(cls, content: bytes) -> RequestMessage:
+        if len(content) > _MAX_ODD_BYTES:
+            raise MalformedBody("the message is no ModelInferRequest, or has fields that are not known here")
         try:
             message = ModelInferRequest.FromString(content)
         except DecodeError:
@@ -82,11 +92,16 @@ def _take_apart(content: bytes) -> tuple[list[memoryview], list[memoryview], byt
     Raises:
         IndexError: The bytes end within a length.
         ValueError: There is another field, or the bytes end within one.
+        BodyTooLarge: There are too many fields.
     """
     view, end = memoryview(content), len(content)
-    texts, raw, rest = [view[:0]] * 3, [], []
+    texts = [view[:0]] * 3
+    raw: list[memoryview] = []
+    rest: list[memoryview] = []
     start = 0
-    while start < end:
+    for _ in range(_MAX_PARTS + 1):
+        if start == end:
+            return texts, raw, b"".join(rest)
         at = start + 1
         size, shift = 0, 0
         while (byte := content[at]) > 0x7F and shift < _MAX_LENGTH_BITS:
@@ -110,7 +125,7 @@ def _take_apart(content: bytes) -> tuple[list[memoryview], list[memoryview], byt
             case tag:
                 raise ValueError(f"the field {tag >> 3} of type {tag & 7} is none of this message")
         start = stop
-    return texts, raw, b"".join(rest)
+    raise BodyTooLarge(f"the message has more than {_MAX_PARTS} inputs, outputs and parameters")
 
 
 class RequestDecoder:
@@ -137,12 +152,17 @@ class RequestDecoder:
         Raises:
             MalformedBody: Contents are missing, superfluous, or do not have the size of the shape.
             InvalidInput: It does not fit the model.
+            BodyTooLarge: It has more typed contents than are read.
         """
         form = self._forms.get(message.form)
         known = None if form is None else form.decode(message)
         return known or self._read(message)
 
     def _read(self, message: RequestMessage) -> InferRequest:
+        if len(message.form) > _MAX_TYPED_BYTES:
+            raise BodyTooLarge(
+                f"typed contents above {_MAX_TYPED_BYTES >> 20} MiB are not read: send raw_input_contents"
+            )
         try:
             request = ModelInferRequest.FromString(message.form)
         except DecodeError:
@@ -172,7 +192,7 @@ class RequestDecoder:
             if name in arrays:
                 raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
             _checked_parameters(tensor)
-            shape = checked_shape(model, info, tensor.datatype, list(tensor.shape))
+            shape = checked_shape(model, info, tensor.datatype, tensor.shape[: MAX_AXES + 1])
             if raw:
                 arrays[name] = from_raw(model, info, shape, self._raw_of(tensor, raw, position))
             else:
@@ -194,7 +214,7 @@ class RequestDecoder:
         return raw[position]
 
     def _remember(self, key: bytes, names: list[str], decoded: InferRequest) -> None:
-        if len(key) > _MAX_FORM_BYTES or not all(map(_is_taken_as_it_is, self._tensors.inputs)):
+        if len(key) > _MAX_REMEMBERED_BYTES or not all(map(_is_taken_as_it_is, self._tensors.inputs)):
             return
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()

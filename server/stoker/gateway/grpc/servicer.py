@@ -48,6 +48,8 @@ from stoker.wire.oip import DATATYPES
 __all__ = ["Infer", "InferenceServicer"]
 
 _PREFIX: Final = f"/{SERVICE}/"
+_MAX_SHORT_BYTES: Final = 1 << 20
+"""The longest message of methods that infer nothing: they are read before anybody is asked for a key."""
 _NEED_KEY: Final = (f"{_PREFIX}ModelInfer", f"{_PREFIX}ModelStreamInfer")
 _EXTENSIONS: Final = {
     "ModelConfig": "model_configuration",
@@ -103,11 +105,13 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             "RepositoryModelUnload": repository.unload,
         }
         self._handlers = {
-            _PREFIX + name: self._unary(name, method, message(METHODS[name].input_type.name).FromString)
+            _PREFIX + name: self._unary(
+                name, method, reader(message(METHODS[name].input_type.name).FromString, _MAX_SHORT_BYTES)
+            )
             for name, method in unary.items()
         }
         self._handlers[f"{_PREFIX}ModelInfer"] = self._unary(
-            "ModelInfer", self._model_infer, RequestMessage.read
+            "ModelInfer", self._model_infer, reader(RequestMessage.read)
         )
         self._handlers[f"{_PREFIX}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._under_way.handler(self._model_stream_infer),
@@ -133,14 +137,15 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
 
     def _check_key(self, authorization: bytes) -> StokerError | None:
         """The error for a caller whose key is no model's: it need not send its message."""
-        services = list(self._gateway.services.values())
+        # Not the defaults alone: a model may be served only under its labels.
+        services = list(self._gateway.all_services)
         for service in services:
             if service.authorized(authorization):
                 return None
         if not services:
             return None
         error = services[0].unauthorized(authorization)
-        if len(services) == 1:
+        if len({service.name for service in services}) == 1:
             services[0].count_refusal(error)
         return error
 
@@ -149,7 +154,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
     ) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(
             self._under_way.handler(method),
-            reader(read),
+            read,
             message(METHODS[name].output_type.name).SerializeToString,
         )
 

@@ -26,6 +26,7 @@ _STATUSES: Final[dict[type[errors.StokerError], grpc.StatusCode]] = {
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.DeviceLost: grpc.StatusCode.UNAVAILABLE,
+    errors.DeviceOutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ScoringTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
 }

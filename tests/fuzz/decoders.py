@@ -1,0 +1,237 @@
+"""What must hold for every body that a decoder is given, and the bodies to try."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from hypothesis import strategies as st
+from tests.fuzz.bodies import (
+    Info,
+    array_bodies,
+    compressed,
+    infer_requests,
+    predict_bodies,
+    scoring_bodies,
+)
+from tests.fuzz.messages import infer_messages
+
+from stoker.errors import RequestError
+from stoker.gateway.encodings import PIECE_BYTES, inflater_for
+from stoker.gateway.grpc.messages import ModelInferRequest
+from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
+from stoker.gateway.infer_dialect import InferDialect
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.wire.array_bodies import decode_npy, decode_octets
+from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
+from stoker.wire.oip import decode_infer
+from stoker.wire.packed import pack, unpack
+from stoker.wire.scoring import ScoringDecoder
+from stoker.wire.tensor_json import decode_tensors
+from stoker.wire.tfs import decode_examples, decode_predict
+
+__all__ = ["BODY_LIMIT_MB", "DECODERS", "Decoder"]
+
+BODY_LIMIT_MB: Final = 16
+
+DTYPES: Final = {
+    "FP32": "float32",
+    "INT8": "int8",
+    "UINT64": "uint64",
+    "BOOL": "bool",
+    "FP16": "float16",
+    "INT64": "int64",
+    "BYTES": "string",
+}
+ALONE: Final[list[list[Info]]] = [
+    [("x", "FP32", (-1, 2))],
+    [("x", "INT8", (-1, -1))],
+    [("x", "UINT64", (-1,))],
+    [("x", "BOOL", (-1,))],
+    [("x", "FP16", ())],
+    [("words", "BYTES", (-1, -1))],
+    [("a", "FP32", (-1, 2)), ("b", "INT64", (-1,))],
+]
+"""The inputs of models that only decoders know."""
+
+
+def tensors_of(infos: Sequence[Info]) -> ModelTensors:
+    """A model with these inputs."""
+    inputs = tuple(TensorInfo(name, DTYPES[datatype], shape) for name, datatype, shape in infos)
+    outputs = (TensorInfo("y", "float32", (-1,)),)
+    return ModelTensors(inputs, outputs, batched=all(info.shape[:1] == (-1,) for info in inputs))
+
+
+TENSORS: Final = [tensors_of(infos) for infos in ALONE]
+SIGNATURES: Final = [
+    Signature(tuple(TensorSpec(*spec) for spec in specs), (TensorSpec("y", "float32", ()),))
+    for specs in (
+        [("x", "float32", (2,))],
+        [("x", "int8", ())],
+        [("x", "uint64", (2, 2))],
+        [("x", "bool", (1,))],
+        [("a", "float32", (2,)), ("b", "int64", ())],
+    )
+]
+
+
+def attempt(decode: Callable[[], Any]) -> Any:
+    """Decode; None if the body was refused, which is right too."""
+    started_s = time.monotonic()
+    try:
+        decoded = decode()
+    except RequestError:
+        decoded = None
+    assert time.monotonic() - started_s < 2, "that took too long"
+    return decoded
+
+
+def check_arrays(arrays: dict[str, np.ndarray], tensors: ModelTensors) -> None:
+    """Assert that inputs are what the model takes, and that they survive being packed."""
+    infos = {info.name: info for info in tensors.inputs}
+    assert set(arrays) == set(infos)
+    for name, array in arrays.items():
+        assert infos[name].fits(array.shape), (name, array.shape)
+        assert array.dtype == (object if infos[name].dtype == "string" else infos[name].dtype)
+    again = unpack(pack(arrays))
+    for name, array in arrays.items():
+        assert again[name].shape == array.shape
+        assert pack({name: again[name]}) == pack({name: array})
+
+
+def check_infer(example: tuple[bytes, str | None]) -> None:
+    body, length = example
+    for tensors in TENSORS:
+
+        def decode(tensors: ModelTensors = tensors) -> Any:
+            dialect = InferDialect.for_length(None if length is None else length.encode())
+            return decode_infer("m", tensors, body, dialect._json_bytes)
+
+        request = attempt(decode)
+        if request is not None:
+            check_arrays(request.inputs, tensors)
+
+
+def check_predict(body: bytes) -> None:
+    for tensors in TENSORS:
+        request = attempt(lambda tensors=tensors: decode_predict(tensors, body))
+        if request is not None:
+            check_arrays(request.inputs, tensors)
+        arrays = attempt(lambda tensors=tensors: decode_examples(tensors, body))
+        if arrays is not None:
+            check_arrays(arrays, tensors)
+
+
+def check_scoring(body: bytes) -> None:
+    for signature in SIGNATURES:
+        rows = attempt(lambda signature=signature: ScoringDecoder(signature).decode(body))
+        if rows is not None:
+            assert [array.shape[1:] for array in rows] == [spec.shape for spec in signature.inputs]
+    for tensors in TENSORS:
+        arrays = attempt(lambda tensors=tensors: decode_tensors(body, tensors))
+        if arrays is not None:
+            check_arrays(arrays, tensors)
+
+
+def check_array(example: tuple[bytes, dict[str, str]]) -> None:
+    body, headers = example
+    dtype, shape = headers.get("x-stoker-dtype"), headers.get("x-stoker-shape")
+
+    def decoded(info: TensorInfo) -> list[np.ndarray | None]:
+        return [
+            attempt(lambda: decode_npy(body, info)),
+            attempt(lambda: decode_octets(body, info, dtype, shape)),
+        ]
+
+    for tensors in TENSORS:
+        info = tensors.inputs[0]
+        for array in decoded(info):
+            if array is not None:
+                check_arrays({info.name: array}, ModelTensors((info,), (), batched=False))
+
+
+def check_inflation(example: tuple[bytes, str]) -> None:
+    body, coding = example
+    inflater = inflater_for([coding.encode()])
+    assert inflater is not None
+
+    def inflate() -> int:
+        total = 0
+        for start in range(0, len(body), 1000):
+            for piece in inflater.feed(body[start : start + 1000]):
+                assert 0 < len(piece) <= PIECE_BYTES
+                total += len(piece)
+                if total > BODY_LIMIT_MB << 20:
+                    return total
+        inflater.finish()
+        return total
+
+    attempt(inflate)
+
+
+texts = st.text(st.characters(max_codepoint=255), max_size=9)
+heads = st.builds(RequestHead, texts, texts, texts, st.lists(st.tuples(texts, texts), max_size=4), texts)
+requests = st.builds(
+    ScriptRequest, st.binary(max_size=40), st.binary(max_size=99), st.integers(0, 1 << 40), st.none() | heads
+)
+answers = st.builds(
+    ScriptAnswer,
+    st.binary(max_size=99),
+    st.integers(0, 999),
+    st.binary(max_size=40),
+    st.booleans(),
+    st.none() | st.integers(0, 1 << 62),
+)
+
+
+def check_envelope(envelope: ScriptRequest | ScriptAnswer) -> None:
+    """What is packed comes back, whatever it holds."""
+    assert type(envelope).unpack(envelope.pack()) == envelope
+
+
+def check_message(content: bytes) -> None:
+    """A message is read as the library reads it, and its tensors are decoded; twice, for forms are remembered."""
+    message = attempt(lambda: RequestMessage.read(content))
+    try:
+        parsed = ModelInferRequest.FromString(content)
+    except DecodeError:
+        parsed = None
+    if parsed is not None:
+        assert message is not None, "the library can read it"
+        names = (parsed.model_name, parsed.model_version, parsed.id)
+        assert (message.model_name, message.model_version, message.id) == names
+        assert [bytes(part) for part in message.raw] == list(parsed.raw_input_contents)
+    if message is None:
+        return
+    for tensors in TENSORS:
+        decoder = RequestDecoder("m", tensors)
+        decoded = [attempt(lambda decoder=decoder: decoder.decode(message)) for _ in range(2)]
+        first, second = decoded
+        assert (first is None) == (second is None)
+        if first is not None:
+            assert parsed is not None, "the library cannot read it"
+            check_arrays(first.inputs, tensors)
+            assert pack(first.inputs) == pack(second.inputs)
+
+
+class Decoder(NamedTuple):
+    """A decoder: the bodies to try, and what must hold for each of them."""
+
+    bodies: st.SearchStrategy[Any]
+    check: Callable[[Any], None]
+
+
+_infos = st.sampled_from(ALONE)
+DECODERS: Final = {
+    "v2": Decoder(_infos.flatmap(lambda infos: infer_requests(infos, ["y"])), check_infer),
+    "v1": Decoder(_infos.flatmap(predict_bodies), check_predict),
+    "scoring": Decoder(_infos.flatmap(scoring_bodies), check_scoring),
+    "arrays": Decoder(_infos.flatmap(lambda infos: array_bodies(infos[0])), check_array),
+    "messages": Decoder(_infos.flatmap(lambda infos: infer_messages(infos, ["y"])), check_message),
+    "inflation": Decoder(compressed(st.binary(max_size=2000)), check_inflation),
+    "envelopes": Decoder(requests | answers, check_envelope),
+}
+"""All of them by name."""
