@@ -7,6 +7,7 @@ when each event loop and when the device takes its turn; the doorbells and the a
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -18,14 +19,17 @@ import numpy as np
 from hypothesis import settings
 
 from stoker.arena import Arena
+from stoker.batch_sizes import BatchSizes
+from stoker.canary import Canary
 from stoker.errors import StokerError
 from stoker.exchange import Exchange
+from stoker.lanes import Lane
 from stoker.metrics import MetricMemory, ModelTotals
 from stoker.planner import BatchPolicy
-from stoker.runtimes.base import Outputs
+from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.tensors import Signature, TensorSpec
 from stoker.ticket import Ticket
-from stoker.worker import Lane, Worker
+from stoker.worker import Worker
 
 __all__ = [
     "BODIES",
@@ -90,6 +94,7 @@ class PuppetRuntime:
         signature: What it takes and gives.
         answer: Computes the outputs of a batch from its inputs.
         fails_for: A batch fails if the first number of one of its rows is among these.
+        fits_rows: A batch with more rows than that is out of memory.
         during: Called in the middle of each run.
         hold: If set, each run waits for this event.
         entered: Set as soon as a run waits for `hold`.
@@ -102,6 +107,7 @@ class PuppetRuntime:
         self.signature = signature
         self.answer = answer
         self.fails_for: set[float] = set()
+        self.fits_rows: float = math.inf
         self.during: Callable[[], None] = lambda: None
         self.hold: threading.Event | None = None
         self.entered = threading.Event()
@@ -115,6 +121,8 @@ class PuppetRuntime:
             self.entered.set()
             assert self.hold.wait(30), "the test never let the puppet go on"
         self.during()
+        if len(first) > self.fits_rows:
+            raise OutOfMemory(f"the puppet has no memory for {len(first)} rows")
         if not isinstance(first, list) and self.fails_for.intersection(first.reshape(len(first), -1)[:, 0]):
             raise PuppetFailure("the puppet was told to fail: a secret of the log")
         return self.answer(inputs)
@@ -182,7 +190,22 @@ class Joined:
         policy: BatchPolicy | None = None,
         frontends: int = 1,
         doorbell_bytes: int | None = None,
+        further: Sequence[PuppetRuntime] = (),
+        sizes: BatchSizes | None = None,
+        canary: Canary | None = None,
     ) -> None:
+        """Join them.
+
+        Args:
+            runtime: The model; by default one that doubles.
+            capacity: Rows of each arena.
+            policy: Settings of batching.
+            frontends: How many.
+            doorbell_bytes: How much a doorbell takes before it is full.
+            further: What further instances of the model run.
+            sizes: The sizes of batches.
+            canary: The canary.
+        """
         self.clock = HandClock()
         self.runtime = runtime or PuppetRuntime()
         self.lost: list[int] = []
@@ -192,7 +215,10 @@ class Joined:
         self._capacity, self._doorbell_bytes = capacity, doorbell_bytes
         self._device_lives = True
         policy = policy or BatchPolicy()
-        self.worker = Worker(self.runtime, policy, self._memory.page(64).model(0), self.clock)
+        metrics = self._memory.page(64).model(0)
+        self.worker = Worker(self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary)
+        for another in further:
+            self.worker.add_instance(another)
         for _ in range(frontends):
             self.add_frontend()
         self.turn_device()
@@ -233,9 +259,11 @@ class Joined:
         self._loop.call_soon(self._loop.stop)
         self._loop.run_forever()
 
-    def turn_device(self) -> int | None:
+    def turn_device(self, instance: int = 0) -> int | None:
         """One turn of the device, if it lives: what has arrived is read, at most one batch runs."""
-        return self.worker.turn(0) if self._device_lives else None
+        if not self._device_lives:
+            return None
+        return self.worker.turn(0, self.worker.instances[instance])
 
     def settle(self) -> None:
         """Let everybody take turns until nothing moves."""

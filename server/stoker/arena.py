@@ -38,6 +38,7 @@ _ARENA_BUDGET_BYTES = 512 << 20
 _MAX_CAPACITY_ROWS = 16384
 _MIN_CAPACITY_ROWS = 64
 _BODY_CAPACITY_ROWS = 1024
+_ADDRESS_BUDGET_BYTES = 4 << 40
 
 
 class Outcome(IntEnum):
@@ -48,6 +49,7 @@ class Outcome(IntEnum):
     EXPIRED = 2
     TOO_LARGE = 3
     REFUSED = 4
+    OUT_OF_MEMORY = 5
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ def capacity_rows(signature: Signature, max_batch_rows: int) -> int:
     """Choose how many rows an arena has: the admission limit of one frontend for one servable.
 
     Tensor rows share a budget of 512 MiB, and there are always enough for two full batches. Rows of whole requests
-    are sparse: only the bytes of requests in flight take memory.
+    are sparse: only the bytes of requests in flight take memory, but all of them take addresses.
     """
     if signature.takes != "rows":
-        return _BODY_CAPACITY_ROWS
+        return max(1, min(_BODY_CAPACITY_ROWS, _ADDRESS_BUDGET_BYTES // signature.row_bytes))
     fixed = sum(spec.row_bytes for spec in (*signature.inputs, *signature.outputs) if not spec.variable)
     wanted = min(_MAX_CAPACITY_ROWS, _ARENA_BUDGET_BYTES // max(1, fixed))
     return max(wanted, 2 * max_batch_rows, _MIN_CAPACITY_ROWS)

@@ -1,4 +1,4 @@
-"""The device process: one device, the models on it, a thread for each model.
+"""The device process: one device, the models on it, a thread for each instance of a model.
 
 Started by the supervisor as `python -m stoker.device --control-fd N`. Messages it gets: `start` (device and
 models), `attach` (a frontend's arena and doorbell for a model), `unload`. Messages it sends: `device`, `loaded` for
@@ -8,7 +8,6 @@ each model, or `failed`; `unloaded`. It ends when the control channel does.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
 import logging
 import os
@@ -18,94 +17,26 @@ import threading
 
 from stoker.arena import Arena
 from stoker.control import MAX_TEXT, ControlChannel, Message
-from stoker.devices import choose_device
+from stoker.devices import enter_device
 from stoker.errors import LoadFailed, OperatorError
-from stoker.lifecycle import Loaded, load
+from stoker.lanes import Lane
 from stoker.logs import configure_logging
-from stoker.metrics import MetricMemory, ModelMetrics
-from stoker.planner import BatchPolicy
+from stoker.metrics import MetricMemory
+from stoker.model_threads import ModelThreads
 from stoker.scripts.environment import enter_script_process
-from stoker.servable import Device, Servable
+from stoker.servable import Servable
 from stoker.tensors import Signature
-from stoker.worker import Lane, Worker
 from stoker.yielding import stop_yielding
 
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
 
-_CRASHED = 70
-
-
-class _Instance:
-    """One model: a thread that loads it and then serves it.
-
-    Loading happens on the serving thread, because frameworks and scripts keep thread-local state (a
-    TensorFlow 1 default graph, a database connection) that `init()` sets up for `run()`.
-    """
-
-    def __init__(self, servable: Servable, policy: BatchPolicy, metrics: ModelMetrics) -> None:
-        self.servable = servable
-        self._policy = policy
-        self._metrics = metrics
-        self._outcome: Loaded | BaseException | None = None
-        self._loaded = threading.Event()
-        self._worker: Worker | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, device: Device, threads: int) -> Loaded:
-        """Load the model on a new thread and return once it is warm."""
-        self._thread = threading.Thread(
-            target=self._live, args=(device, threads), name=f"model {self.servable.name}", daemon=True
-        )
-        self._thread.start()
-        self._loaded.wait()
-        if not isinstance(self._outcome, Loaded):
-            assert self._outcome is not None, "set before the event"
-            raise self._outcome
-        return self._outcome
-
-    def add_lane(self, lane: Lane) -> None:
-        """Serve a frontend from now on."""
-        assert self._worker is not None, "the supervisor attaches only loaded models"
-        self._worker.add_lane(lane)
-
-    def stop(self) -> None:
-        """Serve no more, and return when the thread has ended."""
-        assert self._worker is not None, "the supervisor unloads only loaded models"
-        assert self._thread is not None, "it has loaded the model"
-        self._worker.stop()
-        self._thread.join()
-
-    def _live(self, device: Device, threads: int) -> None:
-        try:
-            loaded = load(self.servable, device, threads)
-            self._metrics.clear_gauges()
-            policy, script = self._policy, loaded.signature.script
-            if script is not None:
-                # It may take requests one by one only: then an answer must not wait for those behind it.
-                policy = dataclasses.replace(policy, max_batch_rows=script.max_requests)
-            elif (tensors := loaded.signature.tensors) is not None and not tensors.batched:
-                policy = dataclasses.replace(policy, max_batch_rows=1)
-            self._worker = Worker(loaded.runtime, policy, self._metrics)
-            self._outcome = loaded
-        except BaseException as error:  # noqa: BLE001  # raised again on the main thread
-            self._outcome = error
-            return
-        finally:
-            self._loaded.set()
-        try:
-            self._worker.serve()
-        except BaseException:
-            # A worker without its thread would leave callers waiting; a new process answers them.
-            logger.exception("the thread of model %s ended; the device process exits", self.servable.name)
-            os._exit(_CRASHED)
-
 
 class _DeviceProcess:
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
-        self._instances: dict[int, _Instance] = {}
+        self._models: dict[int, ModelThreads] = {}
 
     def serve(self) -> int:
         while (received := self._channel.receive()) is not None:
@@ -141,24 +72,21 @@ class _DeviceProcess:
         page = MetricMemory(metrics_fd).page(message["page"])
         os.close(metrics_fd)
         models = message["models"]
-        device, reason = choose_device(
-            message["device"], {model["servable"]["framework"] for model in models}
-        )
+        device, reason = enter_device(message["device"], {model["servable"]["framework"] for model in models})
         self._channel.send("device", device=str(device), description=device.description, reason=reason)
         for model in models:
             servable = Servable.from_json(model["servable"])
-            policy = BatchPolicy(servable.max_batch_rows, model["max_delay_ms"])
             if servable.framework == "script":
                 enter_script_process(servable)
-            instance = _Instance(servable, policy, page.model(model["slot"]))
+            instances = ModelThreads(servable, model["max_delay_ms"], page.model(model["slot"]))
             try:
-                loaded = instance.start(device, model["threads"])
+                loaded = instances.start(device, model["threads"])
             except OperatorError:
                 raise
             except Exception as error:
                 logger.exception("loading %s failed", servable.name)
                 raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
-            self._instances[model["number"]] = instance
+            self._models[model["number"]] = instances
             self._channel.send(
                 "loaded",
                 number=model["number"],
@@ -168,14 +96,14 @@ class _DeviceProcess:
             )
 
     def _attach(self, message: Message, arena_fd: int, doorbell_fd: int) -> None:
-        instance = self._instances[message["number"]]
         signature = Signature.from_json(message["signature"])
         arena = Arena(arena_fd, signature, message["capacity"])
         os.close(arena_fd)
-        instance.add_lane(Lane(arena, socket.socket(fileno=doorbell_fd)))
+        lane = Lane(arena, socket.socket(fileno=doorbell_fd))
+        self._models[message["number"]].add_lane(lane)
 
     def _unload(self, number: int) -> None:
-        self._instances.pop(number).stop()
+        self._models.pop(number).stop()
         # Frameworks' objects refer to each other in circles.
         gc.collect()
         self._channel.send("unloaded", number=number)

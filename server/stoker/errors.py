@@ -21,6 +21,7 @@ StokerError                     500 internal
 │  ├─ Overloaded                503 overloaded          Retry-After from the measured service rate
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
+│  ├─ DeviceOutOfMemory         503 device_out_of_memory  the device had no memory for the rows
 │  ├─ DeadlineExceeded          504 deadline_exceeded
 │  ├─ ModelFailed               500 model_failed        run() raised or the runtime refused the row
 │  ├─ ScoringTimeout            500 scoring_timeout     run() had begun and did not return in time
@@ -45,6 +46,7 @@ __all__ = [
     "CorruptModel",
     "DeadlineExceeded",
     "DeviceLost",
+    "DeviceOutOfMemory",
     "DeviceUnavailable",
     "EnvironmentUnusable",
     "ExpectationFailed",
@@ -220,6 +222,16 @@ class DeviceLost(ServingError):
     """The device process died while it held the request's rows."""
 
     status, code = 503, "device_lost"
+
+
+class DeviceOutOfMemory(ServingError):
+    """The device had no memory for the rows, not even alone; the log has more under `error_id`."""
+
+    status, code = 503, "device_out_of_memory"
+
+    def __init__(self, *, error_id: str) -> None:
+        super().__init__("The device has no memory for this request now; try again later.", retry_after_s=1)
+        self.error_id = error_id
 
 
 class DeadlineExceeded(ServingError):

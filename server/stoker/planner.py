@@ -76,6 +76,19 @@ class Lot(NamedTuple):
             self.arrived,
         )
 
+    def between(self, start: int, stop: int) -> Lot:
+        """The rows from place `start` up to before place `stop`."""
+        if start == 0 and stop == len(self.numbers):
+            return self
+        return Lot(
+            self.lane,
+            self.numbers[start:stop],
+            self.position[start:stop],
+            self.enqueued_ns[start:stop],
+            self.deadline_ns[start:stop],
+            self.arrived,
+        )
+
 
 class Plan(NamedTuple):
     """What to do now.
@@ -97,7 +110,10 @@ _NOTHING = Plan([], [], "", None)
 
 
 class ServiceTimes:
-    """Learned time of one batch by its size: an exponential moving average per power of two of rows."""
+    """Learned time of one batch by its size: an exponential moving average per power of two of rows.
+
+    One thread at a time may learn, while another one asks.
+    """
 
     _WEIGHT = 0.2
 
@@ -112,11 +128,11 @@ class ServiceTimes:
 
     def expected_ns(self, rows: int) -> int:
         """Expected time of a batch of `rows`; the nearest larger known size, else the largest known, else 0."""
-        if not self._mean_ns:
+        known = sorted(self._mean_ns)
+        if not known:
             return 0
         bucket = rows.bit_length()
-        larger = [known for known in self._mean_ns if known >= bucket]
-        return int(self._mean_ns[min(larger) if larger else max(self._mean_ns)])
+        return int(self._mean_ns[next((size for size in known if size >= bucket), known[-1])])
 
 
 @dataclass(slots=True)

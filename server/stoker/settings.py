@@ -220,7 +220,10 @@ class ServerSettings:
         0, number_of(int, 0, 64), "HTTP processes; 0 (the default) takes half of the cores, at most 8"
     )
     device: tuple[str, ...] = _setting(
-        ("auto",), read_devices, "auto, cpu or cuda:N; several with commas, each model runs on all", "DEVICE"
+        ("auto",),
+        read_devices,
+        "auto, cpu, cuda:N, or the UUID of a GPU or MIG device; several with commas, each model runs on all",
+        "DEVICE",
     )
     replicas: int = _setting(
         0,

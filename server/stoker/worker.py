@@ -1,126 +1,49 @@
-"""A model instance: the thread that turns rows of many frontends into batches.
+"""A model's batches: threads that turn the rows of many frontends into them, and run them.
 
-Doorbells in, planner, runtime, doorbells out. The work per batch is vectorised; there is no Python object
-for a request here.
+Doorbells in, planner, runtime, doorbells out. Where a model has several instances, their threads take turns (leader
+and followers): one waits for rows and plans; when it has a batch, it lets the next one lead, and runs the batch. So
+one batch is gathered and copied while another one is computed. While all of them run batches nobody looks for rows:
+these gather, and make up the next batch.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from typing import Final
 
-import numpy as np
-
-from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
-from stoker.errors import InvalidInput, ScoringTimeout
+from stoker.arena import AWAKE_NS, LONE_ROWS, Outcome
+from stoker.batch_cap import BatchCap
+from stoker.batch_sizes import BatchSizes
+from stoker.canary import Canary
+from stoker.instance import Instance
+from stoker.lanes import Batch, Lane
 from stoker.metrics import ModelMetrics
-from stoker.planner import BatchPolicy, Lot, RowQueue, ServiceTimes, plan
-from stoker.runtimes.base import RowFailure, Runtime
-from stoker.tensors import check_batch
+from stoker.occupancy import Occupancy
+from stoker.planner import BatchPolicy, RowQueue, ServiceTimes, plan
+from stoker.runtimes.base import Runtime
 
-__all__ = ["Lane", "Worker"]
+__all__ = ["Worker"]
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 14
-_FLUSH_S = 0.05
-_REASON_BYTES = 1000
-# numpy converts plain integers several times faster than members of an IntEnum.
-_OK = int(Outcome.OK)
-
-
-@dataclass(slots=True)
-class Lane:
-    """The device's side of one arena: a frontend's rows and the doorbell to it."""
-
-    arena: Arena
-    doorbell: socket.socket
-    unread: bytes = b""
-    unsent: bytes = b""
-
-    def receive(self) -> np.ndarray | None:
-        """Row numbers that have arrived, `uint32[rows]`; None when the frontend has gone."""
-        try:
-            data = self.doorbell.recv(_READ_BYTES)
-        except BlockingIOError:
-            return np.empty(0, np.uint32)
-        except OSError:
-            return None
-        if not data:
-            return None
-        if self.unread or len(data) % 4:
-            data = self.unread + data
-            whole = len(data) - len(data) % 4
-            data, self.unread = data[:whole], data[whole:]
-        return np.frombuffer(data, np.uint32)
-
-    def send(self, numbers: np.ndarray) -> bool:
-        """Hand rows back; False if some numbers have to wait until the doorbell is writable."""
-        data = numbers.tobytes()
-        self.unsent = self.unsent + data if self.unsent else data
-        return self.flush()
-
-    def flush(self) -> bool:
-        """Send what waits; True when nothing is left."""
-        try:
-            sent = self.doorbell.send(self.unsent)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            # The frontend has gone; the next read sees EOF and removes the lane.
-            sent = len(self.unsent)
-        self.unsent = self.unsent[sent:]
-        return not self.unsent
-
-
-@dataclass(slots=True)
-class _Gather:
-    """Buffers in which batches are gathered, one per fixed-size input."""
-
-    buffers: list[np.ndarray | None] = field(default_factory=list)
-
-    def prepare(self, runtime: Runtime, max_batch_rows: int) -> None:
-        self.buffers = [
-            None if spec.variable else np.zeros((max_batch_rows, *spec.shape), spec.dtype)
-            for spec in runtime.signature.inputs
-        ]
-
-    def batch(self, lots: Sequence[tuple[Arena, np.ndarray]], rows: int) -> list[Any]:
-        return [self._one(index, lots, rows) for index in range(len(self.buffers))]
-
-    def _one(self, index: int, lots: Sequence[tuple[Arena, np.ndarray]], rows: int) -> Any:
-        buffer = self.buffers[index]
-        if buffer is None:
-            return [
-                arena.read_bytes("in", index, number)
-                for arena, numbers in lots
-                for number in numbers.tolist()
-            ]
-        if rows == 1:
-            arena, numbers = lots[0]
-            number = int(numbers[0])
-            return arena.inputs[index][number : number + 1]
-        start = 0
-        for arena, numbers in lots:
-            stop = start + len(numbers)
-            # mode="clip" lets numpy write into `out` without a buffer of its own.
-            arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
-            start = stop
-        return buffer[:rows]
+_FLUSH_S: Final = 0.05
+_CHECK_DEVICE: Final = Batch([], 0, {}, "")
+"""What a thread is given to run when it is to send the canary."""
 
 
 class Worker:
-    """Serves one model instance on the thread that calls `serve`.
+    """Serves one model with all threads that call `serve`, each for an instance of its own.
 
-    Lanes are added and removed from other threads; everything else happens on the serving thread.
+    Locks are taken in this order: the leader's, then one of a lane or that of what is counted. The only thread of a
+    single instance takes neither the leader's nor the latter.
+
+    Attributes:
+        instances: All instances; each belongs to the thread that has added it. None is added once one serves.
     """
 
     def __init__(
@@ -129,53 +52,159 @@ class Worker:
         policy: BatchPolicy,
         metrics: ModelMetrics,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        sizes: BatchSizes | None = None,
+        canary: Canary | None = None,
     ) -> None:
-        self._runtime = runtime
-        self._policy = policy
+        """Make the first instance.
+
+        Args:
+            runtime: What the first instance runs.
+            policy: Settings of batching.
+            metrics: Where batches are counted; nobody else writes what is counted here.
+            clock_ns: The time.
+            sizes: The sizes of batches; None lets them run as they come.
+            canary: Tells whether the device still computes; None if that is not asked.
+        """
         self._metrics = metrics
         self._clock_ns = clock_ns
+        self._sizes = sizes or BatchSizes()
+        self._cap = BatchCap(policy, self._sizes, metrics)
+        self._canary = canary
+        self._occupancy = Occupancy()
+        self.instances: list[Instance] = []
+        self.add_instance(runtime)
+        # The leader's; whoever leads next finds it as it was left.
+        self._leader = threading.Lock()
         self._queue = RowQueue()
         self._times = ServiceTimes()
-        self._lanes: dict[int, Lane] = {}
-        self._new_lanes: list[Lane] = []
-        self._lock = threading.Lock()
         self._poller = select.epoll()
+        # Never changed, only replaced: a batch keeps the lanes of the moment when it left.
+        self._lanes: dict[int, Lane] = {}
+        self._look_again_ns: int | None = None
+        self._lone_rows = 0
+        self._left = 0
+        # Everybody's.
+        self._counting = threading.Lock()
+        self._active_ns = clock_ns()
+        self._arriving = threading.Lock()
+        self._new_lanes: list[Lane] = []
+        self._stopped = self._closed = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.register(self._wake_fd, select.EPOLLIN)
-        self._lone_rows = 0
-        self._stopped = False
-        # A caller whose deadline passes is told whether the script had begun.
-        self._tells_start = runtime.signature.takes == "body"
-        self._gather = _Gather()
-        self._gather.prepare(runtime, policy.max_batch_rows)
+
+    def add_instance(self, runtime: Runtime) -> Instance:
+        """Make a further instance, for the thread that calls."""
+        instance = Instance(
+            runtime, self._sizes, self._cap, self._occupancy.alone, self._canary, self._clock_ns
+        )
+        self.instances.append(instance)
+        self._occupancy.several = len(self.instances) > 1
+        return instance
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend's rows from now on; callable from any thread."""
-        lane.doorbell.setblocking(False)
-        with self._lock:
+        with self._arriving:
             self._new_lanes.append(lane)
-        os.eventfd_write(self._wake_fd, 1)
+            self._wake()
 
     def stop(self) -> None:
-        """Let `serve` return, after a batch that is under way; callable from any thread."""
-        self._stopped = True
-        os.eventfd_write(self._wake_fd, 1)
+        """Let `serve` return, after the batches that are under way; callable from any thread."""
+        with self._arriving:
+            self._stopped = True
+            self._wake()
 
-    def serve(self) -> None:
-        """Serve until `stop` is called; then no frontend can be served any more."""
-        look_again_ns: int | None = None
+    def _wake(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def serve(self, instance: Instance | None = None) -> None:
+        """Serve until `stop` is called; when all threads have returned, no frontend can be served any more.
+
+        Args:
+            instance: The one of this thread; by default the first.
+        """
         while not self._stopped:
-            timeout_s = None if look_again_ns is None else max(0, look_again_ns - self._clock_ns()) / 1e9
-            if timeout_s is None and self._metrics.notes:
-                timeout_s = _FLUSH_S
-            if look_again_ns is None and self._lone_rows >= LONE_ROWS:
-                self._linger()
-            look_again_ns = self.turn(timeout_s)
+            self.turn(instance=instance)
+        with self._leader:
+            self._left += 1
+            if self._left == len(self.instances):
+                self._close()
+
+    def _close(self) -> None:
         self._metrics.flush_queued()
-        for fd, lane in list(self._lanes.items()):
-            self._drop(fd, lane)
+        for fd in list(self._lanes):
+            self._drop(fd)
         self._poller.close()
-        os.close(self._wake_fd)
+        with self._arriving:
+            self._closed = True
+            os.close(self._wake_fd)
+
+    def turn(self, most_s: float | None = None, instance: Instance | None = None) -> int | None:
+        """Lead until rows have come, then run at most one batch, and return when to look again.
+
+        The result is 0 when rows are left that could leave at once.
+
+        Args:
+            most_s: How long to wait for rows; None does not limit it.
+            instance: What runs the batch; by default the first.
+        """
+        if self._occupancy.several:
+            with self._leader:
+                batch = self._lead(most_s)
+        else:
+            batch = self._lead(most_s)
+        if batch is not None:
+            self._run(instance or self.instances[0], batch)
+        return self._look_again_ns
+
+    def _wait_s(self, most_s: float | None) -> float | None:
+        """How long the leader may sleep if nothing comes."""
+        if self._look_again_ns is not None:
+            wait_s = max(0, self._look_again_ns - self._clock_ns()) / 1e9
+        elif self._metrics.notes:
+            wait_s = _FLUSH_S
+        elif self._canary is not None:
+            wait_s = max(0, self._active_ns + self._canary.idle_ns - self._clock_ns()) / 1e9
+        else:
+            return most_s
+        return wait_s if most_s is None else min(wait_s, most_s)
+
+    def _lead(self, most_s: float | None) -> Batch | None:
+        """Wait for rows; returns a batch if one is to leave now."""
+        if self._stopped:
+            return None
+        wait_s = self._wait_s(most_s)
+        if most_s is None and self._lone_rows >= LONE_ROWS and self._look_again_ns is None:
+            self._linger()
+        events = self._poller.poll(wait_s)
+        if not events:
+            with self._counting:
+                self._metrics.flush_queued()
+        if self._queue.rows:
+            self._refresh_deadlines()
+        for fd, event in events:
+            self._on_event(fd, event)
+        todo = plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
+        for lot in todo.expired:
+            self._lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
+        left_rows = self._queue.rows
+        self._metrics.set_queued_rows(left_rows)
+        lots = todo.batch
+        self._look_again_ns = 0 if lots and left_rows else todo.look_again_ns
+        if lots:
+            rows = lots[0].rows if len(lots) == 1 else sum(lot.rows for lot in lots)
+            return Batch(lots, rows, self._lanes, todo.reason)
+        return None if events or left_rows else self._check_if_idle()
+
+    def _check_if_idle(self) -> Batch | None:
+        """The canary, if it is time for it."""
+        now_ns = self._clock_ns()
+        if self._canary is None or now_ns < self._active_ns + self._canary.idle_ns:
+            return None
+        # Else the next leader would send it too.
+        self._active_ns = now_ns
+        return _CHECK_DEVICE
 
     def _linger(self) -> None:
         """After lone rows, look for the next one a little while before sleeping."""
@@ -185,26 +214,6 @@ class Worker:
                 return
         self._lone_rows = 0
 
-    def turn(self, timeout_s: float | None) -> int | None:
-        """Wait for rows at most `timeout_s`, run at most one batch, and return when to look again.
-
-        The result is 0 when rows are left that could leave at once.
-        """
-        events = self._poller.poll(timeout_s)
-        if not events:
-            self._metrics.flush_queued()
-        if self._queue.rows:
-            self._refresh_deadlines()
-        for fd, event in events:
-            self._on_event(fd, event)
-        todo = plan(self._queue, self._clock_ns(), self._policy, self._times)
-        for lot in todo.expired:
-            self._hand_back(lot, Outcome.EXPIRED, self._clock_ns())
-        if todo.batch:
-            self._run_batch(todo.batch, todo.reason)
-        self._metrics.set_queued_rows(self._queue.rows)
-        return 0 if todo.batch and self._queue.rows else todo.look_again_ns
-
     def _refresh_deadlines(self) -> None:
         """See which of the rows that were left waiting have been given up meanwhile."""
         for lot in self._queue.lots:
@@ -213,163 +222,67 @@ class Worker:
     def _on_event(self, fd: int, event: int) -> None:
         if fd == self._wake_fd:
             os.eventfd_read(fd)
-            with self._lock:
+            with self._arriving:
                 arrived, self._new_lanes = self._new_lanes, []
-            for lane in arrived:
-                self._lanes[lane.doorbell.fileno()] = lane
-                self._poller.register(lane.doorbell.fileno(), select.EPOLLIN)
+            self._lanes = self._lanes | {lane.open(self._poller): lane for lane in arrived}
             return
         lane = self._lanes[fd]
         if event & select.EPOLLHUP:
             # The frontend has gone: what it queued is not worth running.
-            self._drop(fd, lane)
+            self._drop(fd)
             return
-        if event & select.EPOLLOUT and lane.flush():
-            self._poller.modify(fd, select.EPOLLIN)
+        if event & select.EPOLLOUT:
+            lane.flush()
         if event & ~select.EPOLLOUT:
             self._receive(fd, lane)
 
     def _receive(self, fd: int, lane: Lane) -> None:
         numbers = lane.receive()
         if numbers is None:
-            self._drop(fd, lane)
+            self._drop(fd)
         elif len(numbers):
             try:
                 queued = lane.arena.queued[numbers]
             except IndexError:
                 logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
-                self._drop(fd, lane)
+                self._drop(fd)
             else:
                 self._queue.push(
                     fd, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2]
                 )
 
-    def _drop(self, fd: int, lane: Lane) -> None:
+    def _drop(self, fd: int) -> None:
         self._queue.drop_lane(fd)
-        self._poller.unregister(fd)
-        lane.doorbell.close()
-        del self._lanes[fd]
+        self._lanes[fd].close()
+        self._lanes = {key: lane for key, lane in self._lanes.items() if key != fd}
 
-    def _run_batch(self, lots: list[Lot], reason: str) -> None:
+    def _run(self, instance: Instance, batch: Batch) -> None:
+        if not batch.rows:
+            instance.check_device()
+            return
+        # Counted only when the callers have their answers already.
+        if self._occupancy.several:
+            self._occupancy.enter()
+            started_ns = self._clock_ns()
+            instance.run(batch, started_ns)
+            elapsed_ns = self._clock_ns() - started_ns
+            self._occupancy.leave()
+            with self._counting:
+                self._count(instance, batch, started_ns, elapsed_ns)
+            return
         started_ns = self._clock_ns()
-        rows = lots[0].rows if len(lots) == 1 else sum(lot.rows for lot in lots)
-        self._run_rows(lots, rows, started_ns)
+        instance.run(batch, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
-        # Counted only now: the callers have their answers already.
-        self._lone_rows = (
-            self._lone_rows + 1 if rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS else 0
-        )
-        self._times.learn(rows, elapsed_ns)
-        self._metrics.observe_batch(rows, reason, elapsed_ns)
-        for lot in lots:
+        self._count(instance, batch, started_ns, elapsed_ns)
+        lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
+        self._lone_rows = self._lone_rows + 1 if lone else 0
+
+    def _count(self, instance: Instance, batch: Batch, started_ns: int, elapsed_ns: int) -> None:
+        self._active_ns = started_ns + elapsed_ns
+        self._times.learn(batch.rows, elapsed_ns)
+        self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
+        for lot in batch.lots:
             self._metrics.note_queued(started_ns - lot.enqueued_ns)
-
-    def _run_rows(self, lots: list[Lot], rows: int, started_ns: int) -> None:
-        """Run rows as one batch; if it fails, in halves, so that only the rows that fail alone are failed."""
-        failure = self._try_rows(lots, rows, started_ns)
-        if failure is None:
-            return
-        if isinstance(failure, ScoringTimeout):
-            # In parts it would take as long, for callers whose time is over.
-            logger.error("a batch of %d rows took too long", rows, exc_info=failure)
-            for lot in lots:
-                self._hand_back(lot, Outcome.EXPIRED, self._clock_ns())
-            return
-        if rows == 1:
-            self._fail(lots[0], failure, started_ns)
-            return
-        for half in _halves(lots, rows):
-            self._run_rows(half, sum(lot.rows for lot in half), started_ns)
-
-    def _try_rows(self, lots: list[Lot], rows: int, started_ns: int) -> Exception | None:
-        try:
-            inputs = self._gather.batch([(self._lanes[lot.lane].arena, lot.numbers) for lot in lots], rows)
-            if self._tells_start:
-                for lot in lots:
-                    self._lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
-            outputs: Sequence[Any] = self._runtime.run(inputs)
-            checked = [
-                _check_texts(batch, rows) if spec.variable else check_batch(spec, batch, rows)
-                for spec, batch in zip(self._runtime.signature.outputs, outputs, strict=True)
-            ]
-        except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
-            return error
-        if len(lots) == 1:
-            self._scatter(lots[0], checked, started_ns)
-            return None
-        start = 0
-        for lot in lots:
-            stop = start + lot.rows
-            self._scatter(lot, [batch[start:stop] for batch in checked], started_ns)
-            start = stop
-        return None
-
-    def _scatter(self, lot: Lot, outputs: list[Any], started_ns: int) -> None:
-        arena = self._lanes[lot.lane].arena
-        arena.done[lot.numbers] = (_OK, started_ns, self._clock_ns(), 0)
-        for index, (spec, batch) in enumerate(zip(self._runtime.signature.outputs, outputs, strict=True)):
-            if spec.variable:
-                self._scatter_texts(arena, index, lot.numbers.tolist(), batch)
-            else:
-                arena.outputs[index][lot.numbers] = batch
-        self._send(lot)
-
-    def _scatter_texts(
-        self, arena: Arena, index: int, numbers: list[int], texts: Iterable[bytes | RowFailure]
-    ) -> None:
-        for number, text in zip(numbers, texts, strict=True):
-            if isinstance(text, RowFailure):
-                self._mark_row(arena, index, number, text.error)
-            elif not arena.write_bytes("out", index, number, text):
-                arena.outcome[number] = Outcome.TOO_LARGE
-
-    def _mark_row(self, arena: Arena, index: int, number: int, error: BaseException) -> None:
-        """Mark a row without an answer: its caller can mend what the model refuses, and is told."""
-        if isinstance(error, InvalidInput):
-            logger.info("a request was refused: %s", error)
-            arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
-            arena.outcome[number] = Outcome.REFUSED
-        else:
-            self._mark_failed(arena, number, error)
-
-    def _fail(self, lot: Lot, error: BaseException, started_ns: int) -> None:
-        arena = self._lanes[lot.lane].arena
-        arena.done[lot.numbers] = (Outcome.FAILED, started_ns, self._clock_ns(), 0)
-        self._mark_failed(arena, int(lot.numbers[0]), error)
-        self._send(lot)
-
-    def _mark_failed(self, arena: Arena, number: int, error: BaseException) -> None:
-        error_id = secrets.randbits(63)
-        logger.error("error id %016x: scoring failed", error_id, exc_info=error)
-        arena.outcome[number] = Outcome.FAILED
-        arena.error_id[number] = error_id
-
-    def _hand_back(self, lot: Lot, outcome: Outcome, now_ns: int) -> None:
-        self._lanes[lot.lane].arena.done[lot.numbers] = (outcome, now_ns, now_ns, 0)
-        self._send(lot)
-
-    def _send(self, lot: Lot) -> None:
-        if not self._lanes[lot.lane].send(lot.numbers):
-            self._poller.modify(lot.lane, select.EPOLLIN | select.EPOLLOUT)
-
-
-def _check_texts(texts: Sequence[Any], rows: int) -> Sequence[Any]:
-    if len(texts) != rows:
-        raise ValueError(f"{len(texts)} answers came for a batch of {rows}")
-    return texts
-
-
-def _halves(lots: list[Lot], rows: int) -> tuple[list[Lot], list[Lot]]:
-    first: list[Lot] = []
-    second: list[Lot] = []
-    room = rows // 2
-    for lot in lots:
-        size = lot.rows
-        taken = min(room, size)
-        room -= taken
-        index = np.arange(size)
-        if taken:
-            first.append(lot.part(index < taken))
-        if taken < size:
-            second.append(lot.part(index >= taken))
-    return first, second
+        if instance.padding_rows:
+            self._metrics.count_padding(instance.padding_rows)
+            instance.padding_rows = 0

@@ -1,6 +1,7 @@
 """Rows in shared memory."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -202,5 +203,9 @@ def test_capacity_follows_the_size_of_a_row(row_bytes: int, max_batch_rows: int,
 
 
 def test_capacity_for_bodies_does_not_follow_their_limit() -> None:
-    """Body rows are sparse, so there are 1024 whatever the largest body is."""
+    """Body rows are sparse, so there are 1024, unless they would take more than 4 TiB of addresses."""
     assert capacity_rows(BODIES, 256) == 1024
+    (answer,) = BODIES.outputs
+    for size_bytes, capacity in ((1 << 31, 1024), (1 << 35, 127), (1 << 50, 1)):
+        huge = replace(BODIES, outputs=(replace(answer, shape=(size_bytes,)),))
+        assert capacity_rows(huge, 256) == capacity

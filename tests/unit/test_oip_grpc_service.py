@@ -29,6 +29,7 @@ from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, me
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.inference import infer as scored
+from stoker.gateway.served_models import ServedModel
 from stoker.gateway.service import Service
 from stoker.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
@@ -478,6 +479,17 @@ async def test_each_model_has_its_own_keys() -> None:
         assert "A valid key is needed" in reply.error_message
         assert reply.infer_response.id == "1"
         assert not stage.infer.calls
+
+
+async def test_a_version_is_reached_where_the_model_has_no_default() -> None:
+    """Its key is known too."""
+    async with staged() as stage:
+        for name, model in list(stage.gateway.models.items()):
+            stage.gateway.route(name, ServedModel(model.versions, None))
+        assert not stage.gateway.services
+        assert numbers_of(await stage.infers(1, 2, model_version="3")) == [2, 4]
+        error = await refused(stage.infers(metadata=()))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def run(data):
 
 
 def test_a_script_knows_its_device(servable: Write) -> None:
-    """`init` finds where it is to run and with how many threads."""
+    """`init` finds where it is to run, the one GPU that its process sees, and with how many threads."""
     text = """
 import os
 def init():
@@ -85,8 +85,8 @@ def run(raw_data):
     return seen
 """
     runtime = load_script(servable(text), Device("cuda", 1, "a GPU"), 3)
-    assert [answer.body for answer in answers(runtime, b"")] == [b'["cuda:1", "3"]']
-    assert os.environ["STOKER_DEVICE"] == "cuda:1"
+    assert [answer.body for answer in answers(runtime, b"")] == [b'["cuda:0", "3"]']
+    assert os.environ["STOKER_DEVICE"] == "cuda:0"
 
 
 def test_an_undecorated_script_takes_whole_bodies(servable: Write) -> None:
@@ -245,7 +245,7 @@ def test_a_batch_that_fails_later_raises(
     assert complaint in str(raised.value)
 
 
-def test_loading_runs_the_smallest_and_the_largest_batch(servable: Write) -> None:
+def test_loading_runs_the_largest_and_the_smallest_batch(servable: Write) -> None:
     """Nobody's first request pays for what a runtime does once per batch size."""
     text = """
 import stoker
@@ -257,7 +257,7 @@ def run(data):
     return data
 """
     loaded = load(servable(text, max_batch_rows=5), CPU, 1)
-    assert sys.modules["entry_module"].sizes == [2, 1, 5]
+    assert sys.modules["entry_module"].sizes == [2, 5, 1]
     assert loaded.signature is loaded.runtime.signature
     assert loaded.load_s >= 0
     assert loaded.warm_up_s >= 0
@@ -287,7 +287,7 @@ def init(): ...
 def run(data):
     return data, data
 """
-    with pytest.raises(LoadFailed, match=r"batch of 1 rows of zeros: run\(\) returned 2 rows"):
+    with pytest.raises(LoadFailed, match=r"batch of 8 rows of zeros: run\(\) returned 2 rows"):
         load(servable(text), CPU, 1)
 
 

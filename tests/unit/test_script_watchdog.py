@@ -11,6 +11,7 @@ import pytest
 from tests.puppets import HandClock
 
 from stoker.errors import ScoringTimeout
+from stoker.process_end import ExitCode
 from stoker.scripts import watchdog
 from stoker.scripts.watchdog import Watchdog
 
@@ -30,7 +31,8 @@ class Watched:
         self.outcome: Any = None
         self._threads: list[threading.Thread] = []
 
-    def _end(self) -> None:
+    def _end(self, code: ExitCode) -> None:
+        assert code is ExitCode.STUCK
         self.ends += 1
 
     def call(self, function: Callable[[], Any]) -> threading.Thread:

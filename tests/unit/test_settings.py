@@ -119,6 +119,19 @@ def test_devices_are_a_list_or_a_text_with_commas(tmp_path: Path, text: str) -> 
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+        "MIG-5c7a4f6e-2b1d-5e0f-9a37-6d1c3b2a4f5e",
+        "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0",
+    ],
+)
+def test_gpus_and_mig_devices_are_named_by_uuid(tmp_path: Path, name: str) -> None:
+    """As nvidia-smi -L prints them, also in the form of older drivers; beside other names."""
+    assert load(tmp_path, f"device: [{name}, cuda:0]").device == (name, "cuda:0")
+
+
+@pytest.mark.parametrize(
     ("environ", "origins"),
     [
         ({}, ()),
@@ -194,6 +207,8 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
         ("device: 5", "device must name a device, or several with commas between them, got 5"),
         ("device: [cpu, 5]", "device must name a device, or several with commas between them"),
         ("device: 'cpu,'", "device must name a device, or several with commas between them, got 'cpu,'"),
+        ("device: gpu", "device must be auto, cpu or cuda:N"),
+        ("device: [cpu, 'cuda:x']", "device must be auto, cpu or cuda:N"),
         ("device: [cpu, cpu]", "device names a device twice; use replicas for several device processes"),
         ("device: auto,cpu", "device cannot have auto beside other devices, got 'auto,cpu'"),
         ("replicas: 65", "replicas must be a whole number between 0 and 64, got 65"),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from stoker.errors import ScoringTimeout
+from stoker.process_end import GRACE_MS, ExitCode, end_process
 
 __all__ = ["Watchdog"]
 
@@ -21,9 +21,6 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-GRACE_MS: Final = 5000
-"""How long an interrupted call may still take before the process is ended."""
-_STUCK: Final = 71
 _LONGEST_PAUSE_S: Final = 0.5
 
 
@@ -48,7 +45,7 @@ class Watchdog:
         timeout_ms: int,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        end_process: Callable[[], None] = lambda: os._exit(_STUCK),
+        end_process: Callable[[ExitCode], None] = end_process,
     ) -> None:
         """Watch from now on; `start` makes the thread that looks.
 
@@ -107,7 +104,7 @@ class Watchdog:
                     logger.critical(
                         "run() does not heed the interruption since %d ms: the device process exits", late_ms
                     )
-                    self._end_process()
+                    self._end_process(ExitCode.STUCK)
 
     def _leave(self, call: _Call) -> None:
         with self._lock:

@@ -1,0 +1,76 @@
+"""The sizes in rows that the batches of a model have: as they come, or filled up to one of a few buckets.
+
+A GPU is prepared for a size once (memory, kernels that were chosen by trying, captured graphs, compiled code), and
+each further size costs that again. So its batches have few sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from stoker.errors import LoadFailed
+from stoker.servable import Device, Servable
+
+__all__ = ["BatchSizes", "powers_of_two", "with_batch_sizes"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """Sizes of batches.
+
+    Attributes:
+        buckets: Ascending; a batch is filled up to the next of them. Empty: batches run as they come.
+    """
+
+    buckets: tuple[int, ...] = ()
+
+    def filled(self, rows: int) -> int:
+        """The size in rows at which a batch of `rows` runs."""
+        if not self.buckets:
+            return rows
+        return self.buckets[bisect_left(self.buckets, rows)]
+
+    def smaller(self, size: int) -> int | None:
+        """The size to try after one that did not fit: half of it, or the next one below; None if there is none."""
+        if not self.buckets:
+            return size // 2 or None
+        below = [bucket for bucket in self.buckets if bucket < size]
+        halves = [bucket for bucket in below if bucket <= size // 2]
+        return max(halves) if halves else min(below, default=None)
+
+
+def powers_of_two(max_batch_rows: int) -> tuple[int, ...]:
+    """The powers of two below `max_batch_rows`, and that itself."""
+    return (*(1 << power for power in range((max_batch_rows - 1).bit_length())), max_batch_rows)
+
+
+def with_batch_sizes(servable: Servable, device: Device) -> Servable:
+    """Return the servable with the buckets and `max_batch_rows` that it gets on this device.
+
+    Raises:
+        LoadFailed: A bucket is larger than `max_batch_rows`.
+    """
+    buckets, most = servable.batch_buckets, servable.max_batch_rows
+    if buckets is None:
+        by_default = device.kind == "cuda" and servable.framework != "script"
+        return dataclasses.replace(servable, batch_buckets=powers_of_two(most) if by_default else ())
+    if not buckets:
+        return servable
+    if buckets[-1] > most:
+        raise LoadFailed(
+            f"{servable.name}: batch_buckets has {buckets[-1]}, but max_batch_rows is {most}; "
+            "raise max_batch_rows, or leave that bucket out"
+        )
+    if buckets[-1] < most:
+        logger.warning(
+            "%s: max_batch_rows is %d, not %d: batch_buckets has no larger one",
+            servable.name,
+            buckets[-1],
+            most,
+        )
+    return dataclasses.replace(servable, max_batch_rows=buckets[-1])

@@ -1,0 +1,83 @@
+"""Rows of many frontends, gathered into the arrays of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.arena import Arena
+from stoker.runtimes.base import BufferedRuntime, Runtime
+
+__all__ = ["Gathering"]
+
+
+class Gathering:
+    """Where the batches of one instance are gathered: an array for each fixed-size input.
+
+    What a bucket has beyond a batch is zeros. The rows of earlier batches, which lie there, would do for a model
+    whose rows are independent; but an answer must not depend on whose rows came before, even of a model that only
+    seems to be one, and the rows of callers do not go round again. Zeros are what the model was warmed up with.
+    """
+
+    def __init__(self, runtime: Runtime, max_batch_rows: int, *, fills: bool) -> None:
+        """Make the arrays, or take the runtime's own.
+
+        Args:
+            runtime: What runs the batches.
+            max_batch_rows: Most rows in one batch.
+            fills: Whether batches may have more rows than there are.
+        """
+        self._buffers: list[np.ndarray | None]
+        self._fills = fills
+        self._runtime_reads_them = isinstance(runtime, BufferedRuntime)
+        if isinstance(runtime, BufferedRuntime):
+            self._buffers = list(runtime.buffers())
+        else:
+            self._buffers = [
+                None if spec.variable else np.zeros((max_batch_rows, *spec.shape), spec.dtype)
+                for spec in runtime.signature.inputs
+            ]
+        # Per input how many rows at the start may be other than zero.
+        self._used_rows = [max_batch_rows] * len(self._buffers)
+
+    def batch(self, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> list[Any]:
+        """Gather rows.
+
+        Args:
+            lots: Arenas, and the numbers of the rows in each.
+            rows: How many rows these are.
+            size: How many the batch is to have.
+
+        Returns:
+            Per input an array `[size, *row_shape]`, valid until the next call; for a variable input one `bytes` per
+            row.
+        """
+        return [self._one(index, lots, rows, size) for index in range(len(self._buffers))]
+
+    def _one(self, index: int, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> Any:
+        buffer = self._buffers[index]
+        if buffer is None:
+            return [
+                arena.read_bytes("in", index, number)
+                for arena, numbers in lots
+                for number in numbers.tolist()
+            ]
+        if size == 1 and not self._runtime_reads_them:
+            arena, numbers = lots[0]
+            number = int(numbers[0])
+            return arena.inputs[index][number : number + 1]
+        start = 0
+        for arena, numbers in lots:
+            stop = start + len(numbers)
+            # mode="clip" lets numpy write into `out` without a buffer of its own.
+            arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
+            start = stop
+        if self._fills:
+            if size > rows:
+                buffer[rows : self._used_rows[index]] = 0
+                self._used_rows[index] = rows
+            else:
+                self._used_rows[index] = max(rows, self._used_rows[index])
+        return buffer[:size]

@@ -1,0 +1,75 @@
+"""Ends a device process one of whose runs does not return: a driver that hangs cannot be interrupted.
+
+Entry scripts have a watchdog of their own, which interrupts first: `stoker.scripts.watchdog`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from stoker.process_end import GRACE_MS, ExitCode, end_process
+
+__all__ = ["HangWatch"]
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S: Final = 0.5
+
+
+class HangWatch:
+    """Watches the runs of one model."""
+
+    def __init__(
+        self,
+        name: str,
+        timeout_ms: int,
+        runs_began_ns: Callable[[], Iterable[int]],
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        end_process: Callable[[ExitCode], None] = end_process,
+    ) -> None:
+        """Watch nothing until `start`.
+
+        Args:
+            name: The model's name, for the log.
+            timeout_ms: After so long callers have been told that they get no answer.
+            runs_began_ns: Gives the times at which the present runs began; 0 stands for none.
+            clock_ns: The time.
+            end_process: Ends this process, which the supervisor then starts anew.
+        """
+        self._name = name
+        self._limit_ms = timeout_ms + GRACE_MS
+        self._runs_began_ns = runs_began_ns
+        self._clock_ns = clock_ns
+        self._end_process = end_process
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Look for runs that hang, on a thread of its own, until `stop`."""
+
+        def live() -> None:
+            while not self._stopped.wait(_PAUSE_S):
+                self.look()
+
+        threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+
+    def look(self) -> None:
+        """End the process if a run has lasted too long."""
+        now_ns = self._clock_ns()
+        for began_ns in self._runs_began_ns():
+            if began_ns and now_ns - began_ns > self._limit_ms * 1_000_000:
+                logger.critical(
+                    "%s: a run has not returned within %d ms: the device process exits",
+                    self._name,
+                    self._limit_ms,
+                )
+                self._end_process(ExitCode.STUCK)
+                return

@@ -1,0 +1,58 @@
+"""Which batches of a model run at the same time: those of all instances, or one alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["Occupancy"]
+
+
+class Occupancy:
+    """Counts the batches that run, and lets one run while no other does. Any thread may call anything.
+
+    Attributes:
+        several: Whether there are several instances; if not, nothing here does anything.
+    """
+
+    def __init__(self) -> None:
+        self.several = False
+        self._changed = threading.Condition(threading.Lock())
+        self._running = 0
+        self._one_alone = False
+
+    def enter(self) -> None:
+        """Begin a batch; waits while another one runs alone."""
+        if self.several:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._one_alone)
+                self._running += 1
+
+    def leave(self) -> None:
+        """End a batch."""
+        if self.several:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Go on with a batch that has begun, while no other one runs."""
+        if not self.several:
+            yield
+            return
+        with self._changed:
+            # Before it waits for the others: one of them may want the same.
+            self._running -= 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._one_alone)
+            self._one_alone = True
+            self._changed.wait_for(lambda: not self._running)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._one_alone = False
+                self._changed.notify_all()

@@ -1,0 +1,28 @@
+"""How a device process ends by itself, where only a new one helps; the supervisor starts that."""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["GRACE_MS", "ExitCode", "end_process"]
+
+GRACE_MS: Final = 5000
+"""How long after its time a call may still take before the process is ended."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of a device process that ends itself."""
+
+    CRASHED = 70
+    """The thread of a model ended."""
+    STUCK = 71
+    """A run did not return."""
+    CANARY_FAILED = 72
+    """The device does not compute any more."""
+
+
+def end_process(code: ExitCode) -> None:
+    """End this process at once, wherever its threads are."""
+    os._exit(code)

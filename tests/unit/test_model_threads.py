@@ -1,0 +1,204 @@
+"""Loading: warm-up, the number of instances, and the threads that make and serve them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.puppets import BODIES, ROWS, PuppetRuntime, double
+
+from stoker import lifecycle
+from stoker.canary import Canary
+from stoker.errors import LoadFailed
+from stoker.lifecycle import fork, load
+from stoker.metrics import MetricMemory, ModelTotals
+from stoker.model_threads import ModelThreads
+from stoker.runtimes.base import Runtime
+from stoker.servable import Device, Servable
+from stoker.tensors import Signature
+
+CPU = Device("cpu", 0, "CPU")
+GPU = Device("cuda", 0, "GPU", "GPU-1")
+MODEL = Servable("digits", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
+
+
+class ForkingPuppet(PuppetRuntime):
+    """A model that can be forked; each notes on which threads it was made and has run.
+
+    Attributes:
+        made_on: The thread on which it was made.
+        ran_on: The threads on which it ran.
+        forks: What was forked of it.
+        forks_fail: Whether a fork fails at its first batch.
+    """
+
+    def __init__(self, signature: Signature = ROWS) -> None:
+        super().__init__(signature, double)
+        self.made_on = threading.current_thread().name
+        self.ran_on: set[str] = set()
+        self.forks: list[ForkingPuppet] = []
+        self.forks_fail = False
+        self.during = lambda: self.ran_on.add(threading.current_thread().name)
+
+    def fork(self) -> Runtime:
+        """A further one."""
+        another = ForkingPuppet(self.signature)
+        if self.forks_fail:
+            another.fails_for = {0}
+        another.fits_rows = self.fits_rows
+        self.forks.append(another)
+        return another
+
+
+def loading(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
+    """Let `load` find this runtime."""
+    monkeypatch.setattr(lifecycle, "load_runtime", lambda *_: runtime)
+
+
+def sizes_of(runtime: PuppetRuntime) -> list[int]:
+    """How many rows each batch had."""
+    return [len(batch) for batch in runtime.batches]
+
+
+@pytest.mark.parametrize(
+    ("device", "buckets", "sizes"),
+    [(CPU, None, [8, 1]), (CPU, (2, 8), [8, 2]), (GPU, None, [8, 4, 2, 1, 1]), (GPU, (3, 8), [8, 3, 3])],
+)
+def test_every_size_is_run_once_the_largest_first(
+    device: Device, buckets: tuple[int, ...] | None, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No caller pays for the first batch of a size; on a GPU the canary follows."""
+    runtime = ForkingPuppet()
+    loading(monkeypatch, runtime)
+    loaded = load(dataclasses.replace(MODEL, batch_buckets=buckets), device, 1)
+    assert sizes_of(runtime) == sizes
+    assert loaded.max_batch_rows == 8
+
+
+def test_a_device_without_memory_for_the_largest_batch_gets_smaller_ones(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server starts with what fits, and says so; a fork for which even less is left lowers it for all."""
+    runtime = ForkingPuppet()
+    runtime.fits_rows = 5
+    loading(monkeypatch, runtime)
+    loaded = load(MODEL, GPU, 1)
+    assert loaded.max_batch_rows == 4
+    assert "no memory for a batch of 8 rows; max_batch_rows is 4" in caplog.text
+    runtime.fits_rows = 2
+    _, forked = fork(loaded, "digits")
+    assert (forked.max_batch_rows, sizes_of(runtime.forks[0])) == (2, [4, 2, 1])
+
+
+def test_a_model_that_does_not_fit_at_all_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says that it is the memory."""
+    runtime = ForkingPuppet()
+    runtime.fits_rows = 0
+    loading(monkeypatch, runtime)
+    with pytest.raises(LoadFailed, match="no memory for one row of digits"):
+        load(MODEL, GPU, 1)
+
+
+def test_a_model_that_fails_on_zeros_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says at which size."""
+    runtime = ForkingPuppet()
+    runtime.fails_for = {0}
+    loading(monkeypatch, runtime)
+    with pytest.raises(LoadFailed, match="digits fails on a batch of 8 rows of zeros"):
+        load(MODEL, CPU, 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "runtime", "instances"),
+    [
+        (None, CPU, ForkingPuppet, 1),
+        (None, GPU, ForkingPuppet, 2),
+        (None, GPU, PuppetRuntime, 1),
+        (3, CPU, ForkingPuppet, 3),
+        (1, GPU, ForkingPuppet, 1),
+        (1, CPU, PuppetRuntime, 1),
+    ],
+)
+def test_how_many_instances_a_model_gets(
+    wanted: int | None,
+    device: Device,
+    runtime: type[PuppetRuntime],
+    instances: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two on a GPU, one on the CPU, and what is asked for where it can be had."""
+    loading(monkeypatch, runtime())
+    assert load(dataclasses.replace(MODEL, instances=wanted), device, 1).instances == instances
+
+
+def test_a_script_cannot_have_several_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to do instead."""
+    loading(monkeypatch, PuppetRuntime(BODIES))
+    script = dataclasses.replace(MODEL, framework="script", instances=2)
+    with pytest.raises(LoadFailed, match=r"cannot have 2 instances: .* set replicas"):
+        load(script, CPU, 1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "device", "has_one"), [("onnx", GPU, True), ("onnx", CPU, False), ("script", GPU, False)]
+)
+def test_who_gets_a_canary(
+    framework: str, device: Device, has_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frameworks on a GPU; nobody knows what else a script's `run` does with a made-up row."""
+    loading(monkeypatch, ForkingPuppet())
+    loaded = load(dataclasses.replace(MODEL, framework=framework), device, 1)
+    assert isinstance(loaded.canary, Canary) is has_one
+
+
+@contextmanager
+def threads_of(servable: Servable) -> Iterator[tuple[ModelThreads, MetricMemory]]:
+    """The threads of a model, which are stopped afterwards."""
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    model = ModelThreads(servable, 0, memory.page(64).model(0))
+    yield model, memory
+    model.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("model digits")]
+
+
+def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made and warmed up on the thread that will serve it: frameworks keep what they prepare by thread."""
+    made: list[ForkingPuppet] = []
+
+    def load_runtime(*_: object) -> Runtime:
+        made.append(ForkingPuppet())
+        return made[0]
+
+    monkeypatch.setattr(lifecycle, "load_runtime", load_runtime)
+    with threads_of(dataclasses.replace(MODEL, instances=3)) as (model, memory):
+        loaded = model.start(CPU, 1)
+        runtimes = [made[0], *made[0].forks]
+        names = ["model digits", "model digits (2)", "model digits (3)"]
+        assert [runtime.made_on for runtime in runtimes] == names
+        assert [runtime.ran_on for runtime in runtimes] == [{name} for name in names]
+        assert [sizes_of(runtime) for runtime in runtimes] == [[8, 1]] * 3
+        assert loaded.instances == 3
+        totals: ModelTotals = memory.totals().model(0)
+        assert totals.batch_cap_rows == 8
+
+
+def test_a_fork_that_fails_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no thread is left behind."""
+    runtime = ForkingPuppet()
+    runtime.forks_fail = True
+    loading(monkeypatch, runtime)
+    fd = MetricMemory.create()
+    model = ModelThreads(dataclasses.replace(MODEL, instances=2), 0, MetricMemory(fd).page(64).model(0))
+    os.close(fd)
+    with pytest.raises(LoadFailed, match="fails on a batch of 8 rows"):
+        model.start(CPU, 1)
+    for thread in model._threads:
+        thread.join(10)
+        assert not thread.is_alive()
