@@ -15,8 +15,8 @@ from tests.tiny_models import BODY_SCRIPT, write_script
 from stoker.gateway.grpc.messages import SERVICE
 
 LIMIT_BYTES = 100 << 20
-NOISE_BYTES = 16 << 20
-"""What the process does beside, such as counting."""
+NOISE_BYTES = 48 << 20
+"""What the process does beside, such as counting; and what malloc keeps of what it was given back, up to 64 MiB."""
 VALUES = 1 << 22
 SCORE, PREDICT = "/api/v1/service/scores/score", "/v1/models/scores:predict"
 INFER, GRPC = "/v2/models/scores/infer", f"/{SERVICE}/ModelInfer"

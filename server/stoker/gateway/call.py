@@ -171,11 +171,18 @@ class Call(Ticket):
 
     def _answer_in(self, dialect: Dialect, outputs: Mapping[str, np.ndarray]) -> None:
         try:
-            lines, body = dialect.answer(self, outputs)
+            answer = dialect.answer(self, outputs)
         except StokerError as error:
             self.refuse(error)
             return
-        self.answer_scored(body, time.monotonic_ns(), lines)
+        now_ns = time.monotonic_ns()
+        if answer is None:
+            parse_ns, total_ns = self.enqueued_ns - self.received_ns, now_ns - self.received_ns
+            self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
+            self._answer(200, b"", b"")
+        else:
+            lines, body = answer
+            self.answer_scored(body, now_ns, lines)
 
     def _timing(self) -> tuple[int, int, bytes]:
         """Parse and total time in nanoseconds, and the header line of all stages."""

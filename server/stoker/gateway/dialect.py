@@ -27,8 +27,10 @@ class Dialect(Protocol):
             StokerError: The request is refused.
         """
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes] | None:
         """Return header lines (without the length) and body for a request that was scored.
+
+        None says that nothing of HTTP is to be written: the dialect has taken the outputs itself.
 
         Args:
             call: The request.

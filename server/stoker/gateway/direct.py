@@ -18,6 +18,7 @@ the versions that passed the tests.
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 from asyncio import Event
@@ -130,7 +131,7 @@ class DirectProtocol(HttpToolsProtocol):
         self._reserved_bytes = 0
         self._ids: RequestIds | None = None
         self._first_chunk = b""
-        self._more_chunks: list[bytes] = []
+        self._gathered: io.BytesIO | None = None
         self._call: Call | None = None
 
     @property
@@ -322,8 +323,13 @@ class DirectProtocol(HttpToolsProtocol):
         self.idle_sweeps = 0
         if self._receiving is None:
             super().on_body(body)
+        elif self._gathered is not None:
+            self._gathered.write(body)
         elif self._first_chunk:
-            self._more_chunks.append(body)
+            # Other than joined chunks, its content is never there twice.
+            self._gathered = io.BytesIO()
+            self._gathered.write(self._first_chunk)
+            self._gathered.write(body)
         else:
             self._first_chunk = body
 
@@ -337,11 +343,8 @@ class DirectProtocol(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._receiving = None
-        body = self._first_chunk
-        if self._more_chunks:
-            body = b"".join((body, *self._more_chunks))
-            self._more_chunks.clear()
-        self._first_chunk = b""
+        body = self._first_chunk if self._gathered is None else self._gathered.getvalue()
+        self._first_chunk, self._gathered = b"", None
         self._score(service, body, self._ids, self._dialect)
 
     def _score(self, service: Service, body: bytes, ids: RequestIds | None, dialect: Dialect | None) -> None:

@@ -66,11 +66,10 @@ class _Tensors:
             call.deadline_ns = min(call.deadline_ns, call.received_ns + self._timeout_ns)
         service.submit_tensors(call, exchange, self._inputs)
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> None:
         del call
         # The rows are freed when this returns.
         self._result = {name: array.copy() for name, array in outputs.items()}
-        return b"", b""
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         self._result = error

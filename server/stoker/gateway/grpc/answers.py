@@ -1,4 +1,4 @@
-"""Answers to infer requests as messages of gRPC."""
+"""Answers to infer requests: messages of gRPC, as bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.gateway.grpc.contents import fill_typed
-from stoker.gateway.grpc.messages import ModelInferResponse
+from stoker.gateway.grpc.contents import fill_typed, length_delimited
+from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.wire.oip import InferRequest, classified, datatype_of, to_raw
 
-__all__ = ["AnswerWriter"]
+__all__ = ["AnswerWriter", "stream_answer"]
 
 _MAX_HEADS: Final = 1024
+_FIELDS: Final = ModelInferResponse.DESCRIPTOR.fields_by_name
+_ID: Final = _FIELDS["id"].number
+_RAW: Final = _FIELDS["raw_output_contents"].number
+_ANSWER: Final = ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
+_LAST: Final = ModelInferResponse(
+    parameters={"triton_final_response": {"bool_param": True}}
+).SerializeToString()
 
 
 class AnswerWriter:
@@ -32,11 +39,12 @@ class AnswerWriter:
         self._model, self._version, self._batched = model, version, batched
         self._heads: dict[Any, tuple[bytes, bool]] = {}
 
-    def write(self, answer: Any, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> None:
-        """Write an answer: raw if the request was, or if an output has a datatype without typed contents.
+    def write(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
+        """Return a `ModelInferResponse`: raw if the request was, or if an output has no typed contents.
+
+        The library would copy raw contents twice.
 
         Args:
-            answer: An empty `ModelInferResponse`.
             request: What it answers.
             outputs: The model's outputs by name.
 
@@ -53,13 +61,16 @@ class AnswerWriter:
                 self._heads.clear()
             known = self._heads[key] = self._head(request, arrays)
         head, raw = known
-        answer.MergeFromString(head)
-        answer.id = request.id
-        for index, array in enumerate(arrays):
-            if raw:
-                answer.raw_output_contents.append(to_raw(array))
-            else:
-                fill_typed(answer.outputs[index].contents, array)
+        if not raw:
+            return _typed(head, request.id, arrays)
+        parts = [head]
+        if request.id:
+            identifier = request.id.encode()
+            parts += length_delimited(_ID, len(identifier)), identifier
+        for array in arrays:
+            content = to_raw(array)
+            parts += length_delimited(_RAW, len(content)), content
+        return b"".join(parts)
 
     def _head(self, request: InferRequest, arrays: list[np.ndarray]) -> tuple[bytes, bool]:
         """What is the same for all answers with these shapes, and whether they are raw."""
@@ -68,3 +79,17 @@ class AnswerWriter:
             answer.outputs.add(name=wanted.name, datatype=datatype_of(array), shape=array.shape)
         raw = any(wanted.binary for wanted in request.wanted)
         return answer.SerializeToString(), raw or any(array.dtype == np.float16 for array in arrays)
+
+
+def _typed(head: bytes, identifier: str, arrays: list[np.ndarray]) -> bytes:
+    answer = ModelInferResponse.FromString(head)
+    answer.id = identifier
+    for output, array in zip(answer.outputs, arrays, strict=True):
+        fill_typed(output.contents, array)
+    content: bytes = answer.SerializeToString()
+    return content
+
+
+def stream_answer(answer: bytes) -> bytes:
+    """Return a `ModelStreamInferResponse` with an answer, the only one to its request."""
+    return b"".join((length_delimited(_ANSWER, len(answer) + len(_LAST)), answer, _LAST))

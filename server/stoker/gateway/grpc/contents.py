@@ -11,7 +11,7 @@ from stoker.tensors import TensorInfo
 from stoker.wire.oip import datatype_of
 from stoker.wire.tensor_json import as_dtype
 
-__all__ = ["fill_typed", "from_typed", "no_data"]
+__all__ = ["fill_typed", "from_typed", "length_delimited", "no_data"]
 
 _FIELDS: Final = {
     "BOOL": "bool_contents",
@@ -102,15 +102,15 @@ def fill_typed(contents: Any, array: np.ndarray) -> None:
         getattr(contents, field).extend(array.reshape(-1).tolist())
     elif array.size:
         packed = np.ascontiguousarray(array, np.dtype(_FIXED_SIZE[field])).tobytes()
-        tag = contents.DESCRIPTOR.fields_by_name[field].number << 3 | _LENGTH_DELIMITED
-        contents.MergeFromString(bytes([tag]) + _varint(len(packed)) + packed)
+        number = contents.DESCRIPTOR.fields_by_name[field].number
+        contents.MergeFromString(length_delimited(number, len(packed)) + packed)
 
 
-def _varint(number: int) -> bytes:
-    """A length as protocol buffers write it: seven bits a byte, the lowest first."""
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)
+def length_delimited(number: int, size_bytes: int) -> bytes:
+    """What stands before the content of a field of this number (below 16) and of so many bytes."""
+    head = bytearray((number << 3 | _LENGTH_DELIMITED,))
+    while size_bytes > 0x7F:
+        head.append(size_bytes & 0x7F | 0x80)
+        size_bytes >>= 7
+    head.append(size_bytes)
+    return bytes(head)

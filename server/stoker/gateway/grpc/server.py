@@ -19,6 +19,9 @@ from stoker.gateway.inference import infer as scored
 __all__ = ["GrpcServer"]
 
 _LINGER_S: Final = 1.0
+_SERVERS: Final = 4
+"""How many servers of the library one frontend has. Each takes in one call at a time, on a way through two threads:
+with one of them, calls come singly to the event loop and to the device, and each costs half as much again."""
 
 
 class GrpcServer:
@@ -26,7 +29,8 @@ class GrpcServer:
 
     Args:
         gateway: The frontend's services.
-        address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections (SO_REUSEPORT).
+        address: `HOST:PORT`; all servers of every frontend listen there, and the kernel spreads connections over
+            them (SO_REUSEPORT).
         max_message_bytes: Longest message that is received.
         certificate: PEM file of the certificate chain; None serves without TLS.
         key: PEM file of its private key.
@@ -44,38 +48,53 @@ class GrpcServer:
         infer: Infer = scored,
     ) -> None:
         self._servicer = InferenceServicer(gateway, infer)
-        self._server: Any = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 1),
-                ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", -1),
-            ]
-        )
-        self._server.add_generic_rpc_handlers((self._servicer,))
-        health_pb2_grpc.add_HealthServicer_to_server(Health(gateway), self._server)
-        self._describe()
-        if certificate is None or key is None:
-            self.port: int = self._server.add_insecure_port(address)
-        else:
+        health, described = Health(gateway), _described()
+        credentials = None
+        if certificate is not None and key is not None:
             pair = (Path(key).read_bytes(), Path(certificate).read_bytes())
-            self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-
-    def _describe(self) -> None:
-        names = [SERVICE]
-        for module in (health_pb2, reflection_pb2):
-            POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-            names += [service.full_name for service in module.DESCRIPTOR.services_by_name.values()]
-        reflection.enable_server_reflection(names, self._server, POOL)
+            credentials = grpc.ssl_server_credentials([pair])
+        self._servers: list[Any] = []
+        for _ in range(_SERVERS):
+            server = grpc.aio.server(
+                options=[
+                    ("grpc.so_reuseport", 1),
+                    ("grpc.max_receive_message_length", max_message_bytes),
+                    ("grpc.max_send_message_length", -1),
+                ]
+            )
+            server.add_generic_rpc_handlers((self._servicer,))
+            health_pb2_grpc.add_HealthServicer_to_server(health, server)
+            reflection.enable_server_reflection(described, server, POOL)
+            if credentials is None:
+                self.port: int = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, credentials)
+            # Where any port will do, the others join the first.
+            address = f"{address.rpartition(':')[0]}:{self.port}"
+            self._servers.append(server)
 
     async def start(self) -> None:
         """Begin to accept."""
-        await self._server.start()
+        for server in self._servers:
+            await server.start()
 
     async def stop(self, timeout_s: float) -> int:
         """Accept nothing new, answer what is under way, end; return how many were cut off after `timeout_s`."""
-        stopping = asyncio.ensure_future(self._server.stop(timeout_s + _LINGER_S))
+        stopping = asyncio.ensure_future(self._stop(timeout_s + _LINGER_S))
         cut_off = await self._servicer.finish(timeout_s)
         # The last answers are on their way; watchers of health would stay for ever.
-        await self._server.stop(_LINGER_S if not cut_off else None)
+        await self._stop(_LINGER_S if not cut_off else None)
         await stopping
         return cut_off
+
+    async def _stop(self, grace_s: float | None) -> None:
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+
+
+def _described() -> list[str]:
+    """Names of the services that reflection tells of."""
+    names = [SERVICE]
+    for module in (health_pb2, reflection_pb2):
+        POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+        names += [service.full_name for service in module.DESCRIPTOR.services_by_name.values()]
+    return names

@@ -12,7 +12,7 @@ import numpy as np
 from stoker import __version__
 from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.answers import AnswerWriter
+from stoker.gateway.grpc.answers import AnswerWriter, stream_answer
 from stoker.gateway.grpc.calls import (
     Call,
     CallsUnderWay,
@@ -110,13 +110,13 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             )
             for name, method in unary.items()
         }
-        self._handlers[f"{_PREFIX}ModelInfer"] = self._unary(
-            "ModelInfer", self._model_infer, reader(RequestMessage.read)
+        # Their answers are bytes already.
+        self._handlers[f"{_PREFIX}ModelInfer"] = grpc.unary_unary_rpc_method_handler(
+            self._under_way.handler(self._model_infer), reader(RequestMessage.read)
         )
         self._handlers[f"{_PREFIX}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._under_way.handler(self._model_stream_infer),
             reader(RequestMessage.read),
-            ModelStreamInferResponse.SerializeToString,
         )
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
@@ -201,13 +201,8 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
 
     # --- inference ---
 
-    async def _model_infer(self, request: RequestMessage, call: Call) -> Any:
-        answer = ModelInferResponse()
-        await self._score(request, call, answer)
-        return answer
-
-    async def _score(self, request: RequestMessage, call: Call, answer: Any) -> None:
-        """Score a request into an empty `ModelInferResponse`."""
+    async def _model_infer(self, request: RequestMessage, call: Call) -> bytes:
+        """Return a `ModelInferResponse`."""
         service = self._gateway.find(request.model_name, request.model_version or None)
         try:
             if not service.authorized(call.authorization):
@@ -220,7 +215,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             service.count_refusal(error)
             raise
         outputs = await self._infer(service, decoded.inputs, ids=call.ids, timeout_ns=timeout_ns)
-        codec.writer.write(answer, decoded, outputs)
+        return codec.writer.write(decoded, outputs)
 
     def _codec(self, service: Service, tensors: ModelTensors) -> _Codec:
         codec = self._codecs.get(service)
@@ -234,25 +229,25 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         return codec
 
     async def _model_stream_infer(self, requests: AsyncIterator[Any], call: Call) -> None:
-        async def reply(request: RequestMessage | StokerError) -> Any:
-            answer = ModelStreamInferResponse()
+        async def reply(request: RequestMessage | StokerError) -> bytes:
             try:
-                await self._score(parsed(request), call, answer.infer_response)
+                return stream_answer(await self._model_infer(parsed(request), call))
             except StokerError as error:
                 return _failed(request, error)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the stream
                 return _failed(request, fault(error, call))
-            answer.infer_response.parameters["triton_final_response"].bool_param = True
-            return answer
 
         await self._streams.serve(requests, reply, call.write)
 
 
-def _failed(request: RequestMessage | StokerError, error: StokerError) -> Any:
+def _failed(request: RequestMessage | StokerError, error: StokerError) -> bytes:
+    """A `ModelStreamInferResponse` with an error."""
     named = None
     if isinstance(request, RequestMessage):
         named = ModelInferResponse(model_name=request.model_name, id=request.id)
-    return ModelStreamInferResponse(error_message=shown(error), infer_response=named)
+    answer = ModelStreamInferResponse(error_message=shown(error), infer_response=named)
+    content: bytes = answer.SerializeToString()
+    return content
 
 
 def _unknown_method(name: str) -> StokerError:
