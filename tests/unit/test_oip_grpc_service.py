@@ -8,8 +8,8 @@ import os
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
-from stoker.gateway.grpc.server import GrpcServer
+from stoker.gateway.grpc.server import _SERVERS, GrpcServer
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.inference import infer as scored
 from stoker.gateway.served_models import ServedModel
@@ -749,6 +749,21 @@ async def test_servers_share_a_port() -> None:
     async with staged() as first, staged(address=f"127.0.0.1:{first.server.port}") as second:
         assert second.server.port == first.server.port
         assert (await second.ask("ServerLive")).live
+
+
+async def test_all_connections_are_served_alike() -> None:
+    """Whichever of the library's servers the kernel gives them to; and none of these is left behind."""
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    async with staged() as stage, AsyncExitStack() as stack:
+        for number in range(3 * _SERVERS):
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{stage.server.port}", own_connection)
+            await stack.enter_async_context(channel)
+            other = replace(stage, channel=channel)
+            assert numbers_of(await other.infers(number, 1)) == [2 * number, 2]
+            health = health_pb2_grpc.HealthStub(channel)
+            assert (await health.Check(health_pb2.HealthCheckRequest(service="digits"))).status == 1
+        await stage.server.stop(0)
+        await until(lambda: refuses(stage.server.port), "the port is closed")
 
 
 async def test_a_server_that_stops_answers_what_is_under_way() -> None:

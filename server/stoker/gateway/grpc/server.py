@@ -19,9 +19,10 @@ from stoker.gateway.inference import infer as scored
 __all__ = ["GrpcServer"]
 
 _LINGER_S: Final = 1.0
-_SERVERS: Final = 4
-"""How many servers of the library one frontend has. Each takes in one call at a time, on a way through two threads:
-with one of them, calls come singly to the event loop and to the device, and each costs half as much again."""
+_SERVERS: Final = 16
+"""How many servers of the library a frontend has, on one port; they share its event loop and the library's threads.
+Each of them asks for the next call only when it has been given the last one, a way through two threads and the event
+loop. So one server hands calls over singly, and the device's batches have one row, however many callers wait."""
 
 
 class GrpcServer:
