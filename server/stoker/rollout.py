@@ -133,7 +133,8 @@ class Rollout:
         """
         async with self._exclusive():
             model = self._catalogue.models.get(name)
-            if model is None or (version is not None and version not in model.available):
+            loaded = model is not None and (version in model.available if version else model.wanted)
+            if model is None or not loaded:
                 shown = f"'{name}'" if version is None else f"'{name}' version {version}"
                 raise UnknownService(f"failed to unload {shown}: it is not loaded")
             if version is None:

@@ -19,6 +19,7 @@ from stoker.deployment import Deployed
 from stoker.grpc_port import reserve_grpc_port
 from stoker.keyring import AdminKey, Keyring
 from stoker.logs import configure_logging
+from stoker.servable import Servable
 from stoker.settings import ServerSettings
 from stoker.start_up import DeviceReport, ModelReport, StartUp
 from stoker.stock import Stock
@@ -82,7 +83,7 @@ def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up:
         )
         lines.append(
             f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
-            f"batches of at most {servable.max_batch_rows} rows"
+            f"batches of at most {_most_rows(servable)} rows"
         )
         lines += _batching_lines(model)
         lines += _replica_lines(model)
@@ -99,6 +100,10 @@ def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up:
     lines += _grpc_lines(settings, host)
     lines.append(f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {base}/metrics; stop with Ctrl-C")
     return lines
+
+
+def _most_rows(servable: Servable) -> int:
+    return servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
 
 
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:

@@ -451,13 +451,30 @@ def _keys(environ: Mapping[str, str], imported: Sequence[ImportedSettings]) -> d
     return {}
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without silent losses: of a key that stands twice, PyYAML would keep the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value} stands there twice", key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)  # noqa: S506  # a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"the deployment file cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise InvalidSettings(f"{file} is not YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        reason = getattr(error, "problem", None) or error
+        raise InvalidSettings(f"{file}{line}: this is not YAML: {reason}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -472,7 +489,8 @@ def _models(listed: Any, file: Path) -> tuple[ModelSettings, ...]:
     models = tuple(model_settings(item, f"{file}, models") for item in listed)
     for model in models:
         if (model.path is None) == (model.registered is None):
-            raise InvalidSettings(f"{file}: each model needs either path or registered, not both")
+            given = "neither" if model.path is None else "both"
+            raise InvalidSettings(f"{file}: each model needs either path or registered; one has {given}")
     base = file.parent
     return tuple(
         dataclasses.replace(
@@ -496,8 +514,10 @@ def _convert(settings: type, values: Mapping[str, Any], source: str) -> dict[str
     converted = {}
     for name, value in values.items():
         if name not in settable:
-            near = difflib.get_close_matches(str(name), settable, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are: {', '.join(settable)}"
+            # The models of a deployment file are settings of their own.
+            known = (*settable, "models") if settings is ServerSettings else tuple(settable)
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are: {', '.join(known)}"
             raise InvalidSettings(f"{source}: there is no setting {name!r}{hint}")
         try:
             converted[name] = settable[name].metadata["convert"](value)

@@ -93,6 +93,12 @@ def test_an_unknown_service(workspace: Path, keyring: Keyring) -> None:
         run("show", "--name", "cifar", "--workspace", str(workspace))
 
 
+def test_an_unknown_service_where_none_has_keys(workspace: Path) -> None:
+    """What is missing is said once, and how it comes into being."""
+    with pytest.raises(InvalidSettings, match=r"service cifar has no keys: \S+ is empty; keys are created"):
+        run("show", "--name", "cifar", "--workspace", str(workspace))
+
+
 def test_no_keys_at_all(workspace: Path) -> None:
     """Before the first start there are no keys, and looking for them creates nothing."""
     with pytest.raises(

@@ -360,7 +360,7 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
 
 def test_a_server_that_is_not_there(workspace: Path) -> None:
     """The message says where it was looked for."""
-    with pytest.raises(OperatorError, match=r"the server at .* cannot be reached"):
+    with pytest.raises(OperatorError, match=r"the server at .* cannot be reached: \[Errno 111\]"):
         run("load", "digits", "--url", "http://127.0.0.1:1")
     with pytest.raises(InvalidSettings, match="file:///etc is no address of a server"):
         run("unload", "digits", "--url", "file:///etc")

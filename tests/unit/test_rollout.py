@@ -277,7 +277,7 @@ def test_unloading(play: Play) -> None:
         await stage.rollout.unload("digits")
         assert stage.fleet.happened() == ["digits is None", "unload digits 3", "digits is None"]
         assert stage.fleet.states() == {3: "END"}
-        for name, version in (("letters", None), ("digits", 3)):
+        for name, version in (("letters", None), ("digits", 3), ("digits", None)):
             with pytest.raises(UnknownService, match="is not loaded"):
                 await stage.rollout.unload(name, version)
         with pytest.raises(UnknownService, match="no model 'letters'"):

@@ -8,8 +8,17 @@ from tests.puppets import ROWS
 from stoker.deployment import Deployed
 from stoker.placement import place
 from stoker.servable import Servable
-from stoker.serving import _device_lines, _replica_lines
+from stoker.serving import _device_lines, _most_rows, _replica_lines
 from stoker.start_up import DeviceReport, ModelReport
+
+
+@pytest.mark.parametrize(("buckets", "rows"), [(None, 64), ((), 64), ((1, 8), 8)])
+def test_the_largest_batch_is_the_largest_bucket(buckets: tuple[int, ...] | None, rows: int) -> None:
+    """Batches above the largest bucket never run, whatever max_batch_rows says."""
+    servable = Servable(
+        "digits", 1, "onnx", Path("x"), Path(), max_batch_rows=64, max_body_bytes=64, batch_buckets=buckets
+    )
+    assert _most_rows(servable) == rows
 
 
 def test_processes_that_share_a_device_are_counted() -> None:

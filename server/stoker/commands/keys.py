@@ -151,9 +151,8 @@ def chosen_keyring(args: argparse.Namespace, *, signing: bool = False) -> Keyrin
     if args.name is not None:
         keyring = Keyring(workspace.keys_dir, args.name)
         if args.name not in services:
-            raise InvalidSettings(
-                f"service {args.name} has no {kind} in {_where(workspace, services, signing)}"
-            )
+            where = _where(workspace, services, signing)
+            raise InvalidSettings(f"service {args.name} has no {kind}{' in' if services else ':'} {where}")
         return keyring
     if len(services) != 1:
         problem = f"several services {have}; choose one by --name" if services else f"there are no {kind}"

@@ -50,7 +50,11 @@ def ask_admin(server: str, path: str, key: str | None) -> None:
     except urllib.error.HTTPError as error:
         raise OperatorError(_reason(error)) from error
     except OSError as error:
-        raise OperatorError(f"the server at {server} cannot be reached: {error}") from error
+        raise OperatorError(f"the server at {server} cannot be reached: {_cause(error)}") from error
+
+
+def _cause(error: OSError) -> OSError | str:
+    return error.reason if isinstance(error, urllib.error.URLError) else error
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
