@@ -114,14 +114,20 @@ class Child:
             return f"was ended by {signal.Signals(-code).name}"
         return f"exited with code {code}"
 
-    async def end(self, timeout_s: float) -> None:
-        """Close the control channel, which tells the process to exit; kill it if it does not."""
+    async def end(self, timeout_s: float, *, busy: bool = False) -> None:
+        """Close the control channel, which tells the process to exit; kill it if it does not.
+
+        Args:
+            timeout_s: How long it may take.
+            busy: It may not hear, because it imports or loads: then killing it is no news.
+        """
         self._stop_reading()
         self.channel.close()
         try:
             await asyncio.wait_for(self.process.wait(), timeout_s)
         except TimeoutError:
-            logger.warning("%s does not end, killing it", self.name)
+            if not busy:
+                logger.warning("%s does not end, killing it", self.name)
             self.kill()
             await self.process.wait()
 

@@ -207,7 +207,11 @@ def _shown(path: Path) -> str:
 
 
 def _sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
-    """A body that the model takes: the sample beside it, or rows of zeros; None if only the model knows."""
+    """A body that the model takes: the sample beside it, or rows of zeros.
+
+    Returns:
+        None if only the model knows, or if nothing can be written to the workspace.
+    """
     beside = model.deployed.servable.model_dir / _SAMPLE
     if beside.is_file():
         return beside
@@ -216,10 +220,13 @@ def _sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
     data: Any = {spec.name: [_zeros(spec.shape, spec.dtype)] for spec in model.signature.inputs}
     if len(data) == 1:
         (data,) = data.values()
-    workspace.create()
     path = workspace.run_dir / f"{model.deployed.servable.name}.{_SAMPLE}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"data": data}))
+    try:
+        workspace.create()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"data": data}))
+    except OSError:
+        return None
     return path
 
 

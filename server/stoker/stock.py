@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from stoker.deployment import Deployed, deploy, resolve
+from stoker.errors import InvalidSettings
 from stoker.keyring import Keyring, Keys
 from stoker.offers import Offer, find_offers, registered_offer
 
@@ -103,7 +104,17 @@ class Stock:
         settings = self._settings
         keyring = Keyring(self._workspace.keys_dir, name)
         given = Keys.given(settings.primary_key, settings.secondary_key)
-        if given is None and (settings.auth or settings.token_auth):
-            keyring.ensure()
-        if settings.token_auth:
-            keyring.ensure_signing_secret()
+        takes_made_keys = given is None and (settings.auth or settings.token_auth)
+        if not (takes_made_keys or settings.token_auth):
+            return
+        try:
+            self._workspace.create()
+            if takes_made_keys:
+                keyring.ensure()
+            if settings.token_auth:
+                keyring.ensure_signing_secret()
+        except OSError as error:
+            raise InvalidSettings(
+                f"the keys of {name} cannot be kept in {self._workspace.keys_dir}: {error.strerror}; choose another "
+                "workspace with --workspace, or give keys as STOKER_PRIMARY_KEY and STOKER_SECONDARY_KEY"
+            ) from error

@@ -157,8 +157,9 @@ class Supervisor:
     async def _end_all(self) -> None:
         self._background.cancel()
         # A model that is being loaded does not hear that it should end.
-        timeout_s = _END_TIMEOUT_S if self._announced else _LOADING_END_TIMEOUT_S
-        await asyncio.gather(*(child.end(timeout_s) for child in self._fleet.children))
+        busy = not self._announced
+        timeout_s = _LOADING_END_TIMEOUT_S if busy else _END_TIMEOUT_S
+        await asyncio.gather(*(child.end(timeout_s, busy=busy) for child in self._fleet.children))
         self._fleet.frontends.close_sockets()
 
     async def _poll_gpus(self) -> None:

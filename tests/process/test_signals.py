@@ -185,6 +185,7 @@ def test_a_signal_while_the_model_loads_ends_at_once(
     exit_code = server.wait(15)
 
     assert (live.status, ready.status) == (200, 503)
+    assert "WARNING" not in server.output(), "that a loading process is killed is no news"
     assert ready.json()["message"] == "Not ready yet: slow."
     assert (scored_early.status, scored_early.error_code()) == (503, "not_ready")
     assert int(scored_early.header("retry-after") or 0) >= 1

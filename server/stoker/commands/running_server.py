@@ -53,7 +53,7 @@ def ask_admin(server: str, path: str, key: str | None) -> None:
         raise OperatorError(f"the server at {server} cannot be reached: {_cause(error)}") from error
 
 
-def _cause(error: OSError) -> OSError | str:
+def _cause(error: OSError) -> BaseException | str:
     return error.reason if isinstance(error, urllib.error.URLError) else error
 
 
