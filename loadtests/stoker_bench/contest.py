@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Contestant", "Slice", "disturbance", "ratio", "run_in_turns", "standing"]
 
+LEAD_IN_S = 1
 NOTABLE_FOREIGN_CORES = 0.1
 
 
@@ -66,10 +67,16 @@ def run_in_turns(
     rounds: int,
     on_slice: Callable[[str, Slice], None],
 ) -> dict[str, list[Slice]]:
-    """Give each contestant one slice a round; entry i of every list lies in the same round."""
+    """Give each contestant one slice a round; entry i of every list lies in the same round.
+
+    Each slice begins after a second of the same load that does not count: while the others had their turns, the
+    system may have taken back pages of an idle server, and it should not pay for that as if under load.
+    """
     slices: dict[str, list[Slice]] = {contestant.name: [] for contestant in contestants}
     for _ in range(rounds):
         for contestant in contestants:
+            if seconds > LEAD_IN_S:
+                contestant.run(case, LEAD_IN_S)
             taken = contestant.run(case, seconds)
             slices[contestant.name].append(taken)
             on_slice(contestant.name, taken)

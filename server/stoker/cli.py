@@ -27,6 +27,7 @@ _COMMANDS: Final = (
     "bench",
 )
 _INTERRUPTED: Final = 130
+_NO_SUCH_USE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe, such as `head`, has seen enough.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        # A file or folder that the operator has named, and that the system does not let be used.
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"stoker {command}: {error.strerror}: {error.filename}\n")
+        return _NO_SUCH_USE
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
