@@ -84,6 +84,8 @@ _SLOT_WORDS: Final = _BATCH_CAP.end
 _RESTARTS: Final = _Block(MODEL_SLOTS * _SLOT_WORDS, 2)
 _GPUS: Final = _Block(_RESTARTS.end, DEVICE_SLOTS * GpuReading.WORDS)
 _PAGE_BYTES: Final = -(-_GPUS.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+_PAGES_BYTES: Final = PAGES * _PAGE_BYTES
+_MEMORY_BYTES: Final = _PAGES_BYTES + mmap.PAGESIZE
 
 _STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
 _REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(REJECTIONS)}
@@ -92,41 +94,48 @@ _PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(STAGES))
 
 
 class MetricMemory:
-    """The shared memory of all pages."""
+    """The shared memory of all pages.
+
+    Behind the pages it says which of them a process has: to look at one that nobody has would take memory for it.
+    """
 
     def __init__(self, fd: int) -> None:
         """Map a file that `create` made; `fd` may be closed afterwards."""
-        self._memory = mmap.mmap(fd, PAGES * _PAGE_BYTES)
+        self._memory = mmap.mmap(fd, _MEMORY_BYTES)
+        words = np.frombuffer(self._memory, np.int64)
+        self._pages = words[: _PAGES_BYTES // 8].reshape(PAGES, -1)
+        self._taken = words[_PAGES_BYTES // 8 :][:PAGES]
 
     @staticmethod
     def create() -> int:
         """Make the shared-memory file and return its file descriptor."""
         fd = os.memfd_create("stoker-metrics", os.MFD_CLOEXEC)
-        os.truncate(fd, PAGES * _PAGE_BYTES)
+        os.truncate(fd, _MEMORY_BYTES)
         return fd
 
     def page(self, index: int) -> MetricPage:
         """The page that the process with this index writes."""
         if not 0 <= index < PAGES:
             raise ValueError(f"there are {PAGES} metric pages, got index {index}")
+        self._taken[index] = 1
         return MetricPage(memoryview(self._memory)[index * _PAGE_BYTES :][:_PAGE_BYTES].cast("q"))
 
     def totals(self) -> Totals:
         """The sum of all pages at this moment; of times the latest, of caps the lowest."""
-        words = np.frombuffer(self._memory, np.int64).reshape(PAGES, -1)
+        words = self._pages[np.flatnonzero(self._taken)]
         totals = words.sum(axis=0)
         latest = _LAST_SCORED.offset + np.arange(MODEL_SLOTS) * _SLOT_WORDS
-        totals[latest] = words[:, latest].max(axis=0)
+        totals[latest] = words[:, latest].max(axis=0, initial=0)
         cap = _BATCH_CAP.offset + np.arange(MODEL_SLOTS) * _SLOT_WORDS
         # 0 is of pages whose process has none.
-        caps = np.where(words[:, cap], words[:, cap], _NO_CAP).min(axis=0)
+        caps = np.where(words[:, cap], words[:, cap], _NO_CAP).min(axis=0, initial=_NO_CAP)
         totals[cap] = np.where(caps == _NO_CAP, 0, caps)
         return Totals(totals)
 
     def clear_model(self, slot: int) -> None:
         """Zero the counters of a slot in all pages; no process may write them any more."""
-        words = np.frombuffer(self._memory, np.int64).reshape(PAGES, -1)
-        words[:, slot * _SLOT_WORDS : (slot + 1) * _SLOT_WORDS] = 0
+        for index in np.flatnonzero(self._taken):
+            self._pages[index, slot * _SLOT_WORDS : (slot + 1) * _SLOT_WORDS] = 0
 
 
 class MetricPage:

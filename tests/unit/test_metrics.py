@@ -242,3 +242,18 @@ def test_stage_bounds_and_batch_bounds_grow() -> None:
     assert list(STAGE_BOUNDS_S) == sorted(set(STAGE_BOUNDS_S))
     assert list(BATCH_BOUNDS_ROWS) == sorted(set(BATCH_BOUNDS_ROWS))
     assert 256 in BATCH_BOUNDS_ROWS
+
+
+def test_pages_that_nobody_has_take_no_memory() -> None:
+    """Adding up, and clearing a slot, touches the pages of the processes that there are; a later one counts too."""
+    fd = MetricMemory.create()
+    try:
+        memory, other = MetricMemory(fd), MetricMemory(fd)
+        memory.page(5).model(3).count_request(200)
+        other.totals()
+        other.clear_model(2)
+        assert os.fstat(fd).st_blocks * 512 < os.fstat(fd).st_size / PAGES * 4
+        memory.page(PAGES - 1).model(3).count_request(200)
+        assert other.totals().model(3).requests()[200] == 2
+    finally:
+        os.close(fd)
