@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 
+import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import Joined
 
@@ -52,6 +53,31 @@ def test_requests_of_one_turn_are_one_batch() -> None:
         (200, b"[[10.0,12.0],[14.0,16.0]]"),
     ]
     assert [[status for status, _ in answer.got] for answer in answers] == [[200], [200], [400], [200]]
+
+
+def test_a_large_turn_goes_to_the_device_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device can begin with the first half while the second one is decoded; a smaller turn goes as one."""
+    service, _ = made_service()
+    answers = [Answers() for _ in range(41 + 35)]
+    with Joined(capacity=64) as joined:
+        service.attach(joined.exchange)
+        rung: list[int] = []
+        ring_for = joined.exchange._ring_for
+        monkeypatch.setattr(
+            joined.exchange, "_ring_for", lambda numbers: (rung.append(len(numbers)), ring_for(numbers))
+        )
+
+        async def arrive(callers: list[Answers]) -> None:
+            for number, respond in enumerate(callers):
+                service.score_soon(rows_body([number, 0]), None, respond)
+
+        for callers in (answers[:41], answers[41:]):
+            joined._loop.run_until_complete(arrive(callers))
+            joined.settle()
+    assert rung == [20, 21, 35]
+    assert [answer.got for answer in answers] == [
+        [(200, b"[[%.1f,0.0]]" % (2 * number))] for number in (*range(41), *range(35))
+    ]
 
 
 def test_a_caller_who_leaves_in_the_turn_of_its_request_costs_nothing() -> None:
