@@ -189,7 +189,7 @@ class PuppetChild:
     def describe_exit(self) -> str:
         return "was ended by SIGKILL"
 
-    async def end(self, timeout_s: float) -> None: ...
+    async def end(self, timeout_s: float, *, busy: bool = False) -> None: ...
 
 
 @dataclass
