@@ -16,11 +16,10 @@ import orjson
 import uvloop
 
 from stoker_bench.http_caller import HttpCaller, allow_many_connections, is_success
+from stoker_bench.kept_connection import keep_connected
 from stoker_bench.load_generator import LoadFigures, figures_of
 
 __all__ = ["closed_loop", "main"]
-
-RECONNECT_DELAY_S = 0.02
 
 
 class _Tally:
@@ -63,19 +62,10 @@ class _Connection(HttpCaller):
 
 
 async def _keep_calling(host: str, port: int, request: bytes, tally: _Tally) -> None:
-    """Hold one connection until cancelled, with a new one whenever the server ends it."""
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            _, connection = await loop.create_connection(lambda: _Connection(request, tally), host, port)
-        except OSError:
-            tally.errors += 1
-            await asyncio.sleep(RECONNECT_DELAY_S)
-            continue
-        try:
-            await connection.lost
-        finally:
-            connection.abort()
+    def refused(_: float) -> None:
+        tally.errors += 1
+
+    await keep_connected(host, port, lambda: _Connection(request, tally), refused)
 
 
 async def closed_loop(

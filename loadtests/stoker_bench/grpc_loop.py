@@ -13,17 +13,17 @@ import struct
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 import orjson
 import uvloop
 
+from stoker_bench.kept_connection import KeptConnection, keep_connected
 from stoker_bench.load_generator import LoadFigures
 
 __all__ = ["closed_loop", "main"]
 
-RECONNECT_DELAY_S = 0.02
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _ACK: Final = 0x1
 _END_STREAM: Final = 0x1
@@ -75,10 +75,11 @@ class _Tally:
         self.closing = False
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(KeptConnection):
     """One caller: makes the call, awaits the whole answer, makes it again on the next stream."""
 
     def __init__(self, head: bytes, message: bytes, tally: _Tally) -> None:
+        super().__init__()
         self._head = head
         self._message = struct.pack(">BI", 0, len(message)) + message
         self._tally = tally
@@ -90,10 +91,9 @@ class _Connection(asyncio.Protocol):
         self._stream_window = 0
         self._taken = 0
         self._succeeded = False
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
         self._transport.write(
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
             + _frame(_SETTINGS, 0, 0, _OWN_SETTINGS)
@@ -186,32 +186,16 @@ class _Connection(asyncio.Protocol):
         self._call()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del exc
         if not self._tally.closing:
             self._tally.errors += 1
-        if not self.lost.done():
-            self.lost.set_result(None)
-
-    def abort(self) -> None:
-        self._transport.abort()
+        super().connection_lost(exc)
 
 
 async def _keep_calling(host: str, port: int, head: bytes, message: bytes, tally: _Tally) -> None:
-    """Hold one connection until cancelled, with a new one whenever the server ends it."""
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            _, connection = await loop.create_connection(
-                lambda: _Connection(head, message, tally), host, port
-            )
-        except OSError:
-            tally.errors += 1
-            await asyncio.sleep(RECONNECT_DELAY_S)
-            continue
-        try:
-            await connection.lost
-        finally:
-            connection.abort()
+    def refused(_: float) -> None:
+        tally.errors += 1
+
+    await keep_connected(host, port, lambda: _Connection(head, message, tally), refused)
 
 
 async def closed_loop(

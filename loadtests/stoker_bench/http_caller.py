@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import httptools
+
+from stoker_bench.kept_connection import KeptConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,18 +31,17 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-class HttpCaller(asyncio.Protocol):
+class HttpCaller(KeptConnection):
     """One connection with at most one request under way; what follows from an answer is its subclasses'.
 
     Attributes:
         awaiting: Whether a request is under way.
-        lost: Done once the connection has ended.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._parser = httptools.HttpResponseParser(self)
         self.awaiting = False
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def opened(self) -> None:
         """Hear that requests can be sent."""
@@ -61,13 +62,9 @@ class HttpCaller(asyncio.Protocol):
         self.awaiting = True
         self._transport.writelines(parts)
 
-    def abort(self) -> None:
-        """End the connection at once."""
-        self._transport.abort()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
-        self._transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
         self.opened()
 
     def data_received(self, data: bytes) -> None:
@@ -87,8 +84,6 @@ class HttpCaller(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
-        del exc
         if self.awaiting:
             self.dropped()
-        if not self.lost.done():
-            self.lost.set_result(None)
+        super().connection_lost(exc)

@@ -87,6 +87,8 @@ class StokerError(Exception):
     code: ClassVar[str] = "internal"
     run_failed: ClassVar[bool] = False
     """Whether the model or script is to blame: what the header `x-ms-run-function-failed` says."""
+    error_id: str | None = None
+    """What the log has more under, or None."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
+from tests.contract.protocol_models import DATATYPES
 
 __all__ = [
-    "DTYPES",
     "Info",
     "array_bodies",
     "compressed",
@@ -24,20 +24,6 @@ __all__ = [
     "sizes_of",
 ]
 
-DTYPES: Final = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-}
 _ODD: Final = [
     None, True, False, 0, -1, 1, 2.0, 0.5, 2**31, 2**63, 2**64, -(2**63), 10**30, 1e39, 1e308, float("nan"),
     float("inf"), "", "x", "1", "\x00", "é", [], {}, [[]], [1, [2]], {"b64": "AA=="}, {"b64": "%"}, {"b64": 1},
@@ -165,7 +151,7 @@ def inputs(draw: st.DrawFn, info: Info, rows: int) -> tuple[Any, bytes]:
     if draw(st.booleans()):
         described["data"] = draw(tensor_data(info, shape, flat=draw(st.booleans())))
         return described, b""
-    size = int(np.prod(shape)) * np.dtype(DTYPES.get(datatype, "uint32")).itemsize
+    size = int(np.prod(shape)) * np.dtype(DATATYPES.get(datatype, "uint32")).itemsize
     # Zeros are the lengths of empty strings.
     whole = st.just(bytes(size)) | st.binary(min_size=size, max_size=size)
     content = draw(st.integers(0, 9).flatmap(lambda dice: whole if dice else st.binary(max_size=size + 8)))
@@ -248,8 +234,8 @@ def scoring_bodies(draw: st.DrawFn, infos: Sequence[Info]) -> bytes:
 @st.composite
 def array_bodies(draw: st.DrawFn, info: Info) -> tuple[bytes, dict[str, str]]:
     """A body that is an array, and its headers."""
-    own = DTYPES.get(info[1], "U2")
-    dtype = np.dtype(draw(st.sampled_from([own] * 5 + [*DTYPES.values(), ">f4", ">i8", "S3"])))
+    own = DATATYPES.get(info[1], "U2")
+    dtype = np.dtype(draw(st.sampled_from([own] * 5 + [*DATATYPES.values(), ">f4", ">i8", "S3"])))
     shape = draw(sizes_of(info, draw(st.sampled_from([0, 1, 2, 3]))))
     size = int(np.prod(shape)) * dtype.itemsize
     content = draw(st.just(bytes(size)) | st.binary(min_size=size, max_size=size))

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
-from tests.fuzz.bodies import DTYPES, Info, damaged, sizes_of
+from tests.contract.protocol_models import DATATYPES
+from tests.fuzz.bodies import Info, damaged, sizes_of
 
 from stoker.gateway.grpc.messages import ModelInferRequest
 
@@ -68,7 +69,7 @@ def infer_messages(draw: st.DrawFn, infos: Sequence[Info], outputs: Sequence[str
         )
         count = int(np.prod([size for size in shape if 0 <= size < 100]))
         if raw != (not draw(st.integers(0, 19))):
-            size = count * np.dtype(DTYPES.get(datatype, "uint32")).itemsize
+            size = count * np.dtype(DATATYPES.get(datatype, "uint32")).itemsize
             size += draw(st.sampled_from([0] * 19 + [1, -1]))
             # Zeros are the lengths of empty strings.
             content = draw(

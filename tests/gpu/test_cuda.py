@@ -10,19 +10,7 @@ import pytest
 from tests.live_server import LiveServer
 from tests.tiny_models import write_mlp
 
-from stoker.device_survey import probe_in_child
-from stoker.devices import choose_device
-from stoker.errors import DeviceUnavailable
-
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_a_gpu() -> None:
-    try:
-        choose_device("cuda:0", {"onnx"}, probe_in_child)
-    except DeviceUnavailable as error:
-        pytest.skip(reason=f"no GPU to test on: {error}")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 
 def test_the_gpu_gives_the_classes_of_the_cpu(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from tests.live_server import LiveServer, wait_until
 
-from stoker.device_survey import find_devices, probe_in_child
-from stoker.devices import choose_device
-from stoker.errors import DeviceUnavailable
+from stoker.device_survey import find_devices
 from stoker.nvml import GpuReader, gpus
 from stoker.servable import Device
 
@@ -29,16 +27,7 @@ def run(raw_data):
 """
 
 
-@pytest.fixture(scope="module")
-def first() -> Device:
-    """The first GPU, which ONNX Runtime must be able to use."""
-    try:
-        return choose_device("cuda:0", {"onnx"}, probe_in_child)[0]
-    except DeviceUnavailable as error:
-        pytest.skip(reason=f"no GPU to test on: {error}")
-
-
-def test_the_driver_and_nvidia_smi_agree(first: Device) -> None:
+def test_the_driver_and_nvidia_smi_agree(first_gpu: Device) -> None:
     """Order, UUIDs, bus and compute capability are those that operators see elsewhere."""
     if shutil.which("nvidia-smi") is None:
         pytest.skip(reason="nvidia-smi is not installed")
@@ -50,7 +39,7 @@ def test_the_driver_and_nvidia_smi_agree(first: Device) -> None:
     assert [tuple(line.split(", ")) for line in shown.splitlines()] == found
 
 
-def test_a_gpu_is_read(first: Device) -> None:
+def test_a_gpu_is_read(first_gpu: Device) -> None:
     """Twice with NVML open: memory adds up, and energy only grows."""
     reader = GpuReader()
     before, after = (
@@ -65,17 +54,17 @@ def test_a_gpu_is_read(first: Device) -> None:
         assert reading.utilization_percent is None or 0 <= reading.utilization_percent <= 100
 
 
-def test_a_server_keeps_to_the_gpu_of_a_uuid(first: Device, tmp_path: Path) -> None:
+def test_a_server_keeps_to_the_gpu_of_a_uuid(first_gpu: Device, tmp_path: Path) -> None:
     """A script sees that GPU alone, as the first; its metrics are there under both names."""
     script = tmp_path / "score.py"
     script.write_text(SCRIPT)
     scratch = tmp_path / "server"
     scratch.mkdir()
-    with LiveServer(scratch, script, "--device", first.uuid) as server:
+    with LiveServer(scratch, script, "--device", first_gpu.uuid) as server:
         answer = server.score([0.0])
-        assert json.loads(answer.body) == [first.uuid, "PCI_BUS_ID", "cuda:0"]
-        found = next(device for device in find_devices().devices if device.uuid == first.uuid)
-        aliased = f'nv_gpu_memory_total_bytes{{gpu_uuid="{first.uuid}"}} '
+        assert json.loads(answer.body) == [first_gpu.uuid, "PCI_BUS_ID", "cuda:0"]
+        found = next(device for device in find_devices().devices if device.uuid == first_gpu.uuid)
+        aliased = f'nv_gpu_memory_total_bytes{{gpu_uuid="{first_gpu.uuid}"}} '
         line = wait_until(
             lambda: next(
                 (line for line in server.get("/metrics").body.decode().splitlines() if aliased in line), ""

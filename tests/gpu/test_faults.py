@@ -15,20 +15,11 @@ from tests.live_server import LiveServer, free_port, wait_until
 from tests.process.callers import Callers, scored
 from tests.tiny_models import write_doubler
 
-from stoker.gpu_probes import probe
-
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 SIDE = 1024
 """The hungry model makes a matrix of SIDE by SIDE float32 of each row: 4 MiB."""
 MEMORY_MB = 256
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_a_gpu() -> None:
-    problem = probe("onnx")
-    if problem is not None:
-        pytest.skip(reason=f"no GPU to test on: {problem}")
 
 
 def write_hungry(path: Path) -> Path:

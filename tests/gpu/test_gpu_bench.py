@@ -7,20 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stoker.device_survey import probe_in_child
-from stoker.devices import choose_device
-from stoker.errors import DeviceUnavailable
 from stoker_bench.gpu.command import main
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_a_gpu() -> None:
-    try:
-        choose_device("cuda:0", {"onnx"}, probe_in_child)
-    except DeviceUnavailable as error:
-        pytest.skip(reason=f"no GPU to test on: {error}")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 
 def test_a_quick_run_measures_copies_the_gpu_and_its_memory(tmp_path: Path) -> None:

@@ -25,17 +25,10 @@ from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.servable import Device, Servable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 GPU = Device("cuda", 0, "the first GPU")
 ROWS = 64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_a_gpu() -> None:
-    problem = probe("onnx")
-    if problem is not None:
-        pytest.skip(reason=f"no GPU to test on: {problem}")
 
 
 @pytest.fixture(scope="module")

@@ -23,13 +23,13 @@ import uvloop
 from stoker_bench.gpu.arrivals import Schedule
 from stoker_bench.gpu.loadgen import LoadGen
 from stoker_bench.http_caller import HttpCaller, allow_many_connections, is_success
+from stoker_bench.kept_connection import keep_connected
 
 if TYPE_CHECKING:
     from stoker_bench.gpu.arrivals import Arrivals, Query
 
 __all__ = ["main", "poisson_loop"]
 
-RECONNECT_DELAY_S = 0.02
 DRAIN_S = 8.0
 TOLERATED_SHARE = 0.01
 SWITCH_S = 1e-4
@@ -137,20 +137,6 @@ class _Caller(HttpCaller):
             self._pool.finish(query, succeeded)
 
 
-async def _keep_open(host: str, port: int, pool: _Pool) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            _, caller = await loop.create_connection(lambda: _Caller(pool), host, port)
-        except OSError:
-            await asyncio.sleep(RECONNECT_DELAY_S)
-            continue
-        try:
-            await caller.lost
-        finally:
-            caller.abort()
-
-
 async def poisson_loop(
     host: str,
     port: int,
@@ -178,7 +164,9 @@ async def poisson_loop(
         What `stoker_bench.gpu.poisson.together` puts together, and the latency of each answer in seconds.
     """
     pool = _Pool(request, limit_s, planned, arrivals)
-    callers = [asyncio.create_task(_keep_open(host, port, pool)) for _ in range(connections)]
+    callers = [
+        asyncio.create_task(keep_connected(host, port, lambda: _Caller(pool))) for _ in range(connections)
+    ]
     await asyncio.sleep(begin_s - time.monotonic())
     started_s, cpu_s = time.monotonic(), time.process_time()
     loop = asyncio.get_running_loop()

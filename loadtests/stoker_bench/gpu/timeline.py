@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import uvloop
 
 from stoker_bench.http_caller import HttpCaller, is_success
+from stoker_bench.kept_connection import keep_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +22,6 @@ __all__ = ["NO_ANSWER", "NO_CONNECTION", "Answer", "TimedLoad", "told", "wait_fo
 
 NO_ANSWER = "connection ended"
 NO_CONNECTION = "connection refused"
-RECONNECT_DELAY_S = 0.02
 AFTER_FAILURE_S = 0.01
 """Callers that fail at once would otherwise do nothing but fail."""
 ERROR_CODE = b"x-stoker-error-code"
@@ -152,19 +152,10 @@ class TimedLoad:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_calling(self) -> None:
-        host, port = self._address
-        while True:
-            tried_s = time.monotonic()
-            try:
-                _, caller = await self._loop.create_connection(lambda: _TimedCaller(self._state), host, port)
-            except OSError:
-                self._state.answers.append(Answer(tried_s, time.monotonic(), 0, NO_CONNECTION))
-                await asyncio.sleep(RECONNECT_DELAY_S)
-                continue
-            try:
-                await caller.lost
-            finally:
-                caller.abort()
+        def refused(tried_s: float) -> None:
+            self._state.answers.append(Answer(tried_s, time.monotonic(), 0, NO_CONNECTION))
+
+        await keep_connected(*self._address, lambda: _TimedCaller(self._state), refused)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> bool:

@@ -10,14 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from stoker.errors import (
-    DeviceOutOfMemory,
-    MethodNotAllowed,
-    ModelFailed,
-    StokerError,
-    Unauthorized,
-    UnsupportedEncoding,
-)
+from stoker.errors import MethodNotAllowed, StokerError, Unauthorized, UnsupportedEncoding
 
 __all__ = [
     "CLOSE_LINE",
@@ -45,7 +38,7 @@ def json_lines(body: bytes) -> bytes:
 def error_body(error: StokerError) -> bytes:
     """The JSON of an error: `{"message": ..., "code": ...}`, with `error_id` where the log has more under it."""
     content: dict[str, Any] = {"message": str(error), "code": error.code}
-    if isinstance(error, ModelFailed | DeviceOutOfMemory):
+    if error.error_id is not None:
         content["error_id"] = error.error_id
     return json.dumps(content).encode()
 

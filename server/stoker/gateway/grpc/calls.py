@@ -10,14 +10,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from stoker.errors import (
-    BodyTooLarge,
-    DeadlineExceeded,
-    DeviceOutOfMemory,
-    MalformedBody,
-    ModelFailed,
-    StokerError,
-)
+from stoker.errors import BodyTooLarge, DeadlineExceeded, MalformedBody, StokerError
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.request_ids import RequestIds
 
@@ -160,7 +153,7 @@ def _refuse(context: Any, error: StokerError) -> None:
     metadata = tuple(context.trailing_metadata() or ())
     if error.retry_after_s is not None:
         metadata += (("retry-after", str(error.retry_after_s)),)
-    if isinstance(error, ModelFailed | DeviceOutOfMemory):
+    if error.error_id is not None:
         metadata += (("error-id", error.error_id),)
     context.set_code(status_of(error))
     context.set_details(shown(error))

@@ -1,0 +1,17 @@
+"""The GPU that the tests here need."""
+
+import pytest
+
+from stoker.device_survey import probe_in_child
+from stoker.devices import choose_device
+from stoker.errors import DeviceUnavailable
+from stoker.servable import Device
+
+
+@pytest.fixture(scope="session")
+def first_gpu() -> Device:
+    """The first GPU, which ONNX Runtime must be able to use; without one the test is skipped."""
+    try:
+        return choose_device("cuda:0", {"onnx"}, probe_in_child)[0]
+    except DeviceUnavailable as error:
+        pytest.skip(reason=f"no GPU to test on: {error}")
