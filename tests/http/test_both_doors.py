@@ -257,6 +257,22 @@ def test_a_failure_in_the_script_shows_its_caller_only_an_id(served: Served) -> 
     assert b"secret" not in answer.raw
 
 
+def test_the_last_request_of_a_connection_has_the_same_answer(served: Served) -> None:
+    """`Connection: close` is answered in the same bytes through both doors, and obeyed."""
+    answers = []
+    # The second time the head is known.
+    for headers in ([], [], THE_APP):
+        with served.server.connect() as connection:
+            last = [("Connection", "close"), *headers]
+            message = scoring(served.path("doubler"), PRIMARY, rows_body([1, 2, 3, 4]), last)
+            answers.append(connection.ask(message))
+            connection.assert_ended()
+
+    assert answers[0].json() == [[2, 4, 6, 8]]
+    assert answers[0].closes
+    assert len({answer.comparable() for answer in answers}) == 1
+
+
 @pytest.mark.parametrize("key", [PRIMARY, SECONDARY], ids=["primary", "secondary"])
 def test_either_key_is_good_at_both_doors(served: Served, key: str) -> None:
     """The primary and the secondary key are equals."""

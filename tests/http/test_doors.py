@@ -6,10 +6,11 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 from starlette.types import Receive, Scope, Send
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
 
@@ -36,8 +37,8 @@ async def _app(_: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def _listening(script: ScriptForm | None = None) -> AsyncIterator[AsyncConnection]:
-    """A connection to a listener with the services `a`, perhaps of a script, and `b`."""
+async def _listener(script: ScriptForm | None = None) -> AsyncIterator[tuple[Listener, int]]:
+    """A listener with the services `a`, perhaps of a script, and `b`, and its port."""
     metrics_fd = MetricMemory.create()
     memory = MetricMemory(metrics_fd)
     os.close(metrics_fd)
@@ -57,11 +58,17 @@ async def _listening(script: ScriptForm | None = None) -> AsyncIterator[AsyncCon
     listener = Listener(_app, Gateway(services, memory), [sock])
     await listener.start()
     try:
-        async with await AsyncConnection.open(sock.getsockname()[1]) as connection:
-            yield connection
+        yield listener, sock.getsockname()[1]
     finally:
         await listener.stop_listening()
         assert await listener.finish(5) == 0
+
+
+@asynccontextmanager
+async def _listening(script: ScriptForm | None = None) -> AsyncIterator[AsyncConnection]:
+    """A connection to such a listener."""
+    async with _listener(script) as (_, port), await AsyncConnection.open(port) as connection:
+        yield connection
 
 
 PATH = "/api/v1/service/a/score"
@@ -76,6 +83,35 @@ async def test_plain_scoring_requests_are_answered_directly(headers: Headers) ->
         statuses = [(await connection.ask(scoring(PATH, KEY, BODY, headers))).status for _ in range(3)]
 
     assert statuses == [DIRECTLY] * 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("value", ["close", "Close"])
+async def test_requests_that_end_their_connection_are_answered_directly(value: str) -> None:
+    """So are those of callers that connect anew for each one; the answer says that it was the last."""
+    async with _listener() as (_, port):
+        for _ in range(3):
+            async with await AsyncConnection.open(port) as connection:
+                kept = await connection.ask(scoring(PATH, KEY, BODY))
+                last = await connection.ask(scoring(PATH, KEY, BODY, [("Connection", value)]))
+                assert await connection.ended()
+            assert (kept.status, kept.closes) == (DIRECTLY, False)
+            assert (last.status, last.closes) == (DIRECTLY, True)
+
+
+def test_a_busy_loop_accepts_many_connections_a_turn() -> None:
+    """The loop takes one from a socket in each turn: under load, where turns are long, others would wait."""
+
+    async def accepted(turns: int) -> int:
+        async with _listener() as (listener, port):
+            with ExitStack() as callers:
+                for _ in range(40):
+                    callers.enter_context(socket.create_connection(("127.0.0.1", port)))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                return len(listener.connections)
+
+    assert uvloop.run(accepted(turns=8)) >= 30
 
 
 @pytest.mark.anyio
@@ -138,17 +174,10 @@ async def test_scripts_that_see_heads_get_their_requests_from_the_app(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "last",
-    [
-        pytest.param(scoring(PATH, KEY, BODY, version="1.0"), id="HTTP/1.0"),
-        pytest.param(scoring(PATH, KEY, BODY, [("Connection", "close")]), id="connection close"),
-    ],
-)
-async def test_last_requests_go_through_the_app(last: bytes) -> None:
-    """A request that ends its connection is not plain; the connection ends with the answer."""
+async def test_requests_of_http_1_0_go_through_the_app() -> None:
+    """They are not plain; the connection ends with the answer."""
     async with _listening() as connection:
-        answer = await connection.ask(last)
+        answer = await connection.ask(scoring(PATH, KEY, BODY, version="1.0"))
         ended = await connection.ended()
 
     assert (answer.status, ended) == (BY_THE_APP, True)

@@ -1,11 +1,10 @@
 """The direct door: plain scoring requests are answered inside uvicorn's HTTP protocol, without an ASGI cycle.
 
 A request is plain when it is HTTP/1.1 with one Host, a POST to a scoring path with a valid key, has a
-Content-Length within the limit, keeps its connection alive, carries no header that asks for more (Expect,
-Transfer-Encoding, Content-Encoding, Upgrade, Origin, TraceId, an image, a form or an array as Content-Type), its
-model does not want to see its head, and no other request of its connection is unanswered. Everything else goes
-uvicorn's way to the Starlette app, which gives the same answers byte for byte, but for upper case in the names of a
-script's own headers.
+Content-Length within the limit, carries no header that asks for more (Expect, Transfer-Encoding, Content-Encoding,
+Upgrade, Origin, TraceId, an image, a form or an array as Content-Type), its model does not want to see its head, and
+no other request of its connection is unanswered. Everything else goes uvicorn's way to the Starlette app, which gives
+the same answers byte for byte, but for upper case in the names of a script's own headers.
 
 Callers send the same head (request line and headers) with every request. So the heads of plain requests are
 remembered byte for byte with what they said, and a request that arrives in one piece behind a known head is
@@ -165,6 +164,8 @@ class DirectProtocol(HttpToolsProtocol):
                 if self.timeout_keep_alive_task is not None:
                     self._unset_keepalive_if_required()
                 self.fresh = False
+                if known.closes:
+                    self._direct.keep_alive = False
                 self._score(known.service, data[end:], None, known.dialect)
                 return
         self._unset_keepalive_if_required()
@@ -252,7 +253,6 @@ class DirectProtocol(HttpToolsProtocol):
             or (self.cycle is not None and not self.cycle.response_complete)
             or parser.get_method() != b"POST"
             or parser.get_http_version() != "1.1"
-            or not parser.should_keep_alive()
         ):
             return False
         values = self._plain_headers()
@@ -269,6 +269,7 @@ class DirectProtocol(HttpToolsProtocol):
             return False
         else:
             self._dialect = None
+        closes = not parser.should_keep_alive()
         self._ids = None
         if any(sent_ids):
             try:
@@ -276,7 +277,8 @@ class DirectProtocol(HttpToolsProtocol):
             except StokerError:
                 return False
         elif self._is_whole(self._new_head):
-            self._gateway.remember(self._new_head, PlainHead(service, authorization, length, self._dialect))
+            head = PlainHead(service, authorization, length, self._dialect, closes)
+            self._gateway.remember(self._new_head, head)
         if length > LARGE_BODY_BYTES:
             if not self._gateway.reserve_body(length):
                 return False
@@ -284,6 +286,7 @@ class DirectProtocol(HttpToolsProtocol):
         self._receiving = service
         self._first_chunk = b""
         self._direct.response_complete = False
+        self._direct.keep_alive = not closes
         self.cycle = self._direct  # type: ignore[assignment]
         return True
 

@@ -31,6 +31,7 @@ class PlainHead(NamedTuple):
     authorization: bytes
     body_bytes: int
     dialect: Dialect | None
+    closes: bool
 
 
 @dataclass

@@ -22,6 +22,9 @@ from stoker.gateway.service import Service
 
 __all__ = ["Listener"]
 
+# libuv takes one connection from a listening socket in a turn of the loop. Under load a turn lasts tens of
+# milliseconds, and callers who connect anew would wait for seconds. Each copy of the socket is one more.
+_ACCEPTED_A_TURN: Final = 16
 _KEEP_ALIVE_S: Final = 75
 _ARRIVAL_TIMEOUT_S: Final = 10
 # A client that has connected sends its first request within this time, or is not waited for.
@@ -81,9 +84,9 @@ class Listener:
         self._tick()
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            # A copy, because the server closes its socket before the last connections have been taken from
-            # it.
-            self._servers.append(await loop.create_server(self._protocol, sock=sock.dup(), backlog=2048))
+            # Copies, because a server closes its socket before the last connections have been taken from it.
+            for _ in range(_ACCEPTED_A_TURN):
+                self._servers.append(await loop.create_server(self._protocol, sock=sock.dup(), backlog=2048))
         self._ticker = loop.create_task(self._tick_each_second())
 
     async def _tick_each_second(self) -> None:
