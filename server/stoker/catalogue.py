@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from stoker.deployment import Deployed
     from stoker.offers import Offer
 
-__all__ = ["Catalogue", "Model", "Slots", "Version"]
+__all__ = ["Catalogue", "Model", "Slots", "Version", "shown_reason"]
 
 State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 
+_REASON_CHARS: Final = 500
 _READY_STATES: Final = {
     "START": "LOADING",
     "LOADING": "LOADING",
@@ -39,7 +40,8 @@ class Version:
     Attributes:
         slot: Its slot in the metrics.
         state: Where it is in its life.
-        reason: Why it is not available, if something has failed.
+        reason: Why it is not available, or was not loaded again, and that it was unloaded.
+        error: The code of the error that `reason` tells of; empty if it tells of none.
         served: What frontends score with. While a changed version is loaded again, that is the one before.
         failed: The fingerprint of the files that could not be loaded.
     """
@@ -47,8 +49,18 @@ class Version:
     slot: int
     state: State = "START"
     reason: str = ""
+    error: str = ""
     served: Deployed | None = None
     failed: str | None = None
+
+    def enter(self, state: State, reason: str = "") -> None:
+        """Go on to a state because all went well."""
+        self.state, self.reason, self.error = state, reason, ""
+
+
+def shown_reason(error: Exception) -> str:
+    """What is shown of an error as the reason why a version is not available."""
+    return str(error)[:_REASON_CHARS]
 
 
 @dataclass(slots=True)
@@ -115,6 +127,7 @@ class Model:
                     "slot": version.slot,
                     "state": version.state,
                     "reason": version.reason,
+                    "error": version.error,
                     "number": version.served.number if version.served else None,
                 }
                 for number, version in sorted(self.versions.items())
@@ -208,6 +221,23 @@ class Catalogue:
         """All versions that frontends score with, or will as soon as they are loaded."""
         versions = (version for model in self.models.values() for version in model.versions.values())
         return [version.served for version in versions if version.served is not None]
+
+    def index(self, offers: Mapping[str, Offer] = MappingProxyType({})) -> list[dict[str, str]]:
+        """Return an entry for each version and each model without one, as the model repository extension has them.
+
+        Args:
+            offers: By name what could be loaded besides what the server has had so far.
+        """
+        entries = [entry for model in self.models.values() for entry in model.index()]
+        for name, offer in offers.items():
+            if name not in self.models:
+                entries.append({"name": name})
+                continue
+            for version in {*offer.versions, *offer.broken}.difference(self.models[name].versions):
+                entry = {"name": name, "version": str(version), "state": "UNAVAILABLE"}
+                broken = offer.broken.get(version)
+                entries.append(entry if broken is None else {**entry, "reason": shown_reason(broken)})
+        return sorted(entries, key=lambda entry: (entry["name"], int(entry.get("version", 0))))
 
     def slot_of(self, name: str, version: int) -> tuple[int, str | None]:
         """Return the slot of a version that is to be loaded, and the model that has lost one, if one has.

@@ -15,11 +15,13 @@ from typing import Final
 
 from stoker.control import ControlChannel, Message
 from stoker.environments.interpreters import variables_for
+from stoker.process_end import STACKS_SIGNAL
 
 __all__ = ["Backoff", "Child"]
 
 logger = logging.getLogger(__name__)
 
+_STACKS_S: Final = 0.5
 
 _ENVIRONMENT: Final = {
     # glibc would map and unmap the memory of each body above 128 KiB, and fault in every page of it again.
@@ -135,6 +137,17 @@ class Child:
         """End it at once, with whatever it has started itself."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill_where_it_hangs(self) -> None:
+        """Let a device process write the stacks of its threads into the log, then end it as `kill` does."""
+
+        def end() -> None:
+            if self.process.returncode is None:
+                self.kill()
+
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(STACKS_SIGNAL)
+        asyncio.get_running_loop().call_later(_STACKS_S, end)
 
     def _watch(self, on_message: Callable[[Child, Message], None], on_exit: Callable[[Child], None]) -> None:
         loop = asyncio.get_running_loop()

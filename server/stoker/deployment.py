@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ class Deployed:
         data_dir: Where that is written.
         swagger_files: The user's own descriptions by Swagger version.
         fingerprint: What was changed in its files since, if it is another one; see `ModelSource.fingerprint`.
+        load_timeout_s: How long a device process may take to load it.
     """
 
     servable: Servable
@@ -76,6 +78,7 @@ class Deployed:
     swagger_files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     number: int = 0
     fingerprint: str = ""
+    load_timeout_s: float = math.inf
 
     @property
     def interpreter(self) -> Path:
@@ -228,6 +231,7 @@ def _deployed(
         swagger_files=find_swagger_files(servable, {**os.environ, **servable.environment_variables}),
         number=slot,
         fingerprint=source.fingerprint(),
+        load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
     )
 
 

@@ -8,6 +8,7 @@ each model, or `failed`; `unloaded`. It ends when the control channel does.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import logging
 import os
@@ -23,6 +24,7 @@ from stoker.lanes import Lane
 from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory
 from stoker.model_threads import ModelThreads
+from stoker.process_end import STACKS_SIGNAL
 from stoker.scripts.environment import enter_script_process
 from stoker.servable import Servable
 from stoker.tensors import Signature
@@ -94,6 +96,8 @@ class _DeviceProcess:
                 load_s=loaded.load_s,
                 warm_up_s=loaded.warm_up_s,
             )
+        for instances in self._models.values():
+            instances.serve()
 
     def _attach(self, message: Message, arena_fd: int, doorbell_fd: int) -> None:
         signature = Signature.from_json(message["signature"])
@@ -119,6 +123,7 @@ def main() -> int:
     # A signal to the whole process group is the supervisor's to answer: it drains first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(STACKS_SIGNAL)
     configure_logging("device")
     code = _DeviceProcess(ControlChannel.inherited(args.control_fd)).serve()
     # Model threads may be inside a runtime that cannot be interrupted.

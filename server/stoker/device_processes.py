@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stoker.children import Backoff, Child
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError
+from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.groups import Group, group
+from stoker.load_timer import LoadTimer
 from stoker.replicas import Replica, Replicas
 from stoker.start_up import DeviceReport
 from stoker.tensors import Signature
@@ -37,6 +39,7 @@ class DeviceProcess:
         group: Its models.
         quiet: Whether it loads its models behind everything else that runs on the cores.
         child: The process, while it runs.
+        timer: How long it may take to load its models.
         report: Which device it chose.
         failure: Why it ended, or could not be started.
         loaded: Whether it has once loaded all its models; only then it is started again when it ends.
@@ -48,6 +51,7 @@ class DeviceProcess:
     quiet: bool = False
     backoff: Backoff = field(default_factory=Backoff)
     child: Child | None = None
+    timer: LoadTimer | None = None
     report: DeviceReport | None = None
     failure: OperatorError | None = None
     loaded: bool = False
@@ -56,10 +60,11 @@ class DeviceProcess:
 
 
 class _ReportedFailure(OperatorError):
-    """A failure that a device process reported, with the exit code that it asked for."""
+    """A failure that a device process reported, with the code and the exit code that it has there."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, code: str, exit_code: int) -> None:
         super().__init__(message)
+        self.code = code  # type: ignore[misc]  # the class attribute is the default
         self.exit_code = exit_code  # type: ignore[misc]  # the class attribute is the default
 
 
@@ -152,6 +157,11 @@ class DeviceProcesses:
             variables=first.servable.environment_variables,
         )
         process.child = child
+        process.timer = LoadTimer(
+            process.group.models,
+            lambda model: self._on_late(process, model),
+            asyncio.get_running_loop().call_later,
+        )
         niceness = yield_cores(child.process.pid) if process.quiet else None
         child.channel.send(
             "start",
@@ -167,13 +177,16 @@ class DeviceProcesses:
         match message["kind"]:
             case "device":
                 process.report = DeviceReport(message["device"], message["description"], message["reason"])
-            case "loaded" if process.group.has(message["number"]):
-                self._on_model_loaded(process, message)
+            case "loaded" if process.failure is None:
+                assert process.timer is not None, "it began with the process"
+                process.timer.next()
+                if process.group.has(message["number"]):
+                    self._on_model_loaded(process, message)
             case "unloaded":
                 process.unloading.discard(message["number"])
                 self._changes.tell()
             case "failed":
-                process.failure = _ReportedFailure(message["message"], message["exit_code"])
+                process.failure = _ReportedFailure(message["message"], message["code"], message["exit_code"])
 
     def _on_model_loaded(self, process: DeviceProcess, message: Message) -> None:
         assert process.child is not None, "it is alive"
@@ -198,7 +211,22 @@ class DeviceProcesses:
         self._on_loaded(process, replica)
         self._changes.tell()
 
+    def _on_late(self, process: DeviceProcess, model: Deployed) -> None:
+        """Give up a model that does not get loaded; in a driver, say, it could not be interrupted."""
+        if process.child is None or process.ended:
+            return
+        name, version = model.servable.name, model.servable.version
+        late = f"{name} version {version} was not loaded within {model.load_timeout_s:g} s"
+        logger.error("%s; these are the stacks of its process:", late)
+        process.failure = LoadTimeout(
+            f"{late}, so its process was ended; the log has the stacks of its threads, which show what they waited "
+            "for; if it only needs longer, raise load_timeout_s"
+        )
+        process.child.kill_where_it_hangs()
+
     def _on_exit(self, process: DeviceProcess, child: Child) -> None:
+        if process.timer is not None:
+            process.timer.stop()
         process.child = None
         process.unloading.clear()
         if self._background.stopping or process.ended:

@@ -92,7 +92,7 @@ def diagnose(
 
 
 def _models(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> list[Deployed]:
-    if not settings.models and not Repository(workspace.models_dir).list():
+    if not settings.models and not Repository(workspace.models_dir).names():
         return []
     return resolve(settings, workspace, leases)
 

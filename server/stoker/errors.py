@@ -35,6 +35,7 @@ StokerError                     500 internal
    ├─ DeviceUnavailable
    ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
    └─ LoadFailed                exit code 3, as the Azure inference server has it
+      └─ LoadTimeout            it took longer than load_timeout_s
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ __all__ = [
     "InvalidInput",
     "InvalidSettings",
     "LoadFailed",
+    "LoadTimeout",
     "MalformedBody",
     "MethodNotAllowed",
     "ModelFailed",
@@ -325,3 +327,9 @@ class LoadFailed(OperatorError):
 
     code = "load_failed"
     exit_code = 3
+
+
+class LoadTimeout(LoadFailed):
+    """A model or entry script was not loaded within `load_timeout_s`: it hangs, or needs longer."""
+
+    code = "load_timeout"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMIN",
+    "BEARER_HEADER",
     "AdminKey",
     "KeyVerifier",
     "Keyring",
@@ -51,6 +52,9 @@ Slot = Literal["primary", "secondary"]
 
 ADMIN: Final = ".admin"
 """Stands in the place of a service for the key of those who load and unload models; no service can be called so."""
+
+BEARER_HEADER: Final = "the header 'Authorization: Bearer <{}>'"
+"""How callers over HTTP send a key or a token, whichever its place is filled with."""
 
 MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 512

@@ -113,8 +113,8 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
 
     Args:
         path: A model file or a folder in one of the layouts above.
-        broken: Receives the versions that hold no model, for instance because they are still being written; without
-            it the first of them is an error.
+        broken: Receives the versions that hold no model, for instance because they are still being written, and
+            registered ones whose manifests cannot be read; without it the first of them is an error.
 
     Returns:
         Every version of every model: names in alphabetical order, and the newest version of each last.
@@ -122,7 +122,7 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     Raises:
         RepositoryError: Nothing is recognised, or the folder could be several things; the message says what
             was looked for.
-        CorruptModel: The manifest of a registered version cannot be read.
+        CorruptModel: The path is a registered version whose manifest cannot be read.
     """
     if not path.exists():
         raise RepositoryError(f"{path} does not exist")
@@ -130,7 +130,9 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     path = path.resolve() if ".." in path.parts else path.absolute()
     strict = broken is None
     broken = {} if broken is None else broken
-    found = _registered(path) or _single(path) or _layout(path, broken)
+    found = _registered(path, broken)
+    if not found and not broken:
+        found = _single(path) or _layout(path, broken)
     if strict and broken:
         raise next(iter(broken.values()))
     if not found and not broken:
@@ -142,16 +144,16 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     return sorted(found, key=lambda source: (source.name, source.version))
 
 
-def _registered(path: Path) -> list[ModelSource]:
+def _registered(path: Path, broken: Broken) -> list[ModelSource]:
     if not path.is_dir():
         return []
     if (path / MANIFEST).is_file() and _VERSION.fullmatch(path.name):
         registered = Repository(path.parent.parent).get(path.parent.name, int(path.name))
         return [ModelSource.of(registered)]
     if any(path.glob(f"*/{MANIFEST}")):
-        return [ModelSource.of(model) for model in Repository(path.parent).list(path.name)]
+        return [ModelSource.of(model) for model in Repository(path.parent).list(path.name, broken)]
     if any(path.glob(f"*/*/{MANIFEST}")):
-        return [ModelSource.of(model) for model in Repository(path).list()]
+        return [ModelSource.of(model) for model in Repository(path).list(broken=broken)]
     return []
 
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelThreads:
-    """One model: a thread that loads it and then serves it, and one more for each further instance.
+    """One model: a thread that loads it and serves it, and one more for each further instance.
 
     Loading happens on the serving threads, because frameworks and scripts keep thread-local state (a captured CUDA
     graph, a TensorFlow 1 default graph, a database connection) that is set up for `run()`.
@@ -35,6 +35,7 @@ class ModelThreads:
         self._metrics = metrics
         self._threads: list[threading.Thread] = []
         self._loaded: Future[Loaded] = Future()
+        self._serving = threading.Event()
         self._worker: Worker | None = None
         self._hang_watch: HangWatch | None = None
 
@@ -42,6 +43,14 @@ class ModelThreads:
         """Load the model on new threads and return once all of its instances are warm."""
         self._start_thread("", lambda: self._live(device, threads))
         return self._loaded.result()
+
+    def serve(self) -> None:
+        """Serve from now on.
+
+        Until then a model leaves its device alone: while another one is loaded and captures CUDA graphs, a canary
+        would spoil the capture, for CUDA forbids most calls to all threads of a process then.
+        """
+        self._serving.set()
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend from now on."""
@@ -52,6 +61,7 @@ class ModelThreads:
         """Serve no more, and return when the threads have ended."""
         assert self._worker is not None, "the supervisor unloads only loaded models"
         self._worker.stop()
+        self._serving.set()
         for thread in self._threads:
             thread.join()
         if self._hang_watch is not None:
@@ -111,6 +121,7 @@ class ModelThreads:
 
     def _serve(self, number: int) -> None:
         assert self._worker is not None, "it is there when the model is loaded"
+        self._serving.wait()
         try:
             self._worker.serve(self._worker.instances[number])
         except BaseException:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from stoker.errors import InvalidSettings, OperatorError, RepositoryError
+from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.frameworks import SERVED_ALONE
 from stoker.labels import stored_labels
 from stoker.layouts import Broken, ModelSource, discover
@@ -134,12 +134,20 @@ def registered_offer(settings: ServerSettings, workspace: Workspace, name: str) 
 
 
 def _all_registered(repository: Repository) -> tuple[ModelSettings, ...]:
-    newest = {registered.name: registered for registered in repository.list()}
     return tuple(
-        ModelSettings(registered=name)
-        for name, registered in newest.items()
-        if registered.framework in SERVED_ALONE
+        ModelSettings(registered=name) for name in repository.names() if _is_served(repository, name)
     )
+
+
+def _is_served(repository: Repository, name: str) -> bool:
+    """Whether the newest version of a registered model is one to serve."""
+    try:
+        return repository.get(name).framework in SERVED_ALONE
+    except UnknownModel:  # deleted meanwhile
+        return False
+    except CorruptModel:
+        # Whoever loads it is told; the other models do not wait for that.
+        return True
 
 
 def _offers(model: ModelSettings, repository: Repository) -> list[Offer]:

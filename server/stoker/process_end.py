@@ -1,15 +1,18 @@
-"""How a device process ends by itself, where only a new one helps; the supervisor starts that."""
+"""How a device process ends where only a new one helps: by itself, or ended by the supervisor, which starts that."""
 
 from __future__ import annotations
 
 import os
+import signal
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["GRACE_MS", "ExitCode", "end_process"]
+__all__ = ["GRACE_MS", "STACKS_SIGNAL", "ExitCode", "end_process"]
 
 GRACE_MS: Final = 5000
 """How long after its time a call may still take before the process is ended."""
+STACKS_SIGNAL: Final = signal.SIGUSR1
+"""What makes a device process write into the log where each of its threads is, in whatever code it hangs."""
 
 
 class ExitCode(IntEnum):

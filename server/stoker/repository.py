@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stoker.durable import lock_file, locked, private_folder, replace_file, sync_folder
-from stoker.errors import CorruptModel, ModelInUse, RepositoryError, UnknownModel
+from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
 from stoker.frameworks import FRAMEWORKS, Framework, detect
 from stoker.model_files import FileRecord, check_files, copy_files, source_files
 from stoker.names import checked_name, is_name, parse_reference
@@ -42,6 +42,19 @@ _LAST_VERSION = ".last_version"
 _STAGING = ".staging"
 _LOCK = ".lock"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+_KINDS = {
+    "name": str,
+    "version": int,
+    "entry": str,
+    "signature": dict | None,
+    "files": dict,
+    "tags": dict,
+    "description": str,
+    "created_at": str,
+    "source": str,
+    "image": dict | None,
+    "properties": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -229,17 +242,30 @@ class Repository:
         except OSError as error:
             raise RepositoryError(f"{path} cannot be registered in {self.models_dir}: {error}") from error
 
-    def list(self, name: str | None = None) -> Sequence[Registered]:
+    def list(
+        self, name: str | None = None, broken: dict[tuple[str, int], OperatorError] | None = None
+    ) -> Sequence[Registered]:
         """Return every version of every model, or of one: by name, then by version.
 
+        Args:
+            name: Only versions of this model.
+            broken: Receives by name and number the versions whose manifests cannot be read, with the reasons; without
+                it the first of them is an error.
+
         Raises:
-            CorruptModel: A manifest cannot be read.
+            CorruptModel: A manifest cannot be read, and `broken` is not there to receive that.
         """
         found: list[Registered] = []
-        for model in self._names() if name is None else [name]:
+        for model in self.names() if name is None else [name]:
             for version in self.versions(model):
-                with contextlib.suppress(UnknownModel):  # deleted while the list is made
+                try:
                     found.append(self._read(model, version))
+                except UnknownModel:  # deleted while the list is made
+                    continue
+                except CorruptModel as error:
+                    if broken is None:
+                        raise
+                    broken[model, version] = error
         return found
 
     def get(self, name: str, version: int | None = None) -> Registered:
@@ -251,7 +277,7 @@ class Repository:
         """
         versions = self.versions(name)
         if not versions:
-            names = ", ".join(self._names()) or "nothing"
+            names = ", ".join(self.names()) or "nothing"
             raise UnknownModel(f"no model {name!r} is registered in {self.models_dir}; registered: {names}")
         if version is None:
             return self._read(name, versions[-1])
@@ -260,6 +286,13 @@ class Repository:
                 f"model {name} has no version {version}; it has {', '.join(map(str, versions))}"
             )
         return self._read(name, version)
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all models that have a version, in alphabetical order."""
+        if not self.models_dir.is_dir():
+            return []
+        names = (entry.name for entry in self.models_dir.iterdir() if is_name(entry.name))
+        return sorted(name for name in names if self.versions(name))
 
     def versions(self, name: str) -> Sequence[int]:
         """Return the numbers of all versions of a model, ascending; none if it is not registered."""
@@ -300,7 +333,9 @@ class Repository:
             try:
                 cleanup.callback(os.close, lock_file(folder / _LEASE, wait=False))
             except FileNotFoundError:
-                self.get(name, version)
+                # Deleted meanwhile, or its lease is gone: then nobody can have it.
+                if version not in self.versions(name):
+                    self.get(name, version)
             except BlockingIOError as error:
                 if not force:
                     raise ModelInUse(
@@ -309,27 +344,22 @@ class Repository:
             folder.rename(staging / "deleted")
             sync_folder(folder.parent)
 
-    def _names(self) -> Sequence[str]:
-        if not self.models_dir.is_dir():
-            return []
-        names = (entry.name for entry in self.models_dir.iterdir() if is_name(entry.name))
-        return sorted(name for name in names if self.versions(name))
-
     def _read(self, name: str, version: int) -> Registered:
         folder = self.models_dir / name / str(version)
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
             registered = _from_manifest(folder, manifest)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if not folder.exists():
                 raise UnknownModel(f"{name}:{version} is not there any more: it was deleted") from error
             raise CorruptModel(
-                f"{name}:{version}: the file {MANIFEST} of {folder} is missing or malformed; "
-                f"delete the version and register it again"
+                f"{name}:{version}: the file {MANIFEST} of {folder} is missing or malformed; delete the version "
+                f"(stoker models delete {name}:{version}) and register it again"
             ) from error
         if (registered.name, registered.version) != (name, version):
             raise CorruptModel(
-                f"{folder} has the files of {registered.reference}; versions cannot be renamed"
+                f"{folder} has the files of {registered.reference}; versions cannot be renamed: move it back, or "
+                f"delete it (stoker models delete {name}:{version})"
             )
         return registered
 
@@ -382,6 +412,11 @@ def _sweep(staging: Path) -> None:
 def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
     if manifest["framework"] not in FRAMEWORKS:
         raise ValueError(f"unknown framework {manifest['framework']!r}")
+    # The first manifests had neither.
+    manifest = {"image": None, "properties": {}, **manifest}
+    for name, kind in _KINDS.items():
+        if not isinstance(manifest[name], kind):
+            raise TypeError(f"{name} is {manifest[name]!r}")
     return Registered(
         name=manifest["name"],
         version=manifest["version"],
@@ -390,13 +425,13 @@ def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
         entry=manifest["entry"],
         signature=manifest["signature"],
         files={
-            PurePosixPath(path): FileRecord(record["sha256"], record["size_bytes"])
+            PurePosixPath(path): FileRecord(str(record["sha256"]), int(record["size_bytes"]))
             for path, record in manifest["files"].items()
         },
         tags=manifest["tags"],
         description=manifest["description"],
         created_at=manifest["created_at"],
         source=manifest["source"],
-        image=manifest.get("image"),
-        properties=manifest.get("properties", {}),
+        image=manifest["image"],
+        properties=manifest["properties"],
     )

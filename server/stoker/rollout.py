@@ -2,7 +2,8 @@
 
 Whatever is changed, requests find a version that is available: names and labels mean a new version from the moment in
 which every frontend can score with it, and a version that is not wanted any more is unloaded when its last requests
-are answered. A load that fails changes nothing but the state that is shown of its version.
+are answered. A load that fails changes nothing but the state that is shown of its version, and one that hangs holds
+up nothing but the other changes of its model.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import itertools
 import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 from stoker.background import in_thread
-from stoker.catalogue import Catalogue, Model, Version
-from stoker.errors import LoadFailed, NotReady, OperatorError, RequestError, UnknownService
+from stoker.catalogue import Catalogue, Model, Version, shown_reason
+from stoker.errors import LoadFailed, LoadTimeout, NotReady, OperatorError, RequestError, UnknownService
 from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ __all__ = ["Processes", "Rollout", "Stock"]
 
 logger = logging.getLogger(__name__)
 
-_REASON_CHARS: Final = 500
 _UNLOADED: Final = "unloaded"
 _UNREADABLE: Final = "unreadable"
 
@@ -48,7 +49,7 @@ class Processes(Protocol):
 
 
 class Stock(Protocol):
-    """Where versions come from; see `stoker.stock.Stock`. All of it may block for long."""
+    """Where versions come from; see `stoker.stock.Stock`. All of it may block for long, on several threads."""
 
     def offers(self) -> Mapping[str, Offer]:
         """The models that the settings name, as they are now."""
@@ -64,7 +65,7 @@ class Stock(Protocol):
 
 
 class Rollout:
-    """What moves the versions of a catalogue through their lives, one change after the other.
+    """What moves the versions of a catalogue through their lives: those of a model one change after the other.
 
     Attributes:
         bases: The folders with the versions of models, by name; None for a model without such a folder.
@@ -77,7 +78,7 @@ class Rollout:
         self._stock = stock
         self._memory = memory
         self._published: dict[str, dict[str, Any]] = {}
-        self._turn = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
         self._begun = False
@@ -103,9 +104,10 @@ class Rollout:
             UnknownService: There is no such model.
             RequestError: It has no such version.
             LoadFailed: A version could not be loaded; what is served stays as it is.
+            LoadTimeout: The same, if nothing but time was missing.
             NotReady: The server is starting.
         """
-        async with self._exclusive():
+        async with self._exclusive(name):
             offer = await self._offer(name)
             there = {*offer.versions, *offer.broken}
             try:
@@ -121,7 +123,9 @@ class Rollout:
                 chosen = set((policy or offer.policy).choose(there))
             failed = await self._serve(offer, chosen, labels)
             if failed:
-                raise LoadFailed(f"failed to load '{name}', " + "; ".join(failed))
+                late = all(isinstance(error, LoadTimeout) for error in failed.values())
+                reasons = "; ".join(f"version {number}: {error}" for number, error in failed.items())
+                raise (LoadTimeout if late else LoadFailed)(f"failed to load '{name}', {reasons}")
 
     async def unload(self, name: str, version: int | None = None) -> None:
         """Serve a model, or one of its versions, no longer; returns when its last requests have been answered.
@@ -131,7 +135,7 @@ class Rollout:
             RequestError: The version has a label.
             NotReady: The server is starting.
         """
-        async with self._exclusive():
+        async with self._exclusive(name):
             model = self._catalogue.models.get(name)
             loaded = model is not None and (version in model.available if version else model.wanted)
             if model is None or not loaded:
@@ -155,7 +159,7 @@ class Rollout:
         Raises:
             RepositoryError: The file with the labels is malformed.
         """
-        async with self._turn:
+        async with self._turn(offer.name):
             model = self._catalogue.models.get(offer.name)
             if model is not None and model.wanted:
                 # Files that have changed are not loaded for it: nobody has said that they are complete.
@@ -169,8 +173,8 @@ class Rollout:
             offers: The models by name.
             settled: The versions whose files do not change just now: no others are loaded.
         """
-        async with self._turn:
-            for name, offer in offers.items():
+        for name, offer in offers.items():
+            async with self._turn(name):
                 model = self._catalogue.models.get(name)
                 # A version that is served and that somebody is just replacing in its place is not gone.
                 rewritten = set(offer.broken).intersection(model.available if model else ())
@@ -180,9 +184,10 @@ class Rollout:
                     await self._serve(offer, chosen, await in_thread(offer.labels), ready, failed_too=False)
                 except OperatorError as error:
                     logger.warning("%s", error)
-            for name, model in list(self._catalogue.models.items()):
-                if name not in offers and model.wanted:
-                    logger.info("%s is not there any more", name)
+        for name, model in list(self._catalogue.models.items()):
+            if name not in offers and model.wanted:
+                logger.info("%s is not there any more", name)
+                async with self._turn(name):
                     await self._retire_all(model)
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
@@ -191,32 +196,25 @@ class Rollout:
         Args:
             ready: Only those that are served.
         """
-        served = [entry for model in self._catalogue.models.values() for entry in model.index()]
         if ready:
-            return [entry for entry in served if entry["state"] == "READY"]
-        known = {(entry["name"], entry["version"]) for entry in served}
+            return [entry for entry in self._catalogue.index() if entry["state"] == "READY"]
         try:
             # It needs no key, and reads the disk: however many ask, loads find threads.
             async with self._listing:
                 offers = await in_thread(self._stock.offers)
         except (OperatorError, OSError) as error:
             logger.warning("the models cannot be listed: %s", error)
-            return served
-        for name, offer in offers.items():
-            if name not in self._catalogue.models:
-                served.append({"name": name})
-                continue
-            served += [
-                {"name": name, "version": str(version), "state": "UNAVAILABLE"}
-                for version in {*offer.versions, *offer.broken}
-                if (name, str(version)) not in known
-            ]
-        return sorted(served, key=lambda entry: (entry["name"], int(entry.get("version", 0))))
+            return self._catalogue.index()
+        return self._catalogue.index(offers)
 
-    def _exclusive(self) -> asyncio.Lock:
+    def _exclusive(self, name: str) -> asyncio.Lock:
         if not self._begun:
             raise NotReady("The server is starting.", retry_after_s=1)
-        return self._turn
+        return self._turn(name)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """What each change of a model takes; the changes of different models go on beside each other."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
     async def _offer(self, name: str) -> Offer:
         try:
@@ -232,7 +230,7 @@ class Rollout:
         settled: Collection[int] | None = None,
         *,
         failed_too: bool = True,
-    ) -> list[str]:
+    ) -> dict[int, Exception]:
         """Load what is missing, switch, and retire what is not wanted; returns why versions could not be loaded.
 
         Args:
@@ -245,7 +243,7 @@ class Rollout:
         model = self._catalogue.models.get(offer.name) or Model(offer.name)
         before = set(model.chosen)
         model.chosen, model.wished = set(chosen), dict(labels)
-        failed = []
+        failed: dict[int, Exception] = {}
         for version in sorted(model.wanted):
             try:
                 may_load = settled is None or version in settled
@@ -253,7 +251,7 @@ class Rollout:
                     await self._load(model, offer, version)
             except (OperatorError, OSError) as error:
                 logger.error("%s version %d cannot be loaded: %s", offer.name, version, error)  # noqa: TRY400
-                failed.append(f"version {version}: {error}")
+                failed[version] = error
         if missing := model.chosen.difference(model.available):
             # Then what was chosen before stays, until there is something that can take its place.
             model.chosen = (model.chosen - missing) | before
@@ -275,7 +273,7 @@ class Rollout:
         version = model.versions.setdefault(number, Version(slot))
         old = version.served
         if old is None:
-            version.state, version.reason = "LOADING", ""
+            version.enter("LOADING")
         self._publish(model)
         load_number = next(self._numbers)
         try:
@@ -283,19 +281,21 @@ class Rollout:
             logger.info("loading %s version %d", model.name, number)
             await self._fleet.add(deployed)
         except (OperatorError, OSError) as error:
-            await self._give_up(model, offer, number, str(error))
+            await self._give_up(model, offer, number, error)
             self._stock.put_back(load_number)
             raise
-        version.state, version.reason, version.served, version.failed = "AVAILABLE", "", deployed, None
+        version.enter("AVAILABLE")
+        version.served, version.failed = deployed, None
         logger.info("%s version %d is available", model.name, number)
         self._settle(model)
         if old is not None:
             await self._remove(old)
 
-    async def _give_up(self, model: Model, offer: Offer, number: int, reason: str) -> None:
+    async def _give_up(self, model: Model, offer: Offer, number: int, error: Exception) -> None:
         """Take note that a version could not be loaded; where one of that number is served, it goes on."""
         version = model.versions[number]
-        version.reason = reason[:_REASON_CHARS]
+        version.reason = shown_reason(error)
+        version.error = error.code if isinstance(error, OperatorError) else OperatorError.code
         try:
             version.failed = await in_thread(offer.fingerprint, number)
         except (OperatorError, OSError):
@@ -340,7 +340,7 @@ class Rollout:
         self._settle(model)
         for number, old in leaving.items():
             await self._remove(old)
-            model.versions[number].state, model.versions[number].reason = "END", _UNLOADED
+            model.versions[number].enter("END", _UNLOADED)
             self._catalogue.release_slot(model.name, number)
             logger.info("%s version %d is unloaded", model.name, number)
             self._publish(model)

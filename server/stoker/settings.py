@@ -95,6 +95,9 @@ class ModelSettings:
     timeout_ms: int | None = _setting(
         None, number_of(int, 1, 3_600_000), "a request not answered by then gets 504 (default: the server's)"
     )
+    load_timeout_s: float | None = _setting(
+        None, number_of(float, 1, 86_400), "how long it may take to load (default: the server's)"
+    )
     max_concurrent_requests: int | None = _setting(
         None, number_of(int, 1, 65536), "most requests in flight; further ones wait (default: no limit)"
     )
@@ -246,6 +249,11 @@ class ServerSettings:
     )
     timeout_ms: int = _setting(
         60_000, number_of(int, 1, 3_600_000), "a request not answered by then gets 504"
+    )
+    load_timeout_s: float = _setting(
+        600.0,
+        number_of(float, 1, 86_400),
+        "a model that is not loaded and warmed up by then is given up, and its process ended",
     )
     max_batch_rows: int = _setting(256, number_of(int, 1, 65536), "most rows in one batch")
     max_delay_ms: float = _setting(
@@ -483,25 +491,37 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _models(listed: Any, file: Path) -> tuple[ModelSettings, ...]:
-    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        keys = ", ".join(_settable(ModelSettings))
-        raise InvalidSettings(f"{file}: models must be a list, each item with keys of: {keys}")
-    models = tuple(model_settings(item, f"{file}, models") for item in listed)
-    for model in models:
-        if (model.path is None) == (model.registered is None):
-            given = "neither" if model.path is None else "both"
-            raise InvalidSettings(f"{file}: each model needs either path or registered; one has {given}")
-    base = file.parent
-    return tuple(
-        dataclasses.replace(
-            model,
-            path=model.path and base / model.path,
-            model_dir=model.model_dir and base / model.model_dir,
-            environment=model.environment and base / model.environment,
-            sample_input=model.sample_input and base / model.sample_input,
-        )
-        for model in models
+    if not isinstance(listed, list):
+        raise InvalidSettings(f"{file}: models must be a list, each item with {_model_keys()}")
+    return tuple(_model(item, _place(item, number, file), file.parent) for number, item in enumerate(listed))
+
+
+def _model(item: Any, place: str, base: Path) -> ModelSettings:
+    """One item of `models`; `place` is where it stands, for messages."""
+    if not isinstance(item, dict):
+        raise InvalidSettings(f"{place} must have {_model_keys()}, got {item!r}")
+    model = model_settings(item, place)
+    if (model.path is None) == (model.registered is None):
+        given = "neither" if model.path is None else "both"
+        raise InvalidSettings(f"{place} needs either path or registered, and has {given}")
+    return dataclasses.replace(
+        model,
+        path=model.path and base / model.path,
+        model_dir=model.model_dir and base / model.model_dir,
+        environment=model.environment and base / model.environment,
+        sample_input=model.sample_input and base / model.sample_input,
     )
+
+
+def _model_keys() -> str:
+    return f"keys of: {', '.join(_settable(ModelSettings))}"
+
+
+def _place(item: Any, number: int, file: Path) -> str:
+    """Where an item of `models` stands: counted from 0, and with what it is called in the file."""
+    names = [item.get(key) for key in ("name", "registered", "path")] if isinstance(item, dict) else []
+    called = next((name for name in names if isinstance(name, str) and name), None)
+    return f"{file}, models[{number}]" if called is None else f"{file}, models[{number}] ({called})"
 
 
 def _relative_to(base: Path, values: Mapping[str, Any]) -> dict[str, Any]:

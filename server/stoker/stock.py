@@ -25,7 +25,7 @@ __all__ = ["Stock"]
 class Stock:
     """What a server can load.
 
-    All of it may block for long, and may be called on any thread; `take` and `put_back` one after the other.
+    All of it may block for long, and may be called on any thread, for several versions at once.
     """
 
     def __init__(self, settings: ServerSettings, workspace: Workspace, say: Callable[[str], None]) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import jwt
 
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
-from stoker.keyring import KeyVerifier, map_generation, read_signing_secret
+from stoker.keyring import BEARER_HEADER, KeyVerifier, map_generation, read_signing_secret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,9 +139,17 @@ class TokenVerifier:
         del self._accepted[authorization]
         return False
 
-    def refusal(self, authorization: bytes) -> Unauthorized:
-        """The error for a request whose header `verify` refused: what is wrong with it and where to get a token."""
-        where = f"fetch one from /api/v1/service/{self._service}/token with a key of the service"
+    def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
+        """The error for a request whose header `verify` refused: what is wrong with it and where to get a token.
+
+        Args:
+            authorization: The header's value.
+            sent_as: How callers of the request's protocol send a token, in the words of `BEARER_HEADER`.
+        """
+        where = (
+            f"fetch one from /api/v1/service/{self._service}/token with a key of the service, and send it as "
+            f"{sent_as.format('token')}"
+        )
         flaw = self._flaw(authorization)
         if flaw is None:
             return Unauthorized(f"A valid token is needed: {where}.")

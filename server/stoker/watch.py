@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.background import in_thread
 from stoker.errors import OperatorError
@@ -31,34 +31,46 @@ class Watch:
         self._stock = stock
         self._poll_s = poll_s
         self._marks: dict[str, tuple[int, int, int]] = {}
+        self._following: set[str] = set()
         self._seen: dict[tuple[str, int], str] = {}
         self._trouble = ""
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look until cancelled; what a look has to load holds up neither further looks at labels nor at versions."""
         loop = asyncio.get_running_loop()
         look_s = loop.time() + self._poll_s
-        while True:
-            await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
-            try:
-                await self.look_at_labels()
-                if self._poll_s and loop.time() >= look_s:
-                    await self.look()
+        looking: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
+                looks.create_task(_whole(self.look_at_labels()))
+                if self._poll_s and loop.time() >= look_s and (looking is None or looking.done()):
+                    looking = looks.create_task(_whole(self.look()))
                     look_s = loop.time() + self._poll_s
-            except Exception:
-                # One fault must not end the watch.
-                logger.exception("looking for changes of the models failed")
 
     async def look_at_labels(self) -> None:
-        """Follow the labels that were moved since the last look."""
-        for name, base in list(self._rollout.bases.items()):
-            if base is None or self._marks.get(name) == (mark := labels_mark(base)):
-                continue
-            self._marks[name] = mark
-            try:
-                await self._rollout.follow(await in_thread(self._stock.offer, name))
-            except (OperatorError, OSError) as error:
-                logger.warning("the labels of %s stay as they are: %s", name, error)
+        """Follow the labels that were moved since the last look, those of a model beside those of the others.
+
+        A model whose labels are still being followed is left for a later look.
+        """
+        moved = [
+            (name, mark)
+            for name, base in self._rollout.bases.items()
+            if base is not None
+            and name not in self._following
+            and self._marks.get(name) != (mark := labels_mark(base))
+        ]
+        await asyncio.gather(*(self._follow(name, mark) for name, mark in moved))
+
+    async def _follow(self, name: str, mark: tuple[int, int, int]) -> None:
+        self._marks[name] = mark
+        self._following.add(name)
+        try:
+            await self._rollout.follow(await in_thread(self._stock.offer, name))
+        except (OperatorError, OSError) as error:
+            logger.warning("the labels of %s stay as they are: %s", name, error)
+        finally:
+            self._following.discard(name)
 
     async def look(self) -> None:
         """Load and unload what has come and gone since the last look.
@@ -83,6 +95,14 @@ class Watch:
         ]
         self._seen = {version: fingerprint for version, (fingerprint, _) in seen.items()}
         await self._rollout.refresh(offers, settled)
+
+
+async def _whole(look: Coroutine[Any, Any, None]) -> None:
+    """One look; a fault in it must not end the watch."""
+    try:
+        await look
+    except Exception:
+        logger.exception("looking for changes of the models failed")
 
 
 def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[str, bool]]:

@@ -101,6 +101,14 @@ def test_what_the_supervisor_is_asked(
     assert {name: value for name, value in content.items() if value is not None} == asked
 
 
+def test_a_refusal_has_the_code_of_its_error(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+    """The protocol's JSON has no place for it, so a header tells a load that has taken too long from others."""
+    supervisor.refusal = {"error": "too late", "status": 500, "code": "load_timeout", "retry_after_s": None}
+    answer = post(running, "/models/model/load")
+    assert (answer.status, answer.json()) == (500, {"error": "too late"})
+    assert answer.header("x-stoker-error-code") == "load_timeout"
+
+
 @pytest.mark.parametrize(
     ("policy", "versions"),
     [

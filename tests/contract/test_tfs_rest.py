@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+from tests.contract.in_process import InProcessServer, script
 from tests.contract.protocol_models import DATATYPES, MATRIX
 from tests.live_server import PRIMARY, LiveServer
+
+from stoker.gateway.served_models import ServedModel, ServedVersion, State
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.5]]
 SCORES = (np.array(ROWS, np.float32) @ MATRIX).tolist()
@@ -265,6 +268,33 @@ def test_status(protocol_server: LiveServer, target: str) -> None:
             {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
         ]
     }
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "error", "status"),
+    [
+        ("END", "the weights are none", "load_failed", ("INTERNAL", "the weights are none")),
+        ("END", "not loaded within 600 s", "load_timeout", ("DEADLINE_EXCEEDED", "not loaded within 600 s")),
+        ("END", "model.onnx was changed", "corrupt_model", ("DATA_LOSS", "model.onnx was changed")),
+        ("END", "holds no model", "repository_error", ("FAILED_PRECONDITION", "holds no model")),
+        ("END", "unloaded", "", ("OK", "")),
+        ("AVAILABLE", "the new files are no model", "load_failed", ("OK", "")),
+    ],
+)
+def test_status_of_what_was_not_loaded(
+    state: State, reason: str, error: str, status: tuple[str, str]
+) -> None:
+    """200 with the error of the load, and no error for what was unloaded or is served as it was before."""
+    code, message = status
+    entry = {"version": "7", "state": state, "status": {"error_code": code, "error_message": message}}
+    with InProcessServer(script(lambda raw_data: raw_data)) as server:
+        first = server.gateway.models["model"].versions["1"]
+        versions = {"1": first, "7": ServedVersion(1, state, reason=reason, error=error)}
+        server.gateway.route("model", ServedModel(versions, "1"))
+        assert server.ask("GET", "/v1/models/model/versions/7").json() == {"model_version_status": [entry]}
+        answer = server.ask("GET", "/v1/models/model")
+    well, failed = answer.json()["model_version_status"]
+    assert (answer.status, well["status"]["error_code"], failed) == (200, "OK", entry)
 
 
 @pytest.mark.parametrize("target", ["pair/metadata", "pair/versions/1/metadata"])

@@ -175,3 +175,58 @@ def test_registered_versions_and_labels_are_followed(serve: Serve, tmp_path: Pat
     admin = run_stoker("keys", "show", "admin", "--workspace", workspace).stdout.strip()
     refused = _post(server, "/v2/repository/models/doubler/unload", b"", admin)
     assert (refused.status, "polling is enabled" in refused.json()["error"]) == (503, True)
+
+
+ECHO = "def init(): ...\ndef run(raw_data): return raw_data\n"
+HANGS = """
+import threading
+
+def init():
+    threading.Event().wait()
+
+def run(raw_data): ...
+"""
+
+
+def test_a_script_that_hangs_while_it_is_loaded_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
+    """Who asked for it is told what to do, its process is gone, the log shows where it hung, and all else goes on."""
+    repository = tmp_path / "repository"
+    for path, text in (("echo/1", ECHO), ("echo/2", HANGS)):
+        (repository / path).mkdir(parents=True)
+        (repository / path / "score.py").write_text(text)
+    write_doubler(repository / "doubler" / "1" / "model.onnx")
+    echo = {"path": str(repository / "echo"), "versions": [1], "load_timeout_s": 6}
+    deployment = tmp_path / "deployment.yaml"
+    deployment.write_text(json.dumps({"models": [echo, {"path": str(repository / "doubler")}]}))
+    server = serve("--config", deployment, "--frontends", "1")
+    processes = server.device_pids()
+    admin = run_stoker("keys", "show", "admin", "--workspace", server.workspace).stdout.strip()
+    answers: list[Answer] = []
+    hanging = threading.Thread(
+        target=lambda: answers.append(_post(server, "/v2/repository/models/echo/versions/2/load", b"", admin))
+    )
+    hanging.start()
+    wait_until(lambda: _states(server, "echo").get("2") == "LOADING", "the script is being loaded")
+    write_doubler(repository / "doubler" / "2" / "model.onnx")
+    assert _post(server, "/v2/repository/models/doubler/load", b"", admin).status == 200
+    assert _states(server) == {"1": "UNAVAILABLE", "2": "READY"}
+    hanging.join(60)
+    (answer,) = answers
+    complaint = "echo version 2 was not loaded within 6 s"
+    assert (answer.status, answer.header("x-stoker-error-code")) == (500, "load_timeout")
+    assert answer.json()["error"].startswith(f"failed to load 'echo', version 2: {complaint}")
+    assert "raise load_timeout_s" in answer.json()["error"]
+    assert 'score.py", line 5 in init' in server.output()
+    assert _states(server, "echo") == {"1": "READY", "2": "UNAVAILABLE"}
+    (entry,) = (
+        one
+        for one in _post(server, "/v2/repository/index").json()
+        if one.get("reason", "").startswith(complaint)
+    )
+    assert entry["version"] == "2"
+    (status,) = server.get("/v1/models/echo/versions/2").json()["model_version_status"]
+    assert (status["state"], status["status"]["error_code"]) == ("END", "DEADLINE_EXCEEDED")
+    assert status["status"]["error_message"].startswith(complaint)
+    echoed = _post(server, "/api/v1/service/echo/score", b'"hello"', server.key)
+    assert (echoed.status, echoed.json()) == (200, '"hello"')
+    wait_until(lambda: len(server.device_pids()) == len(processes), "what hung is gone, the others are there")

@@ -218,6 +218,29 @@ def test_list_of_nothing(workspace: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not workspace.exists()
 
 
+def test_list_shows_the_others_where_a_manifest_is_broken(
+    workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output has what can be read, standard error what cannot and what to do, and the exit code is not 0."""
+    for _ in range(2):
+        run("register", "digits", script)
+    folder = Repository(workspace / "models").get("digits", 1).folder
+    (folder / "manifest.json").unlink()
+    complaint = (
+        f"stoker models: digits:1: the file manifest.json of {folder} is missing or malformed; "
+        "delete the version (stoker models delete digits:1) and register it again\n"
+    )
+    capsys.readouterr()
+    assert run("list") == 2
+    (_, digits), err = (text := capsys.readouterr()).out.splitlines(), text.err
+    assert (digits.split()[0], err) == ("digits:2", complaint)
+    assert run("list", "--json") == 2
+    listed = capsys.readouterr()
+    assert ([model["version"] for model in json.loads(listed.out)], listed.err) == ([2], complaint)
+    assert run("delete", "digits:1") == 0
+    assert run("list") == 0
+
+
 def test_list_as_json(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` gives the manifests."""
     run("register", "digits", script)

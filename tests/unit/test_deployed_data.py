@@ -126,5 +126,5 @@ models:
         ("collect: {max_mb: 1}", "collect has a max_mb that is not a whole number"),
     ):
         file.write_text(f"models:\n  - {{path: a.onnx, {line}}}\n")
-        with pytest.raises(InvalidSettings, match=f"deployment.yaml, models: {problem}"):
+        with pytest.raises(InvalidSettings, match=rf"deployment.yaml, models\[0\] \(a.onnx\): {problem}"):
             load_settings({}, {}, file, ())

@@ -11,6 +11,7 @@ import pytest
 
 from stoker.acceleration import Acceleration
 from stoker.deployment import Deployed, resolve
+from stoker.durable import replace_file
 from stoker.errors import (
     CorruptModel,
     InvalidSettings,
@@ -20,6 +21,7 @@ from stoker.errors import (
     UnknownModel,
 )
 from stoker.metrics import MODEL_SLOTS
+from stoker.offers import find_offers
 from stoker.repository import Repository
 from stoker.servable import Servable
 from stoker.settings import ModelSettings, ServerSettings
@@ -166,7 +168,14 @@ def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, l
     own, plain = deploy(
         workspace,
         leases,
-        ModelSettings(path=path, name="own", timeout_ms=7, max_concurrent_requests=9, max_queue_wait_ms=0),
+        ModelSettings(
+            path=path,
+            name="own",
+            timeout_ms=7,
+            load_timeout_s=9.5,
+            max_concurrent_requests=9,
+            max_queue_wait_ms=0,
+        ),
         ModelSettings(path=path, name="plain", threads=1),
         timeout_ms=5,
         model_defaults=ModelSettings(max_concurrent_requests=3, description="All of them."),
@@ -175,6 +184,7 @@ def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, l
     assert (own.max_queue_wait_ms, own.description) == (0, "All of them.")
     assert (plain.timeout_ms, plain.max_concurrent_requests, plain.max_queue_wait_ms) == (5, 3, 500)
     assert plain.threads == 1
+    assert (own.load_timeout_s, plain.load_timeout_s) == (9.5, 600)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +236,33 @@ def test_with_nothing_named_everything_registered_is_served(
         ("digits", 2, 0),
         ("letters", 1, 1),
     ]
+
+
+def test_a_manifest_that_cannot_be_read_stops_only_what_needs_it(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """Another model is served, an older version too, and an old one that is broken does no harm."""
+    for name in ("digits", "digits", "letters"):
+        repository.register(name, onnx(tmp_path / "x.onnx"), now=NOW)
+    manifest = repository.get("digits", 1).folder / "manifest.json"
+    whole = manifest.read_bytes()
+    replace_file(manifest, b"{")
+    served = deploy(workspace, leases)
+    assert [f"{d.servable.name}:{d.servable.version}" for d in served] == ["digits:2", "letters:1"]
+    for path in (workspace.models_dir, workspace.models_dir / "digits"):
+        (digits, *_) = deploy(workspace, leases, ModelSettings(path=path))
+        assert (digits.servable.name, digits.servable.version) == ("digits", 2)
+    replace_file(manifest, whole)
+    replace_file(repository.get("digits", 2).folder / "manifest.json", b"{")
+    (letters,) = deploy(workspace, leases, ModelSettings(registered="letters"))
+    (digits,) = deploy(workspace, leases, ModelSettings(registered="digits:1"))
+    assert (letters.servable.name, digits.servable.version) == ("letters", 1)
+    with pytest.raises(
+        CorruptModel, match=r"digits:2: the file manifest\.json .*stoker models delete digits:2"
+    ):
+        deploy(workspace, leases)
+    offers = find_offers(ServerSettings(), workspace)
+    assert list(offers) == ["digits", "letters"], "a server that runs can load the others"
 
 
 def test_what_only_entry_scripts_load_is_not_served_by_itself(

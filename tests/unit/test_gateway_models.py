@@ -184,7 +184,14 @@ class Frontend:
     def route(self, **numbers: int) -> None:
         """Send everybody to the last of these versions."""
         versions = [
-            {"version": version[1:], "slot": 0, "state": "AVAILABLE", "number": number, "reason": ""}
+            {
+                "version": version[1:],
+                "slot": 0,
+                "state": "AVAILABLE",
+                "number": number,
+                "reason": "",
+                "error": "",
+            }
             for version, number in numbers.items()
         ]
         default = versions[-1]["version"]

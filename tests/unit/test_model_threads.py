@@ -15,12 +15,14 @@ from tests.puppets import BODIES, ROWS, PuppetRuntime, double
 from stoker import lifecycle
 from stoker.canary import Canary
 from stoker.errors import LoadFailed
+from stoker.instance import Instance
 from stoker.lifecycle import fork, load
 from stoker.metrics import MetricMemory, ModelTotals
 from stoker.model_threads import ModelThreads
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
+from stoker.worker import Worker
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")
@@ -187,6 +189,24 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
         assert loaded.instances == 3
         totals: ModelTotals = memory.totals().model(0)
         assert totals.batch_cap_rows == 8
+
+
+def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canary must not meet another model of the process that captures a CUDA graph."""
+    told: list[bool] = []
+    served = threading.Barrier(3)
+
+    def serve(_: Worker, instance: Instance | None = None) -> None:
+        told.append(model._serving.is_set())
+        served.wait(10)
+
+    monkeypatch.setattr(Worker, "serve", serve)
+    loading(monkeypatch, ForkingPuppet())
+    with threads_of(dataclasses.replace(MODEL, instances=2)) as (model, _):
+        model.start(GPU, 1)
+        model.serve()
+        served.wait(10)
+    assert told == [True, True]
 
 
 def test_a_fork_that_fails_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -392,6 +392,26 @@ async def test_other_loads_are_refused(name: str, fields: dict[str, Any], metada
         assert not supervisor.asked
 
 
+async def test_the_admin_key_is_asked_for_as_metadata() -> None:
+    """Callers of gRPC send no headers."""
+    async with staged() as stage:
+        PuppetSupervisor(stage.gateway)
+        error = await refused(stage.ask("RepositoryModelLoad", model_name="digits"))
+        assert error.details().endswith(
+            "needs the admin key ('stoker keys show admin'): send the metadata 'authorization: Bearer <key>'."
+        )
+
+
+async def test_a_load_that_took_too_long_is_told_by_its_code() -> None:
+    """Its status is that of every load that fails."""
+    async with staged() as stage:
+        supervisor = PuppetSupervisor(stage.gateway)
+        supervisor.refusal = {"error": "late", "status": 500, "code": "load_timeout", "retry_after_s": None}
+        error = await refused(stage.ask("RepositoryModelLoad", model_name="digits", metadata=ADMIN))
+        assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "late")
+        assert dict(error.trailing_metadata())["error-code"] == "load_timeout"
+
+
 async def test_files_are_not_uploaded() -> None:
     """They are forbidden, as over HTTP."""
     async with staged() as stage:
@@ -465,7 +485,8 @@ async def test_without_a_valid_key_the_message_is_not_read(name: str, metadata: 
 
         error = await refused(method(never(), metadata=metadata, timeout=PATIENCE_S))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert "Authorization: Bearer <key>" in error.details()
+        assert error.details() == "A valid key is needed: send the metadata 'authorization: Bearer <key>'."
+        assert dict(error.trailing_metadata())["error-code"] == "unauthorized"
 
 
 async def test_each_model_has_its_own_keys() -> None:
@@ -476,7 +497,7 @@ async def test_each_model_has_its_own_keys() -> None:
         stream = stage.method("ModelStreamInfer")(metadata=(("authorization", f"Bearer {OTHER_KEY}"),))
         await stream.write(rows(id="1"))
         reply = await stream.read()
-        assert "A valid key is needed" in reply.error_message
+        assert "A valid key is needed: send the metadata 'authorization: Bearer" in reply.error_message
         assert reply.infer_response.id == "1"
         assert not stage.infer.calls
 

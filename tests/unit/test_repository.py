@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.errors import CorruptModel, InvalidSettings, ModelInUse, RepositoryError, UnknownModel
+from stoker.durable import replace_file
+from stoker.errors import (
+    CorruptModel,
+    InvalidSettings,
+    ModelInUse,
+    OperatorError,
+    RepositoryError,
+    UnknownModel,
+)
 from stoker.names import checked_name, is_name, name_from_file, parse_reference
-from stoker.repository import Registered, Repository
+from stoker.repository import _KINDS, Registered, Repository
 
 NOW = datetime(2026, 10, 18, 12, 30, tzinfo=UTC)
 
@@ -366,7 +374,11 @@ def test_large_models_are_verified_on_several_threads(
         registered.verify()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b'{"name": "digits"}', None])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"null", b"\xff", b'{"name": "digits"}', b"[" * 100_000, None],
+    ids=["empty", "no keys", "a list", "null", "no text", "one key", "too deep", "gone"],
+)
 def test_a_broken_manifest_is_refused(repository: Repository, script: Path, content: bytes | None) -> None:
     """A version without a readable manifest is corrupt, and can still be deleted."""
     manifest = registered_script(repository, script).folder / "manifest.json"
@@ -377,6 +389,40 @@ def test_a_broken_manifest_is_refused(repository: Repository, script: Path, cont
         repository.get("digits")
     repository.delete("digits", 1)
     assert repository.list() == []
+
+
+@pytest.mark.parametrize("name", list(_KINDS))
+def test_a_manifest_with_a_value_of_another_kind_is_refused(
+    repository: Repository, script: Path, name: str
+) -> None:
+    """Whatever reads it later can rely on what stands there."""
+    manifest = registered_script(repository, script).folder / "manifest.json"
+    replace_file(manifest, json.dumps({**json.loads(manifest.read_bytes()), name: [1.5]}).encode())
+    with pytest.raises(CorruptModel, match=r"digits:1: the file manifest\.json"):
+        repository.get("digits")
+
+
+def test_what_cannot_be_read_is_listed_apart(repository: Repository, script: Path) -> None:
+    """Who asks for it gets the others; who does not is told of the first."""
+    for _ in range(2):
+        registered = registered_script(repository, script)
+    repository.register("letters", script, now=NOW)
+    replace_file(registered.folder / "manifest.json", b"{")
+    broken: dict[tuple[str, int], OperatorError] = {}
+    assert [model.reference for model in repository.list(broken=broken)] == ["digits:1", "letters:1"]
+    assert list(broken) == [("digits", 2)]
+    assert "delete the version (stoker models delete digits:2)" in str(broken["digits", 2])
+    with pytest.raises(CorruptModel, match="digits:2"):
+        repository.list()
+
+
+def test_a_version_without_manifest_and_lease_can_be_deleted(repository: Repository, script: Path) -> None:
+    """The message says to delete it, so that has to work."""
+    folder = registered_script(repository, script).folder
+    for name in ("manifest.json", ".lease"):
+        (folder / name).unlink()
+    repository.delete("digits", 1)
+    assert repository.versions("digits") == []
 
 
 def test_a_renamed_version_is_refused(repository: Repository, script: Path) -> None:

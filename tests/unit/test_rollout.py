@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from stoker import watch as watch_module
 from stoker.catalogue import Catalogue
 from stoker.deployment import Deployed
 from stoker.errors import (
     LoadFailed,
+    LoadTimeout,
     NotReady,
     OperatorError,
     RepositoryError,
@@ -34,22 +36,36 @@ from stoker.versions import VersionPolicy
 from stoker.watch import Watch
 
 
+@dataclass
+class Hang:
+    """A model that hangs while it is loaded: it says when it does, and the test says when its time is up."""
+
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class PuppetFleet:
     """Processes that load what they are told to, and write down what happens.
 
     Attributes:
         log: What happened, in order.
         broken: Versions that cannot be loaded.
+        hanging: The models that hang while they are loaded, by name.
         told: What frontends were told last, by model.
     """
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.broken: set[int] = set()
+        self.hanging: dict[str, Hang] = {}
         self.told: dict[str, dict[str, Any]] = {}
 
     async def add(self, model: Deployed) -> None:
         await asyncio.sleep(0)
+        if hang := self.hanging.get(model.servable.name):
+            hang.begun.set()
+            await hang.over.wait()
+            raise LoadTimeout(f"version {model.servable.version} was not loaded in time")
         if model.servable.version in self.broken:
             raise LoadFailed(f"version {model.servable.version} is no model")
         self.log.append(f"load {_named(model)}")
@@ -221,6 +237,126 @@ def test_a_load_that_fails_changes_nothing_that_is_served(play: Play) -> None:
         stage.fleet.broken = set()
         await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_the_code_of_a_failure_is_told_to_frontends_and_forgotten_with_it(play: Play) -> None:
+    """A version that was unloaded, or is loaded after all, has not failed."""
+
+    async def scene(stage: Stage) -> None:
+        def told() -> list[tuple[str, str, str]]:
+            versions = stage.fleet.told["digits"]["versions"]
+            return [(version["state"], version["reason"], version["error"]) for version in versions]
+
+        stage.stock.files["digits", 7] = "no weights"
+        stage.fleet.broken = {7}
+        with pytest.raises(LoadFailed):
+            await stage.rollout.load("digits")
+        assert told() == [("AVAILABLE", "", ""), ("END", "version 7 is no model", "load_failed")]
+        stage.fleet.broken = set()
+        await stage.rollout.load("digits")
+        assert told() == [("END", "unloaded", ""), ("AVAILABLE", "", "")]
+        stage.stock.files["digits", 7] = "other weights, and no good ones"
+        stage.fleet.broken = {7}
+        with pytest.raises(LoadFailed):
+            await stage.rollout.load("digits")
+        assert told()[1] == ("AVAILABLE", "version 7 is no model", "load_failed"), "what was loaded goes on"
+
+    play(scene)
+
+
+def test_a_load_that_hangs_holds_up_no_other_model(play: Play) -> None:
+    """Others are loaded and unloaded meanwhile; the next change of the same model waits for its end."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files.update({("digits", 7): "hangs", ("letters", 1): "weights"})
+        hang = stage.fleet.hanging["digits"] = Hang()
+        loading = asyncio.ensure_future(stage.rollout.load("digits"))
+        await hang.begun.wait()
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "LOADING"}
+        await stage.rollout.load("letters")
+        assert stage.fleet.states("letters") == {1: "AVAILABLE"}
+        await stage.rollout.unload("letters")
+        unloading = asyncio.ensure_future(stage.rollout.unload("digits"))
+        await stage.rollout.load("letters")
+        assert not loading.done()
+        assert not unloading.done()
+        hang.over.set()
+        with pytest.raises(LoadTimeout, match=r"failed to load 'digits', version 7: .* not loaded in time"):
+            await loading
+        await unloading
+        assert stage.fleet.states() == {3: "END", 7: "END"}
+        assert stage.fleet.told["digits"]["versions"][1]["error"] == "load_timeout"
+
+    play(scene)
+
+
+def test_a_load_fails_by_time_alone_if_nothing_else_has_failed(play: Play) -> None:
+    """Of two versions one hangs and one is no model: whoever asked is not told to wait longer."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files.update({("digits", 7): "hangs", ("digits", 8): "no weights"})
+        stage.stock.policies["digits"] = "all"
+        hang = stage.fleet.hanging["digits"] = Hang()
+        loading = asyncio.ensure_future(stage.rollout.load("digits"))
+        await hang.begun.wait()
+        stage.fleet.hanging, stage.fleet.broken = {}, {8}
+        hang.over.set()
+        with pytest.raises(LoadFailed, match=r"version 7: .* in time; version 8: .* is no model") as failed:
+            await loading
+        assert failed.value.code == "load_failed"
+
+    play(scene)
+
+
+def test_labels_are_followed_while_another_model_hangs(play: Play) -> None:
+    """Also that of the one that hangs is, once it has timed out: it may have been moved back meanwhile."""
+
+    async def scene(stage: Stage) -> None:
+        files = stage.stock.files
+        files.update({("digits", 7): "hangs", ("letters", 1): "weights", ("letters", 2): "weights"})
+        stage.stock.policies["letters"] = (1,)
+        await stage.rollout.load("letters")
+        await stage.watch.look_at_labels()
+        hang = stage.fleet.hanging["digits"] = Hang()
+        change_labels(stage.stock.base / "digits", {"stable": 7})
+        looking = asyncio.ensure_future(stage.watch.look_at_labels())
+        await hang.begun.wait()
+        change_labels(stage.stock.base / "digits", {"stable": 3})
+        change_labels(stage.stock.base / "letters", {"canary": 2})
+        await stage.watch.look_at_labels()
+        assert stage.fleet.told["letters"]["labels"] == {"canary": 2}
+        assert not looking.done()
+        hang.over.set()
+        await looking
+        await stage.watch.look_at_labels()
+        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
+
+    play(scene)
+
+
+def test_the_watch_follows_labels_while_it_loads(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that hangs keeps it neither from looking further nor from being ended."""
+    monkeypatch.setattr(watch_module, "_LABELS_S", 0.0)
+
+    async def scene(stage: Stage) -> None:
+        files = stage.stock.files
+        files.update({("digits", 7): "hangs", ("letters", 1): "weights", ("letters", 2): "weights"})
+        stage.stock.policies["letters"] = (1,)
+        await stage.rollout.load("letters")
+        hang = stage.fleet.hanging["digits"] = Hang()
+        watching = asyncio.ensure_future(Watch(stage.rollout, stage.stock, poll_s=1e-9).run())
+        await hang.begun.wait()
+        other = stage.fleet.hanging["letters"] = Hang()
+        change_labels(stage.stock.base / "letters", {"canary": 2})
+        await other.begun.wait()
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "LOADING"}
+        assert stage.fleet.states("letters") == {1: "AVAILABLE", 2: "LOADING"}
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
 
     play(scene)
 
@@ -524,9 +660,12 @@ def test_the_index_shows_what_could_be_loaded(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         stage.stock.files["letters", 1] = stage.stock.files["digits", 12] = "weights"
+        stage.stock.files["digits", 14] = ""
+        stage.stock.broken = {("digits", 14)}
         assert await stage.rollout.index(ready=False) == [
             {"name": "digits", "version": "3", "state": "READY"},
             {"name": "digits", "version": "12", "state": "UNAVAILABLE"},
+            {"name": "digits", "version": "14", "state": "UNAVAILABLE", "reason": "half"},
             {"name": "letters"},
         ]
         assert await stage.rollout.index(ready=True) == [{"name": "digits", "version": "3", "state": "READY"}]

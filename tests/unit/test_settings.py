@@ -85,7 +85,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "auth": False, "token_auth": True, "metrics_auth": True, "collect": True, "max_image_mpx": 2.5,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
         "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
-        "poll_s": 2.5,
+        "poll_s": 2.5, "load_timeout_s": 30.0,
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()
@@ -213,7 +213,7 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
         ("device: auto,cpu", "device cannot have auto beside other devices, got 'auto,cpu'"),
         ("replicas: 65", "replicas must be a whole number between 0 and 64, got 65"),
         ("models: [{path: a, replicas: 0}]", "replicas must be a whole number between 1 and 64, got 0"),
-        ("models: [{path: a, replicas: x}]", "models: replicas must be a whole number, got 'x'"),
+        ("models: [{path: a, replicas: x}]", "models[0] (a): replicas must be a whole number, got 'x'"),
         ("auth: maybe", "auth must be true or false, got 'maybe'"),
         ("host: 5", "host must be a text, got 5"),
         ("host: ''", "host must be a text, got ''"),
@@ -228,15 +228,31 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
         ("modls: []", "there is no setting 'modls'; did you mean models?"),
         ("models:", "models must be a list, each item with keys of: path, registered, name"),
         ("models: {path: a}", "models must be a list"),
-        ("models: [a]", "models must be a list"),
-        ("models: [{}]", "each model needs either path or registered; one has neither"),
-        ("models: [{path: a, registered: b}]", "each model needs either path or registered; one has both"),
+        ("models: [{path: a}, b]", "deployment.yaml, models[1] must have keys of: path, registered, name"),
+        ("models: [{}]", "deployment.yaml, models[0] needs either path or registered, and has neither"),
+        (
+            "models: [{path: a}, {path: a, registered: b}]",
+            "models[1] (b) needs either path or registered, and has both",
+        ),
+        (
+            "models: [{path: a}, {path: b, name: digits, replicas: 0}]",
+            "deployment.yaml, models[1] (digits): replicas must be a whole number between 1 and 64, got 0",
+        ),
+        ("models: [{path: a}, {registered: 'b:2', image: {}}]", "models[1] (b:2): image needs a size"),
+        (
+            "models: [{path: a}, {name: 7, path: ''}]",
+            "deployment.yaml, models[1]: name must be a text, got 7",
+        ),
+        ("models: [{path: a, load_timeout_s: 0}]", "load_timeout_s must be between 1 and 86400, got 0"),
         (
             "models: [{path: a, nam: b}]",
-            "deployment.yaml, models: there is no setting 'nam'; did you mean name?",
+            "deployment.yaml, models[0] (a): there is no setting 'nam'; did you mean name?",
         ),
-        ("models: [{path: a, max_batch_rows: 0}]", "models: max_batch_rows must be a whole number between 1"),
-        ("models: [{path: 5}]", "models: path must be a text, got 5"),
+        (
+            "models: [{path: a, max_batch_rows: 0}]",
+            "models[0] (a): max_batch_rows must be a whole number between 1",
+        ),
+        ("models: [{path: 5}]", "models[0]: path must be a text, got 5"),
         (
             "models: [{path: a, uses: []}]",
             "uses must name registered models, as a list of NAME or NAME:VERSION",

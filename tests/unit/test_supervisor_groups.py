@@ -18,7 +18,7 @@ from stoker import supervisor as supervisor_module
 from stoker.acceleration import Acceleration
 from stoker.children import Backoff
 from stoker.deployment import Deployed
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError
+from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.groups import group
 from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory, Totals
 from stoker.placement import Placement
@@ -147,6 +147,7 @@ class PuppetChild:
     on_exit: Callable[[Any], None]
     sent: list[dict[str, Any]] = field(default_factory=list)
     killed: bool = False
+    hung: bool = False
     lived_s: float = 1.0
 
     @property
@@ -185,6 +186,9 @@ class PuppetChild:
 
     def kill(self) -> None:
         self.killed = True
+
+    def kill_where_it_hangs(self) -> None:
+        self.hung = True
 
     def describe_exit(self) -> str:
         return "was ended by SIGKILL"
@@ -472,7 +476,7 @@ def test_what_cannot_be_added_leaves_nothing(play: Play) -> None:
         fleet = stage.supervisor._fleet
         adding = asyncio.ensure_future(fleet.add(model("letters", "cpu", slot=7)))
         await until(lambda: len(stage.devices) == 2)
-        stage.devices[1].say("failed", message="no such file", exit_code=3)
+        stage.devices[1].say("failed", message="no such file", code="load_failed", exit_code=3)
         stage.devices[1].die()
         await until(lambda: stage.frontends[1].received("retire"))
         for frontend in stage.frontends:
@@ -483,6 +487,70 @@ def test_what_cannot_be_added_leaves_nothing(play: Play) -> None:
         assert (len(stage.devices), stage.ready_replicas) == (2, 1)
 
     play([model("digits", "cpu")], scene)
+
+
+def test_a_model_that_hangs_while_it_is_added_is_given_up(play: Play) -> None:
+    """Its process is ended, whoever adds it is told which model it was and what to do, and the others go on."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        fleet = stage.supervisor._fleet
+        letters = replace(model("letters", "cpu", slot=7), load_timeout_s=0.0)
+        adding = asyncio.ensure_future(fleet.add(letters))
+        await until(lambda: len(stage.devices) == 2 and stage.devices[1].hung)
+        assert not adding.done(), "it may still hold memory and locks"
+        stage.devices[1].load()
+        assert stage.devices[1].received("attach") == [], "what comes now comes too late"
+        stage.devices[1].die()
+        await until(lambda: stage.frontends[1].received("retire"))
+        for frontend in stage.frontends:
+            frontend.say("retired", number=7)
+        with pytest.raises(
+            LoadTimeout, match=r"letters version 1 was not loaded within 0 s, .* load_timeout_s"
+        ):
+            await adding
+        assert [str(process.group) for process in fleet.devices.processes] == ["digits"]
+        assert not stage.devices[0].hung
+        assert (len(stage.devices), stage.ready_replicas) == (2, 1)
+
+    play([model("digits", "cpu")], scene)
+
+
+def test_a_model_that_hangs_at_the_start_ends_it(play: Play) -> None:
+    """Of several in one process, the message names the one that was being loaded."""
+
+    async def scene(stage: Stage) -> None:
+        (device,) = stage.devices
+        device.say("device", device="cpu", description="a CPU", reason="as asked for")
+        device.say("loaded", number=0, signature=ROWS.to_json(), load_s=0.5, warm_up_s=0.25)
+        await until(lambda: device.hung)
+        device.die()
+        assert stage.ready == []
+
+    letters = replace(model("letters", "cpu", slot=1), load_timeout_s=0.0)
+    with pytest.raises(LoadTimeout, match="letters version 1 was not loaded within 0 s"):
+        play([model("digits", "cpu"), letters], scene)
+
+
+def test_a_model_that_hangs_when_its_process_comes_back_is_tried_again(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process has served it before, so it is started again; the log has the reason."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        digits = stage.supervisor._fleet.devices.processes[0].group
+        digits.members = [(replace(digits.models[0], load_timeout_s=0.0), 0)]
+        stage.devices[0].die()
+        await until(lambda: len(stage.devices) == 2 and stage.devices[1].hung)
+        stage.devices[1].die()
+        digits.members = [(replace(digits.models[0], load_timeout_s=1000.0), 0)]
+        await until(lambda: len(stage.devices) == 3)
+        stage.devices[2].load()
+        assert (stage.devices[2].hung, stage.ready_replicas) == (False, 1)
+
+    play([model("digits", "cpu")], scene)
+    assert "(digits version 1 was not loaded within 0 s" in caplog.text
 
 
 def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
@@ -501,7 +569,7 @@ def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
             answering.set()
 
         monkeypatch.setattr(requests, "_refuse", refused)
-        async with stage.supervisor._rollout._turn:
+        async with stage.supervisor._rollout._turn("letters"):
             stage.frontends[0].say("request", ticket=0, operation="unload", model="letters")
             stage.frontends[0].die()
             await until(lambda: len(stage.frontends) == 3)

@@ -119,7 +119,11 @@ def test_an_expired_token_is_told_from_a_bad_one(
     header = bearer(signed(keyring, valid_s=60).text)
     clock.now_s += 60
     expired = verifier.refusal(header)
-    assert str(expired).startswith("The token has expired; fetch one from /api/v1/service/mnist/token")
+    assert str(expired) == (
+        "The token has expired; fetch one from /api/v1/service/mnist/token with a key of the service, and send it as "
+        "the header 'Authorization: Bearer <token>'."
+    )
+    assert str(verifier.refusal(header, "the metadata '{}'")).endswith("send it as the metadata 'token'.")
     assert expired.challenge == 'Bearer error="invalid_token", error_description="The token has expired"'
     invalid = verifier.refusal(bearer("a.b.c"))
     assert str(invalid).startswith("The token is not valid: ")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.commands.running_server import SERVER, ask_admin, on_loopback
-from stoker.errors import InvalidSettings, LoadFailed
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.frameworks import FRAMEWORKS, Detected, detect
 from stoker.image_input import ImageInput, image_argument, read_image_input
 from stoker.labels import change_labels, stored_labels
@@ -212,16 +212,20 @@ def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
 
 
 def _list(args: argparse.Namespace) -> int:
+    """List what can be read; what cannot is said behind that, and makes the exit code that of such an error."""
     repository = _repository(args)
-    models = repository.list()
+    broken: dict[tuple[str, int], OperatorError] = {}
+    models = repository.list(broken=broken)
     if args.json:
         sys.stdout.write(json.dumps([model.to_json() for model in models], indent=2) + "\n")
-    elif not models:
-        _note(f"No model is registered in {repository.models_dir}; see: stoker models register --help")
-    else:
+    elif models:
         header = ("MODEL", "FRAMEWORK", "SIZE", "REGISTERED", "DESCRIPTION")
         sys.stdout.write(_table([header, *map(_row, models)]))
-    return 0
+    elif not broken:
+        _note(f"No model is registered in {repository.models_dir}; see: stoker models register --help")
+    for error in broken.values():
+        _note(f"stoker models: {error}")
+    return max((error.exit_code for error in broken.values()), default=0)
 
 
 def _row(model: Registered) -> tuple[str, ...]:

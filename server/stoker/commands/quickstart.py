@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     settings = load_settings(vars(args), os.environ, None, ())
     workspace = Workspace.find(args.workspace)
     repository = Repository(workspace.models_dir)
-    if not repository.list():
+    if not repository.names():
         workspace.create()
         folder = workspace.root / "outputs" / _NAME
         _train(folder, args.data)

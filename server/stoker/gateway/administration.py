@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.errors import Forbidden, NotReady, StokerError, Unauthorized
-from stoker.keyring import ADMIN, Keys, KeyVerifier
+from stoker.keyring import ADMIN, BEARER_HEADER, Keys, KeyVerifier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,12 +37,13 @@ class AdminAccess:
     refusal: str = ""
     polls: bool = False
 
-    def check(self, authorization: bytes, *, from_page: bool) -> None:
+    def check(self, authorization: bytes, *, from_page: bool, sent_as: str = BEARER_HEADER) -> None:
         """Refuse a request that may not change what is served.
 
         Args:
             authorization: Value of its header `Authorization`.
             from_page: Whether a browser says that a page has made it.
+            sent_as: How callers of its protocol send a key, in the words of `BEARER_HEADER`.
 
         Raises:
             Unauthorized: It needs the admin key, and has not got it.
@@ -57,7 +58,7 @@ class AdminAccess:
         elif not self.verifier.verify(authorization):
             raise Unauthorized(
                 "Loading and unloading models needs the admin key ('stoker keys show admin'): "
-                "send the header 'Authorization: Bearer <key>'."
+                f"send {sent_as.format('key')}."
             )
         if self.polls:
             raise NotReady("explicit model load / unload is not allowed if polling is enabled")

@@ -19,7 +19,7 @@ from stoker.errors import (
     NotSupported,
     StokerError,
 )
-from stoker.gateway.answers import error_body, error_lines, split_lines
+from stoker.gateway.answers import code_line, error_body, error_lines, split_lines
 from stoker.gateway.compression import compressed
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import InferDialect, error_answer
@@ -221,7 +221,7 @@ def _any(path: str, handler: _Handler) -> Route:
             lines = RequestIds(*sent).lines
             response = await handler(request)
         except StokerError as error:
-            lines = refusal_id_lines(sent) + error_lines(error)
+            lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
             status, body = error_answer(error)
             response = Response(body, status, media_type="application/json")
         response.raw_headers.extend(split_lines(lines))

@@ -90,6 +90,7 @@ class Roster:
                 version["state"],
                 None if version["number"] is None else self._services.get(version["number"]),
                 version["reason"],
+                version["error"],
             )
             for version in content["versions"]
         }

@@ -24,12 +24,14 @@ class ServedVersion:
         state: Where it is in its life.
         service: What scores with it; None before it is loaded and after it has been unloaded.
         reason: Why it is not available, if something has failed.
+        error: The code of what has failed; empty if nothing has.
     """
 
     slot: int
     state: State
     service: Service | None = None
     reason: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

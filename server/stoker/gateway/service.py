@@ -32,6 +32,7 @@ from stoker.gateway.call import Call, JoiningCall
 from stoker.gateway.image_scoring import ImageScoring, content_type_of
 from stoker.gateway.larger_rows import LargerRows
 from stoker.gateway.request_ids import RequestIds
+from stoker.keyring import BEARER_HEADER
 from stoker.metrics import ModelMetrics
 from stoker.script_form import ScriptForm
 from stoker.tensors import ModelTensors, Signature
@@ -210,11 +211,16 @@ class Service:
             self.exchanges.append(chosen)
         return chosen
 
-    def unauthorized(self, authorization: bytes = b"") -> Unauthorized:
-        """The error for a request whose `Authorization` header carries no valid key or token."""
+    def unauthorized(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> Unauthorized:
+        """The error for a request whose `Authorization` header carries no valid key or token.
+
+        Args:
+            authorization: The header's value.
+            sent_as: How callers of the request's protocol send it, in the words of `BEARER_HEADER`.
+        """
         if self.tokens is not None:
-            return self.tokens.refusal(authorization)
-        return Unauthorized("A valid key is needed: send the header 'Authorization: Bearer <key>'.")
+            return self.tokens.refusal(authorization, sent_as)
+        return Unauthorized(f"A valid key is needed: send {sent_as.format('key')}.")
 
     def too_large(self) -> BodyTooLarge:
         """The error for a body above the limit."""

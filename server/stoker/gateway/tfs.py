@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
-from stoker.gateway.answers import split_lines
+from stoker.gateway.answers import code_line, split_lines
 from stoker.gateway.call import Call
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import tensors_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from stoker.exchange import Exchange
     from stoker.gateway.dialect import Dialect
+    from stoker.gateway.served_models import ServedVersion
 
 __all__ = ["tfs_routes"]
 
@@ -54,6 +55,16 @@ _DTYPES: Final = {
     "float64": "DT_DOUBLE",
     "string": "DT_STRING",
 }
+_LOAD_ERRORS: Final = {
+    "load_timeout": "DEADLINE_EXCEEDED",
+    "unknown_model": "NOT_FOUND",
+    "corrupt_model": "DATA_LOSS",
+    "invalid_settings": "INVALID_ARGUMENT",
+    "repository_error": "FAILED_PRECONDITION",
+    "environment_unusable": "FAILED_PRECONDITION",
+    "device_unavailable": "UNAVAILABLE",
+}
+"""By the code of the error with which a version was not loaded; all others are INTERNAL."""
 
 
 def _error_answer(error: StokerError) -> tuple[int, bytes]:
@@ -132,7 +143,7 @@ class _Endpoint:
             lines = RequestIds(*sent).lines
             status, body = 200, json.dumps(self._described(request, target), indent=4).encode()
         except StokerError as error:
-            lines = refusal_id_lines(sent)
+            lines = refusal_id_lines(sent) + code_line(error)
             status, body = _error_answer(error)
         response = Response(body, status, media_type="application/json")
         response.raw_headers.extend(split_lines(lines))
@@ -156,20 +167,16 @@ class _Endpoint:
 
     def _status(self, target: re.Match[str]) -> dict[str, Any]:
         name = unquote(target["name"])
-        states = self._gateway.model_versions(name)
-        if not states:
+        model = self._gateway.models.get(name)
+        if model is None:
             raise NotFound(f"Could not find any versions of model {name}")
         number = _version(target) if target["label"] is None else self._service(target).version
+        versions = model.versions
         if number is not None:
-            if number not in states:
+            if number not in versions:
                 raise NotFound(f"Could not find version {number} of model {name}")
-            states = {number: states[number]}
-        return {
-            "model_version_status": [
-                {"version": version, "state": state, "status": {"error_code": "OK", "error_message": ""}}
-                for version, state in states.items()
-            ]
-        }
+            versions = {number: versions[number]}
+        return {"model_version_status": [_version_status(number, one) for number, one in versions.items()]}
 
     def _service(self, target: re.Match[str]) -> Service:
         name, number, label = unquote(target["name"]), _version(target), target["label"]
@@ -193,6 +200,14 @@ def _version(target: re.Match[str]) -> str | None:
     if len(digits) > _MAX_DIGITS or int(digits) > _MAX_VERSION:
         raise MalformedBody(f"Failed to convert version: {target['version'][:100]} to numeric.")
     return digits
+
+
+def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
+    # One that is served is well, even if its files have changed and could not be loaded again.
+    failed = version.state == "END" and version.error
+    code = _LOAD_ERRORS.get(version.error, "INTERNAL") if failed else "OK"
+    status = {"error_code": code, "error_message": version.reason if failed else ""}
+    return {"version": number, "state": version.state, "status": status}
 
 
 def _raw_path(scope: Scope) -> str:

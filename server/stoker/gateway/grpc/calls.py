@@ -14,9 +14,22 @@ from stoker.errors import BodyTooLarge, DeadlineExceeded, MalformedBody, StokerE
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.request_ids import RequestIds
 
-__all__ = ["Call", "CallsUnderWay", "authorization_of", "fault", "parsed", "reader", "refusing", "shown"]
+__all__ = [
+    "BEARER_METADATA",
+    "Call",
+    "CallsUnderWay",
+    "authorization_of",
+    "fault",
+    "parsed",
+    "reader",
+    "refusing",
+    "shown",
+]
 
 logger = logging.getLogger(__name__)
+
+BEARER_METADATA: Final = "the metadata 'authorization: Bearer <{}>'"
+"""What `stoker.keyring.BEARER_HEADER` is over HTTP."""
 
 _DETAILS_CHARS: Final = 1024
 
@@ -150,7 +163,7 @@ def _refuse(context: Any, error: StokerError) -> None:
     `context.abort` would raise, and the context keep the exception, whose frames keep the context and the message:
     only a collection of garbage frees these, and a message may have 100 MiB.
     """
-    metadata = tuple(context.trailing_metadata() or ())
+    metadata = (*(context.trailing_metadata() or ()), ("error-code", error.code))
     if error.retry_after_s is not None:
         metadata += (("retry-after", str(error.retry_after_s)),)
     if error.error_id is not None:

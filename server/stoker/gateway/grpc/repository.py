@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import json_format
 
 from stoker.errors import NotSupported
+from stoker.gateway.grpc.calls import BEARER_METADATA, Call
 from stoker.gateway.grpc.messages import message
 from stoker.gateway.repository_api import check_unload_parameters, versions_to_load
 from stoker.gateway.statistics import statistics
@@ -14,7 +15,6 @@ from stoker.gateway.statistics import statistics
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.grpc.calls import Call
 
 __all__ = ["RepositoryMethods"]
 
@@ -59,7 +59,7 @@ class RepositoryMethods:
 
     def _allowed(self, call: Call) -> Administration:
         administration = self._administration()
-        administration.access.check(call.authorization, from_page=False)
+        administration.access.check(call.authorization, from_page=False, sent_as=BEARER_METADATA)
         return administration
 
     def _administration(self) -> Administration:

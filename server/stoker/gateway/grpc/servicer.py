@@ -14,6 +14,7 @@ from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.answers import AnswerWriter, stream_answer
 from stoker.gateway.grpc.calls import (
+    BEARER_METADATA,
     Call,
     CallsUnderWay,
     authorization_of,
@@ -144,7 +145,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
                 return None
         if not services:
             return None
-        error = services[0].unauthorized(authorization)
+        error = services[0].unauthorized(authorization, BEARER_METADATA)
         if len({service.name for service in services}) == 1:
             services[0].count_refusal(error)
         return error
@@ -206,7 +207,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         service = self._gateway.find(request.model_name, request.model_version or None)
         try:
             if not service.authorized(call.authorization):
-                raise service.unauthorized(call.authorization)
+                raise service.unauthorized(call.authorization, BEARER_METADATA)
             tensors = tensors_of(service)
             codec = self._codec(service, tensors)
             decoded = codec.decoder.decode(request)

@@ -1,0 +1,95 @@
+"""How long a device process may take to load its models: each of them has its own time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from stoker.deployment import Deployed
+from stoker.load_timer import LoadTimer
+from stoker.placement import Placement
+from stoker.servable import Servable
+
+
+@dataclass
+class _Alarm:
+    at_s: float
+    ring: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class HandAlarms:
+    """A clock that a test moves, with alarms that ring when it passes their time."""
+
+    now_s: float = 100.0
+    alarms: list[_Alarm] = field(default_factory=list)
+
+    def call_later(self, delay_s: float, ring: Callable[[], None]) -> _Alarm:
+        self.alarms.append(_Alarm(self.now_s + delay_s, ring))
+        return self.alarms[-1]
+
+    def advance(self, elapsed_s: float) -> None:
+        self.now_s += elapsed_s
+        due = [alarm for alarm in self.alarms if alarm.at_s <= self.now_s and not alarm.cancelled]
+        for alarm in due:
+            self.alarms.remove(alarm)
+            alarm.ring()
+
+
+def model(name: str, load_timeout_s: float) -> Deployed:
+    servable = Servable(name, 1, "onnx", Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
+    return Deployed(servable, 0, 0.0, Placement(("cpu",)), 1, 1000, load_timeout_s=load_timeout_s)
+
+
+@pytest.fixture
+def clock() -> HandAlarms:
+    return HandAlarms()
+
+
+def started(clock: HandAlarms) -> tuple[LoadTimer, list[str]]:
+    """The timer of a process that loads `digits` (10 s) and then `letters` (30 s), and which of them were late."""
+    late: list[str] = []
+    models = [model("digits", 10), model("letters", 30)]
+    return LoadTimer(models, lambda one: late.append(one.servable.name), clock.call_later), late
+
+
+def test_the_model_that_hangs_is_named(clock: HandAlarms) -> None:
+    """The first one from the start of the process on, not a moment earlier, and once."""
+    _, late = started(clock)
+    clock.advance(9.99)
+    assert late == []
+    clock.advance(0.01)
+    assert late == ["digits"]
+    clock.advance(1000)
+    assert late == ["digits"]
+
+
+def test_each_model_has_its_own_time(clock: HandAlarms) -> None:
+    """What the one before has left of its time is not taken over, and what it has taken is not held against it."""
+    timer, late = started(clock)
+    clock.advance(9)
+    timer.next()
+    clock.advance(29.5)
+    assert late == []
+    clock.advance(0.5)
+    assert late == ["letters"]
+
+
+def test_nobody_is_late_once_all_are_loaded_or_the_process_has_ended(clock: HandAlarms) -> None:
+    """Stopping twice is no fault: a process that is ended also exits."""
+    timer, late = started(clock)
+    timer.next()
+    timer.next()
+    clock.advance(1000)
+    ended, late_too = started(clock)
+    ended.stop()
+    ended.stop()
+    clock.advance(1000)
+    assert late == late_too == []
