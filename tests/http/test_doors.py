@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import uvloop
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
 
 from stoker.gateway.gateway import Gateway
@@ -37,7 +37,9 @@ async def _app(_: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def _listener(script: ScriptForm | None = None) -> AsyncIterator[tuple[Listener, int]]:
+async def _listener(
+    script: ScriptForm | None = None, app: ASGIApp = _app
+) -> AsyncIterator[tuple[Listener, int]]:
     """A listener with the services `a`, perhaps of a script, and `b`, and its port."""
     metrics_fd = MetricMemory.create()
     memory = MetricMemory(metrics_fd)
@@ -55,7 +57,7 @@ async def _listener(script: ScriptForm | None = None) -> AsyncIterator[tuple[Lis
     }
     services["a"].script = script
     sock = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(_app, Gateway(services, memory), [sock])
+    listener = Listener(app, Gateway(services, memory), [sock])
     await listener.start()
     try:
         yield listener, sock.getsockname()[1]
@@ -246,3 +248,98 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
         assert await finished == 0
     with pytest.raises(ConnectionRefusedError):
         await AsyncConnection.open(port)
+
+
+# --- time limits ---
+
+SECONDS_UNREAD = 75
+SECONDS_ARRIVING = 10
+LARGE = 20 << 20
+
+
+async def _large_answer(_: Scope, __: Receive, send: Send) -> None:
+    """Answer with more than the kernel holds for a connection."""
+    length = str(LARGE).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": bytes(LARGE)})
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # no event tells of what sockets have taken
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def _with_unread_answer() -> AsyncIterator[tuple[Listener, asyncio.StreamReader]]:
+    """A listener with one connection, whose caller has a large answer to read and reads nothing by itself."""
+    async with _listener(app=_large_answer) as (listener, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+        try:
+            writer.write(request("GET", "/"))
+            await _until(lambda: any(one.transport.get_write_buffer_size() for one in listener.connections))
+            yield listener, reader
+        finally:
+            writer.close()
+
+
+@pytest.mark.anyio
+async def test_a_caller_that_never_reads_is_cut_off() -> None:
+    """Its answer and its connection are not kept for ever."""
+    async with _with_unread_answer() as (listener, _):
+        for _ in range(SECONDS_UNREAD):
+            listener.sweep()
+        await asyncio.sleep(0)
+        assert len(listener.connections) == 1
+        listener.sweep()
+        listener.sweep()
+        await _until(lambda: not listener.connections)
+
+
+@pytest.mark.anyio
+async def test_a_caller_that_reads_slowly_gets_all_of_its_answer() -> None:
+    """Only one that reads nothing at all is cut off."""
+    async with _with_unread_answer() as (listener, reader):
+        (connection,) = listener.connections
+        for _ in range(3):
+            for _ in range(SECONDS_UNREAD - 1):
+                listener.sweep()
+            unread_bytes = connection.transport.get_write_buffer_size()
+            while connection.transport.get_write_buffer_size() >= unread_bytes:
+                await reader.read(1 << 16)
+            listener.sweep()
+        await asyncio.sleep(0)
+        assert len(listener.connections) == 1
+
+
+@pytest.mark.anyio
+async def test_a_shutdown_does_not_wait_for_a_caller_that_never_reads() -> None:
+    """It has been given its answer; the others are to be answered meanwhile."""
+    async with _with_unread_answer() as (listener, _):
+        ending = asyncio.create_task(listener.finish(60))
+        await asyncio.sleep(0)
+        for _ in range(7):
+            listener.sweep()
+        async with asyncio.timeout(20):
+            assert await ending == 0
+
+
+@pytest.mark.anyio
+async def test_a_slow_answer_is_not_taken_for_a_slow_request() -> None:
+    """A request that begins to arrive behind one that is being answered does not end the connection."""
+    answered = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answered.wait()
+        await _app(scope, receive, send)
+
+    async with (
+        _listener(app=app) as (listener, port),
+        await AsyncConnection.open(port) as connection,
+    ):
+        connection.tell(request("GET", "/") + b"GET / HT")
+        await _until(lambda: any(one.busy and one.receiving for one in listener.connections))
+        for _ in range(SECONDS_ARRIVING + 2):
+            listener.sweep()
+        answered.set()
+        assert (await connection.answer()).status == BY_THE_APP

@@ -85,6 +85,22 @@ def test_a_quick_request_does_not_overtake_a_slow_one(served: Served) -> None:
     assert answers[2].body == b"Healthy"
 
 
+def test_what_is_not_http_does_not_take_the_answer_of_the_request_before(served: Served) -> None:
+    """Garbage behind a request that is being answered ends the connection, after the answer."""
+    gate = served.gates["batched"]
+    with served.server.connect() as connection:
+        connection.send(scoring(served.path("batched"), PRIMARY, rows_body([HOLD, 0, 0, 0])))
+        wait_until(lambda: gate.entered, "the script holds the request")
+        connection.send(b"\x00garbage\r\n\r\n")
+        assert served.server.get("/").status == 200
+        gate.open()
+        answer = connection.answer()
+        connection.assert_ended()
+
+    assert (answer.status, answer.closes) == (200, True)
+    assert answer.json() == [[3 * HOLD, 0, 0, 0]]
+
+
 def test_the_last_of_pipelined_requests_can_end_the_connection(served: Served) -> None:
     """`Connection: close` on the second request ends the connection after both answers."""
     with served.server.connect() as connection:
@@ -191,12 +207,21 @@ UPGRADE = [
 """What Java's HttpClient sends with its first request over plain HTTP."""
 
 
-@pytest.mark.parametrize("cut", [None, "after the head", "in the body"])
-def test_an_offer_to_upgrade_is_declined_quietly(served: Served, cut: str | None) -> None:
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("cut", [None, "in the head", "after the head", "in the body"])
+def test_an_offer_to_upgrade_is_declined_quietly(served: Served, cut: str | None, framing: str) -> None:
     """A client that would rather speak HTTP/2 is answered in HTTP/1.1, and so are its next requests."""
-    message = scoring(served.path("doubler"), PRIMARY, _row(11), UPGRADE)
+    path = served.path("doubler")
+    message = scoring(path, PRIMARY, _row(11), UPGRADE)
+    if framing == "chunked":
+        message = request("POST", path, [bearer(PRIMARY), CHUNKED, *UPGRADE]) + _chunks(_row(11), 5)
     end_of_head = message.index(b"\r\n\r\n") + 4
-    place = {None: len(message), "after the head": end_of_head, "in the body": end_of_head + 10}[cut]
+    place = {
+        None: len(message),
+        "in the head": end_of_head - 20,
+        "after the head": end_of_head,
+        "in the body": end_of_head + 10,
+    }[cut]
     with served.server.connect() as connection:
         connection.send(message[:place])
         if cut:

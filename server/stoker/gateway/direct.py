@@ -58,6 +58,7 @@ _REMEMBERED_HEAD_BYTES: Final = 4096
 # A method that this parser does not know ends it; a line like this one is HTTP nevertheless.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
 _METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
+_OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
 _GO_ON: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE_WAIT: Final = 8
 _LOOK_AGAIN_S: Final = 0.05
@@ -111,17 +112,19 @@ class DirectProtocol(HttpToolsProtocol):
 
     Attributes:
         idle_sweeps: How often the listener has looked since this connection last made progress.
+        unread_bytes: How much of its answers had not been taken from this process when the listener looked last.
         fresh: Whether nothing has arrived on it yet.
     """
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.idle_sweeps = 0
+        self.unread_bytes = 0
         self.fresh = True
         self._gateway = gateway
         self._in_headers = False
         self._head_bytes = 0
-        self._declined_bytes = 0
+        self._offered = b""
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
         self._dialect: Dialect | None = None
@@ -135,13 +138,19 @@ class DirectProtocol(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete and not self.receiving
+        """Whether a request that has arrived is unanswered; another one may be arriving behind it."""
+        if self.pipeline:
+            return True
+        return self.cycle is not None and not self.cycle.response_complete and not self._receives_body
 
     @property
     def receiving(self) -> bool:
         """Whether a request has begun to arrive and is not complete."""
-        if self._receiving is not None or self._in_headers:
+        return self._in_headers or self._receives_body
+
+    @property
+    def _receives_body(self) -> bool:
+        if self._receiving is not None:
             return True
         return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.more_body)
 
@@ -169,25 +178,19 @@ class DirectProtocol(HttpToolsProtocol):
                 self._score(known.service, data[end:], None, known.dialect)
                 return
         self._unset_keepalive_if_required()
-        if self._declined_bytes:
-            data = self._receive_declined(data)
-        if data:
-            self._feed(data)
+        self._feed(data)
         if self._in_headers:
             self._bound_head(len(data))
 
     def _feed(self, data: bytes) -> None:
-        """Let the parser read; a request that offers an upgrade is answered as if it had not."""
+        """Let the parser read; a request that offers an upgrade is read again as if it had not."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # This parser takes all that follows for another protocol: a new one goes on. The body of the
-            # request (Java's HttpClient offers h2c with its first POST) has not been parsed.
+            # This parser takes all that follows for another protocol: a new one goes on.
             self.parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if self._declined_bytes:
-                rest = self._receive_declined(rest)
-            if rest:
+            offered, self._offered = self._offered, b""
+            if rest := offered + data[upgrade.args[0] :]:
                 self._feed(rest)
         except httptools.HttpParserInvalidMethodError:
             line = _REQUEST_LINE.match(data)
@@ -199,15 +202,21 @@ class DirectProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("The request is not HTTP.")
 
-    def _receive_declined(self, data: bytes) -> bytes:
-        """Take the body behind a declined upgrade; return what follows it."""
-        body = data[: self._declined_bytes]
-        self._declined_bytes -= len(body)
-        if body:
-            self.on_body(body)
-        if not self._declined_bytes:
-            self.on_message_complete()
-        return data[len(body) :]
+    def _head_without_offer(self) -> bytes:
+        """The head that has just been parsed, without its offer of an upgrade.
+
+        Java's HttpClient offers h2c with its first request, which may have a body of any kind.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = map(bytes.strip, value.split(b","))
+                kept = [option for option in options if option.lower() not in _OFFER]
+                lines.append(b"connection: " + b", ".join(kept))
+            elif name not in _OFFER:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def _bound_head(self, received_bytes: int) -> None:
         """End a connection whose head does not end; the chunk in which it began is not counted."""
@@ -235,10 +244,9 @@ class DirectProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        if self.parser.should_upgrade():
-            lengths = [int(value) for name, value in self.headers if name == b"content-length"]
-            self._declined_bytes = lengths[0] if lengths else 0
-        if not self._take_directly():
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offered = self._head_without_offer()
+        elif not self._take_directly():
             self._take_normally()
 
     def _take_directly(self) -> bool:
@@ -337,7 +345,7 @@ class DirectProtocol(HttpToolsProtocol):
             self._first_chunk = body
 
     def on_message_complete(self) -> None:
-        if self._declined_bytes:
+        if self._offered:
             return
         self._between = True
         self._new_head = b""
@@ -414,6 +422,11 @@ class DirectProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: StokerError) -> None:
         if self.transport.is_closing():
+            return
+        if self.busy:
+            # The caller would take it for the answer to the request before, which is the connection's last now.
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
             return
         body = error_body(error)
         lines = json_lines(body) + error_lines(error) + CLOSE_LINE

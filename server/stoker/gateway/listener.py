@@ -27,6 +27,9 @@ __all__ = ["Listener"]
 _ACCEPTED_A_TURN: Final = 16
 _KEEP_ALIVE_S: Final = 75
 _ARRIVAL_TIMEOUT_S: Final = 10
+# A client that reads nothing of its answer for so long is cut off, sooner when everybody is to go.
+_UNREAD_S: Final = 75
+_UNREAD_AT_END_S: Final = 5
 # A client that has connected sends its first request within this time, or is not waited for.
 _FIRST_REQUEST_S: Final = 1.0
 _HANDSHAKE_S: Final = 0.05
@@ -65,7 +68,8 @@ class Listener:
         self._config.load()
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
-        self._ticker: asyncio.Task[None] | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._unread_s = _UNREAD_S
 
     @property
     def connections(self) -> set[DirectProtocol]:
@@ -81,22 +85,26 @@ class Listener:
 
     async def start(self) -> None:
         """Begin to accept."""
-        self._tick()
+        self._tell_time()
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
             # Copies, because a server closes its socket before the last connections have been taken from it.
             for _ in range(_ACCEPTED_A_TURN):
                 self._servers.append(await loop.create_server(self._protocol, sock=sock.dup(), backlog=2048))
-        self._ticker = loop.create_task(self._tick_each_second())
-
-    async def _tick_each_second(self) -> None:
-        while True:
-            await asyncio.sleep(1)
-            self._tick()
-            for connection in list(self.connections):
-                _reap(connection)
+        self._ticker = loop.call_later(1, self._tick)
 
     def _tick(self) -> None:
+        # First, so that whatever fails below is tried again.
+        self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
+        self._tell_time()
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Look at every connection, as is done each second, and end those on which nothing has moved for too long."""
+        for connection in list(self.connections):
+            _reap(connection, self._unread_s)
+
+    def _tell_time(self) -> None:
         headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]
         if self._gateway.tells_version:
             headers.append(_VERSION)
@@ -128,6 +136,7 @@ class Listener:
         """Close connections as they become idle; return how many were still busy after `timeout_s`."""
         now = asyncio.get_running_loop().time
         patience, deadline = now() + _FIRST_REQUEST_S, now() + timeout_s
+        self._unread_s = _UNREAD_AT_END_S
         # uvicorn's set of connections has no event to wait for.
         while self.connections and now() < deadline:
             for connection in list(self.connections):
@@ -154,11 +163,15 @@ def _drop_new_connections(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
-def _reap(connection: DirectProtocol) -> None:
-    if connection.busy:
+def _reap(connection: DirectProtocol, unread_s: int) -> None:
+    before, connection.unread_bytes = connection.unread_bytes, connection.transport.get_write_buffer_size()
+    if connection.busy or connection.unread_bytes < before:
         connection.idle_sweeps = 0
         return
     connection.idle_sweeps += 1
-    limit = _ARRIVAL_TIMEOUT_S if connection.receiving else _KEEP_ALIVE_S
-    if connection.idle_sweeps > limit:
+    if connection.unread_bytes:
+        # Closing it would wait until the client has read all.
+        if connection.idle_sweeps > unread_s:
+            connection.transport.abort()
+    elif connection.idle_sweeps > (_ARRIVAL_TIMEOUT_S if connection.receiving else _KEEP_ALIVE_S):
         connection.time_out()
