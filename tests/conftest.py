@@ -1,13 +1,16 @@
 """What all tests share."""
 
+import os
 import signal
 
 import pytest
 
 
 def pytest_configure() -> None:
-    """Let what tests start hear Ctrl-C: a shell that runs the suite in the background has it ignored."""
+    """Let what tests start hear Ctrl-C, which a shell has them ignore in the background; call nobody."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Some tests import ONNX Runtime before Stoker.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 @pytest.fixture

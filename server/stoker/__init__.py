@@ -3,8 +3,13 @@
 Entry scripts use `stoker.batched`; everything else is reached through the `stoker` command.
 """
 
+import os
+
 from stoker.batched import batched
 
 __all__ = ["__version__", "batched"]
 
 __version__ = "0.1.0"
+
+# ONNX Runtime reports to its maker, unless this is set before its library is loaded. A server calls nobody unasked.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -26,6 +26,20 @@ def imported_by(*modules: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(output)}
 
 
+@pytest.mark.parametrize(("told", "wanted"), [(None, "1"), ("0", "0")])
+def test_onnx_runtime_reports_to_nobody_unless_told_to(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, wanted: str
+) -> None:
+    """Its telemetry is off in every process that has imported Stoker, before the library can be loaded."""
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    if told is not None:
+        monkeypatch.setenv("ORT_DISABLE_TELEMETRY", told)
+    program = "import stoker.device, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+    assert output.stdout.strip() == wanted
+
+
 def test_the_gateway_and_the_supervisor_import_no_framework() -> None:
     """A frontend starts in a moment and stays small, whatever the models need."""
     imported = imported_by("stoker.gateway.frontend", "stoker.supervisor", "stoker.cli")
