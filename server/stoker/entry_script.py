@@ -7,9 +7,11 @@ a `run` decorated with `stoker.batched` gets numpy batches.
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -90,10 +92,19 @@ def _call(function: Callable[[], object], failure: str, model_dir: Path) -> None
 def _listing(model_dir: Path) -> str:
     if not model_dir.is_dir():
         return f"The model folder {model_dir} does not exist."
-    files = sorted(str(path.relative_to(model_dir)) for path in model_dir.rglob("*") if path.is_file())
-    more = f"\n  and {len(files) - _LISTED_FILES} more" if len(files) > _LISTED_FILES else ""
+    # Without a folder of its own the model's is the script's, which may be somebody's home.
+    found = itertools.islice(_files(model_dir), _LISTED_FILES + 1)
+    files = sorted(str(path.relative_to(model_dir)) for path in found)
+    more = "\n  and more" if len(files) > _LISTED_FILES else ""
     names = "".join(f"\n  {name}" for name in files[:_LISTED_FILES]) or " nothing"
     return f"The model folder {model_dir} holds:{names}{more}"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below, but for hidden ones and what Python has compiled."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:

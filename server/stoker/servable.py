@@ -6,11 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from stoker.acceleration import Acceleration
 
-__all__ = ["Device", "Servable"]
+__all__ = ["SAMPLE_INPUT", "Device", "Servable"]
+
+SAMPLE_INPUT: Final = "sample_input.json"
+"""The name of a file with a request body that a model is known to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,14 @@ class Servable:
     batch_buckets: tuple[int, ...] | None = None
     acceleration: Acceleration = field(default_factory=Acceleration)
     engine_cache: Path | None = None
+
+    @property
+    def sample_file(self) -> Path | None:
+        """A request body that the model is known to answer: the setting's, or the one in its folder or beside it."""
+        if self.sample_input is not None:
+            return self.sample_input
+        beside = (folder / SAMPLE_INPUT for folder in (self.model_dir, self.path.parent))
+        return next(filter(Path.is_file, beside), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

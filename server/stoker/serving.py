@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mimetypes
 import os
 import shutil
 import sys
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from stoker import __version__
 from stoker.binding import bind
@@ -19,16 +20,15 @@ from stoker.deployment import Deployed
 from stoker.grpc_port import reserve_grpc_port
 from stoker.keyring import AdminKey, Keyring
 from stoker.logs import configure_logging
-from stoker.servable import Servable
+from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings import ServerSettings
 from stoker.start_up import DeviceReport, ModelReport, StartUp
 from stoker.stock import Stock
 from stoker.supervisor import Supervisor
+from stoker.tensors import Signature
 from stoker.workspace import Workspace
 
 __all__ = ["serve"]
-
-_SAMPLE: Final = "sample_input.json"
 
 
 def serve(settings: ServerSettings, workspace: Workspace) -> None:
@@ -169,8 +169,16 @@ def _service_lines(settings: ServerSettings, workspace: Workspace, model: ModelR
     sample = _sample_file(workspace, model)
     if sample is not None:
         header = f'-H "Authorization: Bearer {bearer}" ' if bearer else ""
-        lines.append(f"  try      curl -s {header}-d @{_shown(sample)} {uri}")
+        lines.append(f"  try      curl -s {header}{_data(sample)} {uri}")
     return lines
+
+
+def _data(sample: Path) -> str:
+    """What curl is told, to send a file as it is."""
+    media_type = mimetypes.guess_type(sample.name)[0]
+    if media_type in (None, "application/json"):
+        return f"-d @{_shown(sample)}"
+    return f'-H "Content-Type: {media_type}" --data-binary @{_shown(sample)}'
 
 
 def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[list[str], str]:
@@ -207,27 +215,37 @@ def _shown(path: Path) -> str:
 
 
 def _sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
-    """A body that the model takes: the sample beside it, or rows of zeros.
+    """A body that the model takes: the sample beside it, that of its script's decorators, or rows of zeros.
 
     Returns:
         None if only the model knows, or if nothing can be written to the workspace.
     """
-    beside = model.deployed.servable.model_dir / _SAMPLE
-    if beside.is_file():
-        return beside
-    if model.signature.takes != "rows":
+    servable = model.deployed.servable
+    if servable.sample_file is not None:
+        return servable.sample_file
+    body = _made_up(model.signature)
+    if not body:
         return None
-    data: Any = {spec.name: [_zeros(spec.shape, spec.dtype)] for spec in model.signature.inputs}
-    if len(data) == 1:
-        (data,) = data.values()
-    path = workspace.run_dir / f"{model.deployed.servable.name}.{_SAMPLE}"
+    path = workspace.run_dir / f"{servable.name}.{SAMPLE_INPUT}"
     try:
         workspace.create()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"data": data}))
+        path.write_text(json.dumps(body))
     except OSError:
         return None
     return path
+
+
+def _made_up(signature: Signature) -> Any:
+    """A body for a model of which no sample is known; empty if only the model knows."""
+    if signature.script is not None:
+        return (signature.script.input_schema or {}).get("example")
+    if signature.takes != "rows":
+        return None
+    data: Any = {spec.name: [_zeros(spec.shape, spec.dtype)] for spec in signature.inputs}
+    if len(data) == 1:
+        (data,) = data.values()
+    return {"data": data}
 
 
 def _zeros(shape: Sequence[int], dtype: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -218,11 +218,18 @@ class Signature:
 
     def __str__(self) -> str:
         if self.takes == "body":
-            return "run(raw_data): the request body as text"
+            return _SCRIPTS[self.script.kind if self.script is not None else "string"]
         if self.tensors is not None:
             sides = (self.tensors.inputs, self.tensors.outputs)
             return " -> ".join(", ".join(map(str, side)) for side in sides)
         return f"{_side(self.inputs)} -> {_side(self.outputs)}"
+
+
+_SCRIPTS: Final = {
+    "string": "run(raw_data): the request body as text",
+    "schema": "run(...): the parts of the request body that its decorators name",
+    "raw": "run(request): the whole request",
+}
 
 
 def _side(specs: tuple[TensorSpec, ...]) -> str:

@@ -112,6 +112,7 @@ def test_packages_of_the_configuration_become_a_file(project: Path) -> None:
     second = read(project, NESTED).model(project / "conda").environment
     assert first is not None
     assert first == second
+    assert first.name == "inferenceconfig.json.yml"
     assert yaml.safe_load(first.read_text()) == CONDA
     assert "scikit-learn" in str(read_environment(first).entries)
     changed = json.loads(json.dumps(NESTED))
@@ -175,7 +176,7 @@ def test_the_image_of_the_older_form_is_said(project: Path) -> None:
     """It is named in the file's own words; what is false or null is not."""
     content = {**FLAT, "baseImage": "mine", "enableGpu": True, "extraDockerfileSteps": "Dockerfile.steps"}
     assert read(project, content).notes == (
-        "kept for the cluster: image (baseImage mine, extraDockerfileSteps Dockerfile.steps, enableGpu True); "
+        "kept for the cluster: image (baseImage mine, extraDockerfileSteps Dockerfile.steps, enableGpu true); "
         "no container is built here",
     )
 
@@ -257,7 +258,7 @@ def test_both_configurations_make_a_server(project: Path, monkeypatch: pytest.Mo
     (model,) = settings.models
     assert (model.path, model.name) == (project / "aml_folder" / "score.py", "digits")
     assert (model.uses, model.environment_managed) == (("tf-dnn-mnist", "labels:2"), "system")
-    assert model.environment.parent == project / "workspace" / "run" / "conda"
+    assert model.environment.parent.parent == project / "workspace" / "run" / "conda"
     assert (settings.timeout_ms, settings.token_auth, settings.auth) == (5, True, False)
     assert settings.model_defaults == ModelSettings(max_queue_wait_ms=7)
     assert [note.partition("; ")[0] for note in settings.notes] == [

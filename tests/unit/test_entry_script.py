@@ -204,7 +204,16 @@ def test_a_long_listing_is_cut(load: Load, tmp_path: Path) -> None:
     for number in range(203):
         (tmp_path / "many" / f"{number:03}").touch()
     message = refusal(load, "1 / 0", folder=tmp_path / "many")
-    assert message.endswith("\n  199\n  and 3 more")
+    assert message.endswith("\n  199\n  and more")
+
+
+def test_a_listing_has_no_hidden_files(load: Load, tmp_path: Path) -> None:
+    """The model's folder is the script's where none is given: workspaces, keys and caches lie in it."""
+    for name in (".stoker/keys/a.keys", "__pycache__/score.pyc", "model/.DS_Store", "model/digits.onnx"):
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name).touch()
+    message = refusal(load, "1 / 0", folder=tmp_path / "folder")
+    assert message.endswith("holds:\n  model/digits.onnx")
 
 
 @pytest.mark.parametrize("name", ["missing.py", "score.txt", "."])

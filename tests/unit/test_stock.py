@@ -1,19 +1,23 @@
 """What a server writes to its workspace before it loads a model, and what happens where nothing can be written."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
-from tests.puppets import ROWS
+from tests.puppets import BODIES, ROWS
 from tests.tiny_models import write_doubler
 
 from stoker.deployment import Deployed
 from stoker.errors import InvalidSettings
 from stoker.placement import place
-from stoker.servable import Servable
-from stoker.serving import _sample_file
+from stoker.script_form import ScriptForm
+from stoker.servable import SAMPLE_INPUT, Servable
+from stoker.serving import _data, _sample_file
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.start_up import ModelReport
 from stoker.stock import Stock
+from stoker.tensors import Signature
 from stoker.workspace import Workspace
 
 KEY = "0123456789abcdef"
@@ -43,12 +47,45 @@ def test_keys_need_a_workspace_that_can_be_written(tmp_path: Path) -> None:
     take(tmp_path, workspace, KEY)
 
 
+def reported(servable: Servable, signature: Signature) -> ModelReport:
+    placement = place(["cpu"], 1, cores=1)
+    deployed = Deployed(servable, 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    return ModelReport(deployed, signature, ["cpu"], 0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("file", "curls"),
+    [("sample_input.json", "-d @"), ("digit.png", '-H "Content-Type: image/png" --data-binary @')],
+)
+def test_the_sample_of_a_script_is_the_one_that_its_batching_is_checked_with(
+    tmp_path: Path, file: str, curls: str
+) -> None:
+    """It lies beside the script, or is named by a setting; it is shown as curl sends it unchanged."""
+    sample = tmp_path / file
+    sample.touch()
+    named = None if file == SAMPLE_INPUT else sample
+    servable = Servable(
+        "digits", 1, "script", tmp_path / "score.py", tmp_path / "model", 1, 64, sample_input=named
+    )
+    assert _sample_file(Workspace(tmp_path / "workspace"), reported(servable, BODIES)) == sample
+    assert _data(sample).startswith(curls)
+
+
+def test_the_sample_of_decorators_is_written_where_a_caller_finds_it(tmp_path: Path) -> None:
+    """A script with `inference_schema` knows what it takes; another one without a sample file does not."""
+    servable = Servable("digits", 1, "script", tmp_path / "score.py", tmp_path, 1, 64)
+    form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[1, 2]]}})
+    workspace = Workspace(tmp_path / "workspace")
+    written = _sample_file(workspace, reported(servable, dataclasses.replace(BODIES, script=form)))
+    assert written is not None
+    assert json.loads(written.read_text()) == {"data": [[1, 2]]}
+    assert _sample_file(workspace, reported(servable, BODIES)) is None
+
+
 def test_no_sample_is_shown_where_none_can_be_written(tmp_path: Path) -> None:
     """It is a convenience: a server that is ready does not end for it."""
     (tmp_path / "file").touch()
     servable = Servable("digits", 1, "onnx", Path("x"), tmp_path, max_batch_rows=4, max_body_bytes=64)
-    placement = place(["cpu"], 1, cores=1)
-    deployed = Deployed(servable, 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
-    report = ModelReport(deployed, ROWS, ["cpu"], 0.5, 0.25)
+    report = reported(servable, ROWS)
     assert _sample_file(Workspace(tmp_path / "file" / "workspace"), report) is None
     assert _sample_file(Workspace(tmp_path / "there"), report) is not None

@@ -1,5 +1,6 @@
 """Tensor specifications and signatures."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import BODIES, STEADY, TEXTS
 
+from stoker.script_form import ScriptForm
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec, check_batch
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -96,6 +98,10 @@ def test_a_signature_reads_as_one_line() -> None:
     assert str(signature) == "x float32[n,28,28], k int64[n] -> y float32[n,10]"
     assert str(TEXTS) == "x float32[n,2] -> result JSON"
     assert str(BODIES) == "run(raw_data): the request body as text"
+    raw = dataclasses.replace(BODIES, script=ScriptForm(kind="raw"))
+    assert str(raw) == "run(request): the whole request"
+    schema = dataclasses.replace(BODIES, script=ScriptForm(kind="schema"))
+    assert str(schema) == "run(...): the parts of the request body that its decorators name"
 
 
 def test_a_batch_of_the_right_shape_and_dtype_is_not_copied() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,7 +133,9 @@ class InferenceConfig:
         if self.conda is None:
             return self.conda_file
         content = yaml.safe_dump(dict(self.conda), sort_keys=True).encode()
-        path = private_folder(conda_dir) / f"{hashlib.sha256(content).hexdigest()[:16]}.yml"
+        # Its name is shown, as that of the packages' file.
+        folder = private_folder(conda_dir / hashlib.sha256(content).hexdigest()[:16])
+        path = folder / f"{Path(self.source).name}.yml"
         if not path.is_file():
             replace_file(path, content)
         return path
@@ -200,7 +203,7 @@ def _notes(
         yield f"{source}: {', '.join(parts)} ignored, because environment is given, as on Azure"
     of_image = (environment.get("docker") or {}) if "environment" in content else content
     image = [
-        f"{name} {of_image[name]}"
+        f"{name} {_shown(of_image[name])}"
         for name in _IMAGE
         if of_image.get(name) is True or not _is_empty(of_image.get(name))
     ]
@@ -211,6 +214,10 @@ def _notes(
     for section in ("spark", "databricks", "r"):
         if environment.get(section) and not _is_empty(environment[section]):
             yield f"environment.{section} has no effect: Stoker runs Python alone"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_empty(value: Any) -> bool:

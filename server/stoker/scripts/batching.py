@@ -17,7 +17,7 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathering import MAX_THREADS, GatheredCalls
 from stoker.scripts.merging import MergedCalls
 from stoker.scripts.self_check import Disproved, Sample, check_gathering, check_mergeable, check_merging
-from stoker.servable import Servable
+from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 
 __all__ = ["BatchedCalls", "choose_batching", "find_sample"]
@@ -25,9 +25,9 @@ __all__ = ["BatchedCalls", "choose_batching", "find_sample"]
 logger = logging.getLogger(__name__)
 
 _KEY: Final = "data"
-_SAMPLE: Final = "sample_input.json"
 _NO_SAMPLE: Final = (
-    f"there is no sample input to check it with: put {_SAMPLE} beside the script or into the model folder"
+    "there is no sample input to check it with: "
+    f"put {SAMPLE_INPUT} beside the script or into the model folder"
 )
 
 
@@ -50,11 +50,8 @@ def find_sample(servable: Servable, form: ScriptForm) -> Sample | None:
     Raises:
         LoadFailed: The file that the setting names cannot be read.
     """
-    if servable.sample_input is not None:
-        return _read_sample(servable.sample_input)
-    for folder in (servable.model_dir, servable.path.parent):
-        if (folder / _SAMPLE).is_file():
-            return _read_sample(folder / _SAMPLE)
+    if servable.sample_file is not None:
+        return _read_sample(servable.sample_file)
     example = (form.input_schema or {}).get("example")
     if example:
         return Sample(json.dumps(example).encode(), "application/json", "the decorators' sample")
