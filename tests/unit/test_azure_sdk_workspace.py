@@ -184,6 +184,18 @@ def test_any_files_can_be_registered(
     assert Repository(ws.local.models_dir).get("mine").properties == {"p": "q"}
 
 
+def test_one_broken_model_does_not_hide_the_others(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list of all leaves it out and says so; whoever names it is told what is wrong."""
+    for name in ("broken", "good"):
+        Model.register(ws, write("m.pkl"), name)
+    (Repository(ws.local.models_dir).get("broken").folder / "manifest.json").write_text("{")
+    capsys.readouterr()
+    assert [model.id for model in Model.list(ws)] == ["good:1"]
+    assert "Left out: broken" in capsys.readouterr().out
+    with pytest.raises(WebserviceException, match="broken"):
+        Model(ws, "broken")
+
+
 def test_models_are_found_by_what_is_known_of_them(ws: Workspace) -> None:
     """By name, version, id, tags and properties; the newest that has them all."""
     for number in (1, 2, 3):

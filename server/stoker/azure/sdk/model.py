@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker.azure.sdk.deploy_configuration import WebserviceDeploymentConfiguration
     from stoker.azure.sdk.resource_configuration import ResourceConfiguration
     from stoker.azure.sdk.webservice import Webservice
+    from stoker.errors import OperatorError
     from stoker.frameworks import Detected
     from stoker.repository import Registered, Repository
 
@@ -200,13 +201,19 @@ class Model(installed.Model):
             latest: Only the newest version of each.
             model_framework: Their framework, in Azure's words.
 
+        A model that cannot be read is left out of a list of all, which says so.
+
         Raises:
-            WebserviceException: A model cannot be read, or the name is malformed.
+            WebserviceException: A version of the model that is named cannot be read, or the name is malformed.
         """
         if run_id is not None:
             return []
+        broken: dict[tuple[str, int], OperatorError] = {}
         with raised_as(WebserviceException):
-            models = [Model(workspace, _registered=found) for found in _repository(workspace).list(name)]
+            registered = _repository(workspace).list(name, broken if name is None else None)
+        for error in broken.values():
+            print(f"Left out: {error}")
+        models = [Model(workspace, _registered=found) for found in registered]
         models = [
             model
             for model in models
