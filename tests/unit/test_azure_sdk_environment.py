@@ -204,7 +204,7 @@ def test_the_older_form_becomes_an_environment(folder: Path) -> None:
     read = served(config)
     assert (read.entry_script, read.source_directory) == (source / "sub" / "score.py", source)
     assert read.conda == yaml.safe_load(MYENV)
-    assert any("baseImage mine:1, enableGpu True, cudaVersion 10.0" in note for note in read.notes)
+    assert any("baseImage mine:1, enableGpu true, cudaVersion 10.0" in note for note in read.notes)
 
 
 @pytest.mark.parametrize(

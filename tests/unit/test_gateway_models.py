@@ -80,7 +80,7 @@ def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
     """Exact targets are found anew, and what heads have meant is forgotten."""
     third, seventh = service(memory, "3"), service(memory, "7")
     gateway = Gateway({"digits": third}, memory)
-    gateway.remember(b"POST /score", PlainHead(third, b"", 1, None))
+    gateway.remember(b"POST /score", PlainHead(third, b"", 1, None, closes=False))
     gateway.route("digits", ServedModel({"7": ServedVersion(1, "AVAILABLE", seventh)}, "7"))
     assert gateway.heads == {}
     assert gateway.routes == {b"/score": seventh, b"/api/v1/service/digits/score": seventh}

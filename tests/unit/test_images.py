@@ -396,18 +396,6 @@ def _text_chunk(text: str) -> Any:
             "no end of its headers",
         ),
         (b"--XX--\r\n", "multipart/form-data; boundary=XX", InvalidInput, "holds no image"),
-        (
-            form(("Content-Disposition: form-data; filename=a;filename*=b;filename*1=c", b""))[0],
-            "multipart/form-data; boundary=XX",
-            MalformedBody,
-            "headers of a part",
-        ),
-        (
-            b"",
-            "multipart/form-data; a=b;a*=c;a*1=d; boundary=XX",
-            MalformedBody,
-            "parameters of the Content-Type",
-        ),
         (form(("A: b", b"c"))[0], "multipart/form-data; boundary=XX", InvalidInput, "holds no image"),
         (
             b"",
@@ -426,6 +414,22 @@ def test_bodies_that_are_not_what_they_say(
 ) -> None:
     """A body that does not hold what its type says is refused with a message that says why."""
     with pytest.raises(error, match=re.escape(problem)):
+        rows(reader(), body, content_type)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (
+            form(("Content-Disposition: form-data; filename=a;filename*=b;filename*1=c", b""))[0],
+            "multipart/form-data; boundary=XX",
+        ),
+        (b"", "multipart/form-data; a=b;a*=c;a*1=d; boundary=XX"),
+    ],
+)
+def test_parameters_that_python_may_fail_at_are_the_callers_fault(body: bytes, content_type: str) -> None:
+    """The parser of newer versions reads them; that of older ones raised what is no ValueError."""
+    with pytest.raises(MalformedBody):
         rows(reader(), body, content_type)
 
 

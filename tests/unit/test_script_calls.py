@@ -66,7 +66,7 @@ def raises(raw_data: Any) -> Any:
 def test_an_undecorated_run_gets_the_body_as_text(body: bytes, text: str) -> None:
     """As it came, without a byte order mark; the body of a form too, and the `{}` of a GET without a query."""
     calls = ScriptCalls(echo)
-    assert (calls.form_kind, calls.wants_head) == ("string", False)
+    assert (calls.form.kind, calls.wants_head) == ("string", False)
     assert json.loads(ask(calls, body).body) == text
 
 
@@ -135,7 +135,7 @@ def test_a_run_may_take_the_headers() -> None:
         return [raw_data, type(request_headers).__name__, request_headers]
 
     calls = ScriptCalls(run)
-    assert (calls.form_kind, calls.wants_head) == ("string", True)
+    assert (calls.form.kind, calls.wants_head) == ("string", True)
     headers = [("x-ms-request-id", "7"), ("ACCEPT", "a"), ("accept", "b"), ("my_name", "x"), ("ETag", '"é"')]
     assert json.loads(ask(calls, b"body", *headers).body) == [
         "body",
@@ -264,7 +264,7 @@ def test_an_exception_is_told_to_nobody_but_the_log(
     ("body", "where"),
     [
         (b"", "Expecting value: line 1 column 1 (char 0)"),
-        (b'{"data": [1,]}', "Expecting value: line 1 column 13 (char 12)"),
+        (b'{"data": [1 2]}', "Expecting ',' delimiter: line 1 column 13 (char 12)"),
         (b'{"data": [1]} x', "Extra data: line 1 column 15 (char 14)"),
         (b"a=1&b=2", "Expecting value: line 1 column 1 (char 0)"),
         (b"[" * 101 + b"]" * 101, "nested more than 100 levels deep: line 1 column 101 (char 100)"),
@@ -359,7 +359,7 @@ def test_a_raw_run_gets_the_request(method: str) -> None:
         ]
 
     calls = ScriptCalls(run, raw=True)
-    assert (calls.form_kind, calls.wants_head) == ("raw", True)
+    assert (calls.form.kind, calls.wants_head) == ("raw", True)
     answer = ask(calls, b"\xff\x00", ("Content-Type", "image/png"), method=method, query="a=1")
     assert json.loads(answer.body) == [method, "1", "image/png", [255, 0]]
 
@@ -416,7 +416,7 @@ def schema_run() -> Any:
 def test_a_decorated_run_gets_its_arguments_by_name(schema_run: Any) -> None:
     """Converted by the decorators; unknown members are ignored, defaults honoured."""
     calls = ScriptCalls(schema_run)
-    assert (calls.form_kind, calls.wants_head) == ("schema", True)
+    assert (calls.form.kind, calls.wants_head) == ("schema", True)
     assert ask(calls, b'{"data": [[1, 2]], "other": 0}', JSON_TYPE).body == b"[6.0]"
     assert ask(calls, b'{"factor": 3, "data": [[1, 2], [0, 1]]}', JSON_TYPE).body == b"[9.0, 3.0]"
 

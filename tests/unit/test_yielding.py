@@ -38,7 +38,8 @@ def test_a_process_yields_if_it_may_return(child: int, session: Path) -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     niceness = yield_cores(child)
     assert niceness in (before, None)
-    assert os.getpriority(os.PRIO_PROCESS, child) == before + (0 if niceness is None else 10)
+    # Nobody is nicer than 19.
+    assert os.getpriority(os.PRIO_PROCESS, child) == min(19, before + (0 if niceness is None else 10))
     assert not session.exists(), "its own session is another one"
 
 

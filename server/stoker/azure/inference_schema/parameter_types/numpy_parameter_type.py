@@ -106,6 +106,8 @@ def _items(data: Any, dtype: np.dtype, depth: int) -> Any:
     if dtype.names is not None:
         return _record(data, dtype, dtype.names)
     if dtype.kind == "M":
+        if data is None:
+            return np.datetime64("NaT", np.datetime_data(dtype)[0])
         # The sample's schema shows a comma before the fraction of a second.
         return np.datetime64(data.replace(",", ".") if isinstance(data, str) else data)
     if dtype.kind == "m" and data is not None:
