@@ -101,6 +101,19 @@ def test_what_is_not_http_does_not_take_the_answer_of_the_request_before(served:
     assert answer.json() == [[3 * HOLD, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_a_body_longer_than_its_length_is_cut(served: Served, door: str) -> None:
+    """What was announced is no JSON, which is said, and what follows is no request: the connection ends."""
+    body = rows_body([1, 2, 3, 4])
+    message = scoring(served.path("doubler"), PRIMARY, body[:-4], DOORS[door])
+    with served.server.connect() as connection:
+        answer = connection.ask(message + body[-4:])
+        connection.assert_ended()
+
+    assert (answer.status, answer.error_code(), answer.closes) == (400, "malformed_body", True)
+    assert "not valid JSON" in answer.json()["message"]
+
+
 def test_the_last_of_pipelined_requests_can_end_the_connection(served: Served) -> None:
     """`Connection: close` on the second request ends the connection after both answers."""
     with served.server.connect() as connection:
