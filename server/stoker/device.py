@@ -17,7 +17,7 @@ import socket
 import threading
 
 from stoker.arena import Arena
-from stoker.control import MAX_TEXT, ControlChannel, Message
+from stoker.control import ControlChannel, Message
 from stoker.devices import enter_device
 from stoker.errors import LoadFailed, OperatorError
 from stoker.lanes import Lane
@@ -46,9 +46,7 @@ class _DeviceProcess:
             try:
                 self._handle(message, fds)
             except OperatorError as error:
-                self._channel.send(
-                    "failed", message=str(error)[-MAX_TEXT:], code=error.code, exit_code=error.exit_code
-                )
+                self._channel.send("failed", message=str(error), code=error.code, exit_code=error.exit_code)
                 return error.exit_code
         return 0
 
@@ -113,6 +111,21 @@ class _DeviceProcess:
         self._channel.send("unloaded", number=number)
 
 
+def _leave_ending_to_the_supervisor() -> None:
+    """Let SIGTERM and SIGINT, which may go to a whole process group, do nothing: the supervisor drains first.
+
+    They are not ignored, or whatever a script starts would ignore them too: a handler does not outlive `exec`.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_heed_signals)
+
+
+def _heed_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main() -> int:
     """Entry point of the device process."""
     parser = argparse.ArgumentParser(
@@ -120,9 +133,7 @@ def main() -> int:
     )
     parser.add_argument("--control-fd", type=int, required=True)
     args = parser.parse_args()
-    # A signal to the whole process group is the supervisor's to answer: it drains first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _leave_ending_to_the_supervisor()
     faulthandler.register(STACKS_SIGNAL)
     configure_logging("device")
     code = _DeviceProcess(ControlChannel.inherited(args.control_fd)).serve()

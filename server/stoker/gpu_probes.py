@@ -12,12 +12,13 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 from typing import Final
 
-__all__ = ["RUNTIMES", "preload_cuda", "probe"]
+__all__ = ["RUNTIMES", "cuda_libraries", "preload_cuda", "probe"]
 
 RUNTIMES: Final = {
     "onnx": "ONNX Runtime (CUDA)",
@@ -33,6 +34,7 @@ _PRODUCT: Final = (
     b"b\x13\n\x01y\x12\x0e\n\x0c\x08\x01\x12\x08\n\x02\x08\x02\n\x02\x08\x02B\x04\n\x00\x10\r"
 )
 _CUDA_FAILURE: Final = re.compile(r"\w+ failure [0-9]+: [^;\n]+")
+_CUDNN: Final = "libcudnn.so.9"
 
 
 def probe(runtime: str) -> str | None:
@@ -45,11 +47,41 @@ def probe(runtime: str) -> str | None:
 
 
 def preload_cuda() -> None:
-    """Load the CUDA and cuDNN libraries that came as Python packages, before ONNX Runtime looks for them."""
+    """Load the CUDA and cuDNN libraries that came as Python packages, before ONNX Runtime looks for them.
+
+    ONNX Runtime looks beside its own package alone. Theirs may be another folder of `sys.path`, such as that of an
+    environment with PyTorch in it.
+    """
     import onnxruntime
 
-    if hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()
+    if not hasattr(onnxruntime, "preload_dlls"):
+        return
+    for library in cuda_libraries(getattr(onnxruntime, "cuda_version", "") or "", sys.path):
+        with suppress(OSError):
+            ctypes.CDLL(str(library))
+    # What is loaded already it finds by its name.
+    onnxruntime.preload_dlls()
+
+
+def cuda_libraries(version: str, folders: Sequence[str]) -> Iterator[Path]:
+    """Where NVIDIA's Python packages have put the libraries that ONNX Runtime needs, in the order to load them.
+
+    Args:
+        version: The version of CUDA that is needed, for instance `13.0`; nothing is found without one.
+        folders: Folders of packages; the first one that has a library wins.
+    """
+    major = version.partition(".")[0]
+    if not major.isdecimal():
+        return
+    cuda = int(major)
+    # Each before those that need it. cuFFT has always had the number of CUDA less one.
+    numbered = (("cublasLt", cuda), ("cublas", cuda), ("nvrtc", cuda), ("curand", 10), ("cufft", cuda - 1))
+    names = [*(f"lib{name}.so.{number}" for name, number in numbered), f"libcudart.so.{cuda}", _CUDNN]
+    # Since CUDA 13 one folder has all but cuDNN; before, each package had one.
+    places = [place for folder in folders for place in sorted(Path(folder, "nvidia").glob("*/lib"))]
+    for name in names:
+        found = [place / name for place in places if (place / name).is_file()]
+        yield from found[:1]
 
 
 def _no_problem() -> str | None:
@@ -80,8 +112,14 @@ def _onnx_library_problem(provider: str) -> str | None:
     preload_cuda()
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
-        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
+        shared = ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
+        shared.Provider_GetHost.restype = ctypes.c_void_p
+        if not shared.Provider_GetHost():
+            # A provider's library calls ONNX Runtime as soon as it is loaded, which is not there to answer yet.
+            return None
         ctypes.CDLL(str(folder / f"libonnxruntime_providers_{provider.lower()}.so"))
+        # Newer versions do without, until a model has a convolution.
+        ctypes.CDLL(_CUDNN)
     except OSError as error:
         return f"ONNX Runtime's {provider} provider cannot be loaded: {error}; {_needs(provider)}"
     return None

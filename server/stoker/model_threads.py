@@ -106,7 +106,7 @@ class ModelThreads:
 
     def _prepare(self, loaded: Loaded, runtimes: list[Runtime]) -> None:
         self._metrics.clear_gauges()
-        policy = BatchPolicy(loaded.max_batch_rows, self._max_delay_ms)
+        policy = BatchPolicy(loaded.max_batch_rows, self._max_delay_ms, loaded.sizes.buckets)
         worker = Worker(runtimes[0], policy, self._metrics, sizes=loaded.sizes, canary=loaded.canary)
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)

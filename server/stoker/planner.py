@@ -4,15 +4,16 @@ A `RowQueue` holds the rows that wait; `plan` looks at it and says what to do at
 
 - A row is in exactly one place: in the queue, in the returned batch, or in the returned expired rows.
 - A batch never exceeds `max_batch_rows`. It counts rows, not requests.
-- While all that waits fits in one batch, all of it leaves. When more waits, rows leave in the order of
-  their virtual start time (start-time fair queueing, Goyal et al. 1996): the queue's virtual time on arrival
-  plus the row's position within its request. So a request of one row is served beside a request of a
-  thousand, not behind it.
+- While all that waits fits in one batch, all of it leaves; unless batches are filled up to buckets, and a smaller
+  full one computes more rows in a second. When more waits, rows leave in the order of their virtual start time
+  (start-time fair queueing, Goyal et al. 1996): the queue's virtual time on arrival plus the row's position within
+  its request. So a request of one row is served beside a request of a thousand, not behind it.
 - `max_delay_ms` = 0 (the default) means no added delay: whatever waits leaves as soon as the device is free.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,10 +30,12 @@ class BatchPolicy:
     Attributes:
         max_batch_rows: Most rows in one batch.
         max_delay_ms: How long a row may wait for company while the device is free; 0 adds no delay.
+        buckets: The sizes up to which batches are filled, ascending; empty if they run as they come.
     """
 
     max_batch_rows: int = 256
     max_delay_ms: float = 0.0
+    buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_batch_rows < 1:
@@ -106,9 +109,6 @@ class Plan(NamedTuple):
     look_again_ns: int | None
 
 
-_NOTHING = Plan([], [], "", None)
-
-
 class ServiceTimes:
     """Learned time of one batch by its size: an exponential moving average per power of two of rows.
 
@@ -121,10 +121,14 @@ class ServiceTimes:
         self._mean_ns: dict[int, float] = {}
 
     def learn(self, rows: int, elapsed_ns: int) -> None:
-        """Take in that a batch of `rows` took `elapsed_ns`."""
+        """Take in that a batch of `rows`, those that fill it up included, took `elapsed_ns`."""
         bucket = rows.bit_length()
         mean = self._mean_ns.get(bucket)
         self._mean_ns[bucket] = elapsed_ns if mean is None else mean + self._WEIGHT * (elapsed_ns - mean)
+
+    def known_ns(self, rows: int) -> float | None:
+        """Learned time of a batch of about `rows`; None if there was none."""
+        return self._mean_ns.get(rows.bit_length())
 
     def expected_ns(self, rows: int) -> int:
         """Expected time of a batch of `rows`; the nearest larger known size, else the largest known, else 0."""
@@ -171,25 +175,50 @@ class RowQueue:
 def plan(queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes) -> Plan:
     """Decide what leaves the queue at `now_ns`, and remove it from the queue."""
     if not queue.rows:
-        return _NOTHING
+        return Plan([], [], "", None)
     expired = _remove_expired(queue, now_ns)
     if not queue.rows:
         return Plan([], expired, "", None)
     if queue.rows >= policy.max_batch_rows:
         return Plan(_take_fairest(queue, policy.max_batch_rows), expired, "full", None)
     if not policy.max_delay_ms:
-        return Plan(queue.take_all(), expired, "idle", None)
+        return _leave(queue, policy, times, expired, "idle")
     return _wait_for_company(queue, now_ns, policy, times, expired)
+
+
+def _leave(
+    queue: RowQueue, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot], reason: str
+) -> Plan:
+    rows = _worthwhile(queue.rows, policy.buckets, times)
+    if rows < queue.rows:
+        return Plan(_take_fairest(queue, rows), expired, "full", None)
+    return Plan(queue.take_all(), expired, reason, None)
+
+
+def _worthwhile(rows: int, buckets: tuple[int, ...], times: ServiceTimes) -> int:
+    """How many of `rows` to run as one batch: the next smaller bucket, if more of its rows are done in a second.
+
+    Filled up, 140 rows may take the time of 256. In that time 128 and the other 12 are done, and another 100.
+    """
+    place = bisect_left(buckets, rows)
+    if not 0 < place < len(buckets) or buckets[place] == rows:
+        return rows
+    smaller, filled = buckets[place - 1], buckets[place]
+    smaller_ns, filled_ns = times.known_ns(smaller), times.known_ns(filled)
+    if smaller_ns is None or filled_ns is None:
+        return rows
+    return smaller if smaller * filled_ns > rows * smaller_ns else rows
 
 
 def _wait_for_company(
     queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot]
 ) -> Plan:
     oldest_ns = min(int(lot.enqueued_ns.min()) for lot in queue.lots)
-    pressing_ns = min(int(lot.deadline_ns.min()) for lot in queue.lots) - times.expected_ns(queue.rows)
+    size = policy.buckets[bisect_left(policy.buckets, queue.rows)] if policy.buckets else queue.rows
+    pressing_ns = min(int(lot.deadline_ns.min()) for lot in queue.lots) - times.expected_ns(size)
     delayed_ns = oldest_ns + round(policy.max_delay_ms * 1e6)
     if now_ns >= delayed_ns:
-        return Plan(queue.take_all(), expired, "delay", None)
+        return _leave(queue, policy, times, expired, "delay")
     if now_ns >= pressing_ns:
         return Plan(queue.take_all(), expired, "deadline", None)
     return Plan([], expired, "", min(delayed_ns, pressing_ns))

@@ -5,6 +5,7 @@ import pytest
 from stoker.device_survey import probe_in_child
 from stoker.devices import choose_device
 from stoker.errors import DeviceUnavailable
+from stoker.gpu_probes import preload_cuda
 from stoker.servable import Device
 
 
@@ -12,6 +13,9 @@ from stoker.servable import Device
 def first_gpu() -> Device:
     """The first GPU, which ONNX Runtime must be able to use; without one the test is skipped."""
     try:
-        return choose_device("cuda:0", {"onnx"}, probe_in_child)[0]
+        device, _ = choose_device("cuda:0", {"onnx"}, probe_in_child)
     except DeviceUnavailable as error:
         pytest.skip(reason=f"no GPU to test on: {error}")
+    # Some tests open sessions in this process, as a device process does when it has tried the GPU.
+    preload_cuda()
+    return device

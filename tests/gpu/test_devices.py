@@ -14,7 +14,7 @@ from stoker.device_survey import find_devices
 from stoker.nvml import GpuReader, gpus
 from stoker.servable import Device
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import os

@@ -1,16 +1,31 @@
 """Figures of the bench on a GPU: ceilings, shares of them, tables, bounds, and what the driver said."""
 
+import argparse
 import dataclasses
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import onnxruntime
 import orjson
 import pytest
 
 from stoker.gpu_facts import GpuReading
-from stoker_bench.gpu.ceiling import BatchFigures, Ceiling, _figures, _repeat_steps
+from stoker_bench.gpu import ceiling
+from stoker_bench.gpu.ceiling import (
+    WAYS,
+    BatchFigures,
+    Ceiling,
+    CeilingOptions,
+    _Bench,
+    _figures,
+    _repeat_steps,
+    measure_ceiling,
+)
 from stoker_bench.gpu.faults import KillRun, MemoryShortage
 from stoker_bench.gpu.memory import MemoryRun, MemorySample
+from stoker_bench.gpu.models import GpuModel
 from stoker_bench.gpu.poisson import PoissonRun, PoissonSearch
 from stoker_bench.gpu.report import (
     GpuReport,
@@ -42,6 +57,40 @@ def test_the_ceiling_is_the_best_batch() -> None:
     assert "64 *" in table
     assert "not measured: nhwc: not here" in table
     assert "host memory pinned" in table
+
+
+def test_what_onnx_runtime_prints_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It prints which libraries it did not find, before the figures are there."""
+    told = {"batches": [dataclasses.asdict(SMALL)], "pinned": True, "failures": []}
+    commands: list[list[str]] = []
+
+    def output_of(command: list[str], _: float) -> str:
+        commands.append(command)
+        return f"Failed to load libcurand.so.10: no such file\n{orjson.dumps(told).decode()}\n"
+
+    monkeypatch.setattr(ceiling, "output_of", output_of)
+    model = GpuModel("resnet50", "fp16", "uint8", tmp_path / "model.onnx", "images", (2, 2, 3), "random")
+    options = CeilingOptions("cuda:0", (1, 8), 0.1, ("a=b",))
+    assert measure_ceiling(model, options) == Ceiling((SMALL,), pinned=True)
+    assert " ".join(commands[0]).endswith("--batches 1 8 --provider-option a=b")
+
+
+def test_a_way_that_onnx_runtime_refuses_does_not_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way is a session of its own, which fails where it cannot be had; plans are made as Stoker makes them."""
+    opened: dict[str, Any] = {}
+
+    def open_session(model: Path, _: Any, providers: Any, enable_fallback: int) -> Any:
+        opened[way] = providers[0][1]
+        assert enable_fallback == 0
+        return SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
+    args = argparse.Namespace(model=Path("model.onnx"), precision="fp16", provider_option=["a=b"])
+    for way in WAYS:
+        _Bench(args, "cuda", way)
+    common = {"device_id": "0", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "a": "b"}
+    assert opened["bound"] == common
+    assert opened["nhwc graph"] == common | {"prefer_nhwc": "1", "enable_cuda_graph": "1"}
 
 
 def test_steps_are_timed_apart() -> None:

@@ -70,6 +70,24 @@ def test_padding_is_counted() -> None:
         assert (totals.padding_rows, totals.batch_rows().sum) == (2 + 1, 4)
 
 
+def test_a_bucket_is_filled_rather_than_padded_once_its_time_is_known() -> None:
+    """Six rows are first run as eight; when five have been seen to take a quarter of that, as five and one."""
+    runtime = PuppetRuntime()
+    with Joined(
+        runtime, capacity=64, policy=BatchPolicy(8, buckets=BUCKETS), sizes=BatchSizes(BUCKETS)
+    ) as joined:
+        runtime.during = lambda: joined.clock.advance_ms({2: 1, 5: 2, 8: 8}[len(runtime.batches[-1])])
+        tickets = []
+        for rows in (6, 4, 6):
+            tickets.append(joined.submit(*range(1, rows + 1)))
+            joined.settle()
+        assert [len(batch) for batch in runtime.batches] == [8, 5, 5, 2]
+        for rows, ticket in zip((6, 4, 6), tickets, strict=True):
+            assert ticket.answer is not None
+            assert ticket.answer[0].tolist() == (rows_of(*range(1, rows + 1))[0] * 2).tolist()
+        assert joined.totals().padding_rows == 2 + 1 + 0 + 1
+
+
 def test_rows_of_earlier_callers_do_not_come_again() -> None:
     """After a full batch a smaller one is followed by zeros, not by what the full one left there."""
     with filled() as joined:

@@ -27,9 +27,9 @@ def test_the_fastest_over_both_ends_is_chosen_and_told(caplog: pytest.LogCapture
     """Relative gains count: what halves the small batch may cost the large one a quarter."""
     caplog.set_level("INFO")
     clock, read = clocked()
-    plain = PuppetRows(clock, {1: 2 * MS, 8: 8 * MS})
-    halved = PuppetRows(clock, {1: MS, 8: 10 * MS})
-    slower = PuppetRows(clock, {1: MS // 2, 8: 40 * MS})
+    plain = PuppetRows(clock, {1: 2 * MS, 2: 0, 8: 8 * MS})
+    halved = PuppetRows(clock, {1: MS, 2: 0, 8: 10 * MS})
+    slower = PuppetRows(clock, {1: MS // 2, 2: 0, 8: 40 * MS})
     candidates = {"bound": lambda: halved, "graph": lambda: slower}
     assert choose_fastest("digits", plain, candidates, [1, 2, 8], read) is halved
     assert (
@@ -64,6 +64,25 @@ def test_one_slow_run_does_not_decide() -> None:
     )
 
 
+def test_what_each_change_of_size_costs_is_part_of_the_time() -> None:
+    """ONNX Runtime plans convolutions anew for it: a runtime that is fast at one size alone is slow under load."""
+    clock, read = clocked()
+
+    class Replanning(PuppetRows):
+        planned_for = 0
+
+        def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+            rows = len(inputs[0])
+            self.clock[0] += 50 * MS if rows != self.planned_for else 0
+            self.planned_for = rows
+            return super().run(inputs)
+
+    plain = PuppetRows(clock, {1: 2 * MS, 8: 9 * MS})
+    replanning = Replanning(clock, {1: MS, 8: 8 * MS})
+    assert choose_fastest("pictures", plain, {"bound": lambda: replanning}, [1, 8], read) is plain
+    assert choose_fastest("pictures", plain, {"bound": lambda: replanning}, [8], read) is replanning
+
+
 def fail() -> Any:
     raise RuntimeError("this session cannot use the graph capture feature")
 
@@ -78,6 +97,46 @@ def test_what_gives_other_answers_or_cannot_run_is_left_out(caplog: pytest.LogCa
     assert chosen is plain
     assert "digits: execution bound is left out: its outputs for 4 rows differ by 0.05" in caplog.text
     assert "digits: execution graph is left out: this session cannot use the graph capture" in caplog.text
+
+
+def test_a_runtime_that_errs_at_one_size_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Each size has a graph of its own, and one between the ends may be wrong too."""
+    caplog.set_level("INFO")
+    clock, read = clocked()
+
+    class WrongForTwo(PuppetRows):
+        def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+            (output,) = super().run(inputs)
+            output += len(output) == 2
+            return [output]
+
+    plain = PuppetRows(clock, {1: 9 * MS, 2: 9 * MS, 4: 9 * MS})
+    wrong = WrongForTwo(clock, {1: MS, 2: MS, 4: MS})
+    assert choose_fastest("digits", plain, {"graph": lambda: wrong}, [4, 2, 1], read) is plain
+    assert "execution graph is left out: its outputs for 2 rows differ" in caplog.text
+
+
+def test_a_candidate_that_breaks_the_device_is_named() -> None:
+    """After an illegal access nothing runs any more in the process; the message says what to set."""
+    clock, read = clocked()
+    failures: list[Exception] = []
+
+    class OnOneDevice(PuppetRows):
+        def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+            if failures:
+                raise failures[0]
+            outputs: list[np.ndarray] = super().run(inputs)
+            return outputs
+
+    def breaking() -> Any:
+        failures.append(RuntimeError("CUDA failure 700: an illegal memory access was encountered"))
+        raise failures[0]
+
+    plain = OnOneDevice(clock, {4: 9 * MS})
+    with pytest.raises(
+        LoadFailed, match=r"since execution graph was tried \(CUDA failure 700.*set execution: bound"
+    ):
+        choose_fastest("pictures", plain, {"graph": breaking}, [4], read)
 
 
 class Stale(PuppetRows):

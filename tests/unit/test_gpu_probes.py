@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import onnxruntime
 import pytest
 
 from stoker import gpu_probes
-from stoker.gpu_probes import probe
+from stoker.gpu_probes import cuda_libraries, probe
 
 DRIVER_TOO_OLD = (
     "[ONNXRuntimeError] : 1 : FAIL : /build/cuda_call.cc:129 CUDA failure 35: CUDA driver version is insufficient "
@@ -19,21 +21,46 @@ DRIVER_TOO_OLD = (
 )
 
 
-@pytest.fixture
-def libraries(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The libraries that are loaded, by their names; write a reason there for one that cannot be."""
-    reasons: dict[str, str] = {}
+class Loader:
+    """Stands for the dynamic loader.
 
-    def load(path: str, mode: int = 0) -> None:
-        for name, reason in reasons.items():
+    Attributes:
+        reasons: Why a library cannot be loaded, by a part of its path.
+        loaded: The paths of those that were, in order.
+        host: What ONNX Runtime has left for the libraries of its providers to find.
+    """
+
+    RTLD_GLOBAL = ctypes.RTLD_GLOBAL
+    c_void_p = ctypes.c_void_p
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self.loaded: list[str] = []
+        self.host: int | None = 1
+
+    def load(self, path: str, mode: int = 0) -> Any:
+        for name, reason in self.reasons.items():
             if name in path:
                 raise OSError(reason)
+        self.loaded.append(path)
 
-    monkeypatch.setattr(gpu_probes, "ctypes", SimpleNamespace(CDLL=load, RTLD_GLOBAL=ctypes.RTLD_GLOBAL))
+        def get_host() -> int | None:
+            return self.host
+
+        return SimpleNamespace(Provider_GetHost=get_host)
+
+    CDLL = load
+
+
+@pytest.fixture
+def loader(monkeypatch: pytest.MonkeyPatch) -> Loader:
+    """The dynamic loader, beside a build of ONNX Runtime with all providers."""
+    puppet = Loader()
+    monkeypatch.setattr(gpu_probes, "ctypes", puppet)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
     every = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: every)
-    return reasons
+    return puppet
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +78,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("runtime", ["onnx", "tensorrt"])
 def test_a_provider_that_multiplies_has_no_problem(
-    libraries: dict[str, str], monkeypatch: pytest.MonkeyPatch, runtime: str
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     """The model that is tried is a real one, and so is its product."""
     on_the_cpu(monkeypatch)
@@ -64,18 +91,78 @@ def test_a_provider_that_multiplies_has_no_problem(
         ("onnx", "providers_cuda", "libcudnn.so.9"),
         ("tensorrt", "providers_cuda", "libcudnn.so.9"),
         ("tensorrt", "providers_tensorrt", "libnvinfer.so.10"),
+        ("onnx", "libcudnn.so.9", "libcudnn.so.9"),
     ],
 )
 def test_a_missing_library_is_named(
-    libraries: dict[str, str], monkeypatch: pytest.MonkeyPatch, runtime: str, library: str, missing: str
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, runtime: str, library: str, missing: str
 ) -> None:
     """In the words of the dynamic loader, and with the packages that bring it."""
     on_the_cpu(monkeypatch)
-    libraries[library] = f"{missing}: cannot open shared object file"
+    loader.reasons[library] = f"{missing}: cannot open shared object file"
     problem = probe(runtime)
     assert problem is not None
     assert f"cannot be loaded: {missing}: cannot open shared object file; onnxruntime-gpu " in problem
     assert "pip install" in problem
+
+
+def test_a_provider_is_not_loaded_before_onnx_runtime_is_there_for_it(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library would crash the process: it calls what it finds there while it is loaded."""
+    on_the_cpu(monkeypatch)
+    loader.host = None
+    assert probe("onnx") is None
+    assert [Path(path).name for path in loader.loaded] == ["libonnxruntime_providers_shared.so"]
+
+
+def write_libraries(folder: Path, *names: str) -> Path:
+    """Make files of these names below `nvidia`; returns the folder of packages."""
+    for name in names:
+        file = folder / "nvidia" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return folder
+
+
+def test_libraries_of_other_packages_are_loaded_first(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ONNX Runtime in a folder of its own, PyTorch with the libraries in another; one that is broken is left out."""
+    torch = write_libraries(
+        tmp_path / "torch", "cu13/lib/libcudart.so.13", "cu13/lib/libcublas.so.13", "cudnn/lib/libcudnn.so.9"
+    )
+    monkeypatch.setattr(onnxruntime, "cuda_version", "13.0", raising=False)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: loader.loaded.append("its own"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(torch)])
+    loader.reasons["cudart"] = "file too short"
+    gpu_probes.preload_cuda()
+    assert [path.removeprefix(f"{torch}/nvidia/") for path in loader.loaded] == [
+        "cu13/lib/libcublas.so.13",
+        "cudnn/lib/libcudnn.so.9",
+        "its own",
+    ]
+
+
+def test_a_library_is_taken_once_in_the_version_of_the_build(tmp_path: Path) -> None:
+    """Of the first folder that has it, whether one package has them all or each one."""
+    both = write_libraries(
+        tmp_path / "both",
+        *("cu13/lib/libcufft.so.12", "cu13/lib/libcublasLt.so.13", "cublas/lib/libcublasLt.so.12"),
+        *("cufft/lib/libcufft.so.11", "cudnn/lib/libcudnn.so.9"),
+    )
+    more = write_libraries(tmp_path / "more", "cu13/lib/libcufft.so.12", "curand/lib/libcurand.so.10")
+
+    def found(version: str) -> list[str]:
+        folders = [str(both), str(more)]
+        return [str(path.relative_to(tmp_path)) for path in cuda_libraries(version, folders)]
+
+    cudnn, curand = "both/nvidia/cudnn/lib/libcudnn.so.9", "more/nvidia/curand/lib/libcurand.so.10"
+    cu13 = "both/nvidia/cu13/lib"
+    assert found("13.0") == [f"{cu13}/libcublasLt.so.13", curand, f"{cu13}/libcufft.so.12", cudnn]
+    cublas, cufft = "both/nvidia/cublas/lib/libcublasLt.so.12", "both/nvidia/cufft/lib/libcufft.so.11"
+    assert found("12.8") == [cublas, curand, cufft, cudnn]
+    assert found("") == []
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "tensorrt"])
@@ -96,7 +183,7 @@ def test_a_build_without_the_provider_says_so(monkeypatch: pytest.MonkeyPatch, r
     ],
 )
 def test_a_provider_that_cannot_run_says_why(
-    libraries: dict[str, str], monkeypatch: pytest.MonkeyPatch, error: str, reason: str
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, error: str, reason: str
 ) -> None:
     """A driver that is too old for the libraries shows only when a session is opened."""
 
@@ -115,7 +202,7 @@ def test_a_provider_that_cannot_run_says_why(
     ],
 )
 def test_a_provider_that_only_seems_to_run_is_found_out(
-    libraries: dict[str, str],
+    loader: Loader,
     monkeypatch: pytest.MonkeyPatch,
     providers: list[str],
     product: list[list[int]],
@@ -129,9 +216,7 @@ def test_a_provider_that_only_seems_to_run_is_found_out(
     assert reason in (probe("onnx") or "")
 
 
-def test_a_tensorrt_package_that_is_broken_says_so(
-    libraries: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensorrt_package_that_is_broken_says_so(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     """It brings the libraries that the provider is linked with."""
 
     def broken(name: str) -> None:
@@ -164,7 +249,7 @@ def test_tensorflow_is_asked_for_its_gpus(
         config=SimpleNamespace(list_physical_devices=lambda kind: gpus if kind == "GPU" else ["CPU:0"]),
         sysconfig=SimpleNamespace(get_build_info=lambda: build),
     )
-    monkeypatch.setitem(gpu_probes.sys.modules, "tensorflow", puppet)
+    monkeypatch.setitem(sys.modules, "tensorflow", puppet)
     problem = probe("tensorflow")
     assert problem is None if reason is None else (problem or "").startswith(reason)
 

@@ -191,6 +191,15 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
         assert totals.batch_cap_rows == 8
 
 
+def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it can fill them instead of padding."""
+    loading(monkeypatch, ForkingPuppet())
+    with threads_of(MODEL) as (model, _):
+        model.start(GPU, 1)
+        assert model._worker is not None
+        assert model._worker._cap.policy.buckets == (1, 2, 4, 8)
+
+
 def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A canary must not meet another model of the process that captures a CUDA graph."""
     told: list[bool] = []

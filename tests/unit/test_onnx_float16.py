@@ -11,12 +11,17 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from tests.tiny_models import write_mlp, write_pictures
 
+from stoker.acceleration import Acceleration
 from stoker.errors import LoadFailed
 from stoker.runtimes import onnx_float16
+from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_float16 import as_float16, check_float16
+from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
+from stoker.servable import Device, Servable
 from stoker.tensors import TensorInfo
 
 ROWS = (TensorInfo("x", "float32", (-1, 784)),)
@@ -106,3 +111,58 @@ def test_what_cannot_be_converted_says_what_to_do(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(LoadFailed, match=r"pip install 'stoker\[fp16\]'"):
         as_float16("digits", path)
+
+
+class FailingSession:
+    """A session whose runs fail."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, says: str) -> None:
+        self._session = session
+        self._says = says
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._session, name)
+
+    def run(self, *_: object) -> None:
+        raise Fail(f"[ONNXRuntimeError] : 1 : FAIL : Non-zero status code. Status Message: {self._says}")
+
+
+@pytest.fixture
+def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each session, whether its channels are last; such a one fails, saying the name of its model."""
+    opened: list[bool] = []
+
+    def open_session(sessions: OnnxSessions) -> object:
+        opened.append(sessions.channels_last)
+        session = sessions.open_on_cpu(sessions.model)
+        return FailingSession(session, sessions.servable.name) if sessions.channels_last else session
+
+    monkeypatch.setattr(OnnxSessions, "open", open_session)
+    return opened
+
+
+def load_converted(path: Path, says: str) -> None:
+    """Load a model in float16 on a GPU whose libraries say this of channels that are last."""
+    acceleration = Acceleration(precision="fp16", execution="copied")
+    servable = Servable(says, 1, "onnx", path, path.parent, 8, 1024, acceleration=acceleration)
+    load_onnx(servable, Device("cuda", 0, "GPU"), 1)
+
+
+def test_images_have_their_channels_first_where_cudnn_cannot_run_them_last(
+    tmp_path: Path, layouts: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its frontend refuses a convolution when it runs, not when the session is opened."""
+    caplog.set_level("INFO")
+    load_converted(write_pictures(tmp_path / "pictures.onnx"), "CUDNN_FE failure 8: HEURISTIC_QUERY_FAILED")
+    assert layouts == [True, False]
+    refused, compared = (record.getMessage() for record in caplog.records)
+    assert "the channels first, which is slower: cuDNN cannot run it with the channels last: " in refused
+    assert "in float16 its outputs differ by " in compared
+
+
+@pytest.mark.parametrize("says", ["sizes do not fit", "CUDNN_STATUS_ALLOC_FAILED"])
+def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[bool], says: str) -> None:
+    """The load ends with them, as it would without a conversion."""
+    with pytest.raises(LoadFailed, match=says):
+        load_converted(write_pictures(tmp_path / "pictures.onnx"), says)
+    assert layouts == [True]

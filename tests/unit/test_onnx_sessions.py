@@ -25,14 +25,16 @@ def sessions(path: Path, device: Device = GPU, **settings: Any) -> OnnxSessions:
 
 
 def test_options_of_the_cuda_provider() -> None:
-    """The first device of the process, an arena that grows by what is needed, and TF32 unless fp32 is asked for."""
+    """The first device, an arena that grows by what is needed, TF32 unless fp32 is asked for, quick plans."""
     options = cuda_options(Acceleration())
     assert options["device_id"] == "0"
     assert options["arena_extend_strategy"] == "kSameAsRequested"
     assert options["use_tf32"] == "1"
+    assert options["cudnn_conv_algo_search"] == "HEURISTIC"
     assert not options.keys() & {"gpu_mem_limit", "enable_cuda_graph", "prefer_nhwc"}
     assert cuda_options(Acceleration(precision="fp32"))["use_tf32"] == "0"
     assert cuda_options(Acceleration(precision="fp16"))["prefer_nhwc"] == "1"
+    assert "prefer_nhwc" not in cuda_options(Acceleration(precision="fp16"), channels_last=False)
     shared = cuda_options(Acceleration(memory_mb=1000), graphs=True, sessions=2)
     assert (shared["gpu_mem_limit"], shared["enable_cuda_graph"]) == (str(500 << 20), "1")
 
@@ -76,6 +78,8 @@ def test_shapes_that_are_not_known_are_left_to_tensorrt(rows: tuple[int, ...], i
         "AllocateRawInternal Available memory of 512 is smaller than requested bytes of 4096",
         "CUDA failure 2: out of memory ; GPU=0 ; hostname=h ; file=cuda_allocator.cc ; expr=cudaMalloc(&p, size);",
         "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
+        "CUBLAS failure 3: the resource allocation failed ; GPU=0 ; hostname=h ; expr=cublasCreate(&cublas_handle_);",
+        "CUDNN failure 4004: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0",
         "CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED ; GPU=0",
     ],
 )
@@ -86,7 +90,15 @@ def test_messages_about_memory_are_known(message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", ["CUDA failure 700: an illegal memory access", "CUDA failure 25: x", "shape"]
+    "message",
+    [
+        "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; expr=cudaStreamSynchronize(stream_);",
+        "CUDA failure 25: x",
+        "CUDA failure 214: uncorrectable ECC error encountered",
+        "CUBLAS failure 13: the function failed to launch on the GPU",
+        "CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED",
+        "shape",
+    ],
 )
 def test_other_messages_are_not_about_memory(message: str) -> None:
     """Neither other errors of CUDA nor those of the caller."""

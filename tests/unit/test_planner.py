@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.batch_sizes import powers_of_two
 from stoker.metrics import REASONS
 from stoker.planner import BatchPolicy, Lot, Plan, RowQueue, ServiceTimes, plan
 
@@ -106,7 +107,7 @@ class Checked:
             assert result.look_again_ns is not None
             assert now_ns < result.look_again_ns <= oldest_ns + self.policy.max_delay_ms * MS
         else:
-            assert len(batch) == self.policy.max_batch_rows
+            assert len(batch) in {self.policy.max_batch_rows, *self.policy.buckets}
 
     def _removed(self, lots: list[Lot]) -> list[Told]:
         removed = []
@@ -137,17 +138,20 @@ events = st.one_of(
     st.integers(1, 24),
     st.sampled_from([0, 0, 0.5, 5, 20]),
     st.lists(st.tuples(st.integers(0, 10), events), max_size=25),
-    st.lists(st.tuples(st.integers(1, 24), st.integers(0, 8 * MS)), max_size=3),
+    st.lists(st.tuples(st.integers(1, 24), st.integers(0, 8 * MS)), max_size=6),
+    st.booleans(),
 )
 def test_each_row_comes_out_exactly_once(
     max_batch_rows: int,
     max_delay_ms: float,
     schedule: list[tuple[int, object]],
-    learned: list[tuple[int, int]],
+    known: list[tuple[int, int]],
+    has_buckets: bool,
 ) -> None:
     """Whatever arrives when, each row is run or expired once, in a batch that is not too large."""
-    checked = Checked(BatchPolicy(max_batch_rows, max_delay_ms))
-    for size, elapsed_ns in learned:
+    buckets = powers_of_two(max_batch_rows) if has_buckets else ()
+    checked = Checked(BatchPolicy(max_batch_rows, max_delay_ms, buckets))
+    for size, elapsed_ns in known:
         checked.times.learn(size, elapsed_ns)
     now_ns = 0
     for pause_ms, event in schedule:
@@ -299,6 +303,63 @@ def test_small_requests_that_wait_keep_their_order() -> None:
     assert sorted(served[:4]) == sorted(waiting[:4])
     assert sorted(served[4:8]) == sorted(waiting[4:8])
     assert sorted(served[8:]) == sorted(waiting[8:])
+
+
+POWERS = (1, 2, 4, 8, 16)
+
+
+def learned(**times_ms: float) -> ServiceTimes:
+    """What a batch of each size takes, as `of_8=2`."""
+    times = ServiceTimes()
+    for size, time_ms in times_ms.items():
+        times.learn(int(size.removeprefix("of_")), int(time_ms * MS))
+    return times
+
+
+@pytest.mark.parametrize(
+    ("waiting", "times", "leaving", "reason"),
+    [
+        # Filled up to 16 they would take 1.8 ms: 8 rows in 1 ms are more in a second than 9, and fewer than 15.
+        (9, learned(of_8=1, of_16=1.8), 8, "full"),
+        (15, learned(of_8=1, of_16=1.8), 15, "idle"),
+        (8, learned(of_8=1, of_16=1.8), 8, "idle"),
+        # A device that is hardly busier with more rows takes them all.
+        (9, learned(of_8=1, of_16=1.1), 9, "idle"),
+        # What is not known is tried out.
+        (9, learned(of_8=1), 9, "idle"),
+        (9, learned(of_16=2), 9, "idle"),
+        (1, learned(of_1=1), 1, "idle"),
+        (16, learned(of_8=1, of_16=9), 16, "full"),
+    ],
+)
+@pytest.mark.parametrize("max_delay_ms", [0, 5])
+def test_a_full_bucket_leaves_where_padding_would_cost_more(
+    waiting: int, times: ServiceTimes, leaving: int, reason: str, max_delay_ms: float
+) -> None:
+    """The rest is next: nothing has waited in vain. With a delay it is the same, once that has passed."""
+    queue = RowQueue()
+    push(queue, *[1] * waiting)
+    told = plan(queue, 9 * MS, BatchPolicy(16, max_delay_ms, POWERS), times)
+    assert len(rows(told.batch)) == leaving
+    assert told.reason == ("delay" if max_delay_ms and reason == "idle" else reason)
+    assert queue.rows == waiting - leaving
+
+
+def test_without_buckets_nothing_is_left_behind() -> None:
+    """A device that runs batches of any size runs what there is."""
+    queue = RowQueue()
+    push(queue, *[1] * 9)
+    told = plan(queue, 0, BatchPolicy(16), learned(of_8=1, of_16=2))
+    assert (len(rows(told.batch)), told.reason) == (9, "idle")
+
+
+def test_a_deadline_counts_with_the_time_of_the_bucket() -> None:
+    """Nine rows take as long as sixteen: they leave early enough for that."""
+    queue = RowQueue()
+    push(queue, *[1] * 9, deadline_ns=10 * MS)
+    policy, times = BatchPolicy(16, 100, POWERS), learned(of_8=1, of_16=6)
+    assert plan(queue, 3 * MS, policy, times).look_again_ns == 4 * MS
+    assert plan(queue, 4 * MS, policy, times).reason == "deadline"
 
 
 def test_the_rows_of_a_dead_frontend_are_forgotten() -> None:

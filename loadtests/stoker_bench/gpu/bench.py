@@ -30,6 +30,7 @@ from stoker_bench.gpu.report import (
 )
 from stoker_bench.gpu.server import BODIES, GpuServer, ServingOptions, takes
 from stoker_bench.gpu.serving import measure_served
+from stoker_bench.http_caller import allow_many_connections
 from stoker_bench.lineup import say
 from stoker_bench.load_generator import OwnGenerator
 from stoker_bench.scoring_request import random_rows
@@ -112,6 +113,8 @@ class GpuBench:
 
     def run(self) -> GpuReport:
         """Measure every part; one that cannot be measured is a failure in the report, and the others go on."""
+        # The servers inherit the limit, and a frontend may get most of the connections.
+        allow_many_connections()
         print(self.report.headline, flush=True)
         with self._part("everything"), tempfile.TemporaryDirectory(prefix="stoker-gpu-bench-") as temporary:
             self._folder = Path(temporary)

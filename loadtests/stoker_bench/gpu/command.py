@@ -35,7 +35,7 @@ SUMMARIES = {
     "poisson": "the highest rate of Poisson arrivals whose 99th percentile stays within a limit",
     "memory": "memory of the device process while requests of random sizes come in",
     "faults": "kill -9 of the device process under load; too little GPU memory",
-    "all": "all of these, within ten minutes",
+    "all": "all of these, in about twelve minutes",
 }
 QUICK = GpuBenchOptions(
     networks=("mlp",),

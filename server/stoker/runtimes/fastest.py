@@ -83,8 +83,9 @@ def choose_fastest(
 ) -> Runtime:
     """Choose between runtimes of the same model, and say in the log what was measured.
 
-    A candidate is compared with the plain runtime and measured on the smallest and the largest size; its figure is
-    the product of both times, so that a gain of 10 % counts the same in both.
+    A candidate is compared with the plain runtime on every size, for each may be prepared on its own, and measured on
+    the smallest and the largest in turn; its figure is the product of both times, so that a gain of 10 % counts the
+    same in both.
 
     Args:
         name: The model's name, for the log.
@@ -95,7 +96,7 @@ def choose_fastest(
         forced: Whether the one candidate is to be taken, however fast it is.
 
     Raises:
-        LoadFailed: The candidate that is forced cannot run, or gives something else.
+        LoadFailed: The candidate that is forced cannot run, or gives something else; or one has broken the device.
     """
     ends = sorted({min(sizes), max(sizes)})
     best = plain
@@ -105,11 +106,12 @@ def choose_fastest(
     for kind, make in candidates.items():
         try:
             candidate = make()
-            _check_agreement(candidate, plain, ends)
+            _check_agreement(candidate, plain, sorted(sizes))
             times_ms = _times_ms(candidate, ends, clock_ns)
         except Exception as error:
             if forced:
                 raise LoadFailed(f"{name} cannot run with execution: {kind}: {error}") from error
+            _check_that_it_still_runs(name, plain, ends[0], kind, error)
             logger.info("%s: execution %s is left out: %s", name, kind, error)
             continue
         told.append(f"{kind} {_in_words(times_ms)}")
@@ -118,6 +120,17 @@ def choose_fastest(
     sizes_told = " and ".join(map(str, ends))
     logger.info("%s: execution %s; ms for batches of %s rows: %s", name, chosen, sizes_told, ", ".join(told))
     return best
+
+
+def _check_that_it_still_runs(name: str, plain: Runtime, rows: int, kind: str, failure: Exception) -> None:
+    """Raise LoadFailed where the failure of a candidate is one after which CUDA computes nothing any more."""
+    try:
+        plain.run(sample_rows(plain.signature.inputs, rows, 1))
+    except Exception as error:
+        raise LoadFailed(
+            f"{name}: since execution {kind} was tried ({failure}) not even plain calls succeed ({error}); "
+            f"set execution: {'copied' if kind == 'bound' else 'bound'}"
+        ) from error
 
 
 def _check_agreement(candidate: Runtime, plain: Runtime, sizes: Sequence[int]) -> None:
@@ -135,23 +148,30 @@ def _check_agreement(candidate: Runtime, plain: Runtime, sizes: Sequence[int]) -
 
 
 def _times_ms(runtime: Runtime, sizes: Sequence[int], clock_ns: Callable[[], int]) -> list[float]:
-    """Median time of a batch of each size, gathered where the worker would gather it."""
-    medians = []
-    for rows in sizes:
-        inputs = sample_rows(runtime.signature.inputs, rows, 3)
-        if isinstance(runtime, BufferedRuntime):
-            buffers = [buffer[:rows] for buffer in runtime.buffers()]
-            for buffer, array in zip(buffers, inputs, strict=True):
-                buffer[...] = array
-            inputs = buffers
-        runtime.run(inputs)
-        times_ns = []
-        for _ in range(_RUNS):
+    """Median time of a batch of each size, gathered where the worker would gather it.
+
+    The sizes take turns, as they do under load: ONNX Runtime plans its convolutions anew for each batch that has
+    another size than the one before, unless their kernels are captured.
+    """
+    samples = {rows: sample_rows(runtime.signature.inputs, rows, 3) for rows in sizes}
+    times_ns: dict[int, list[int]] = {rows: [] for rows in sizes}
+    for _ in range(1 + _RUNS):
+        for rows, inputs in samples.items():
+            gathered = _gathered(runtime, inputs)
             begun_ns = clock_ns()
-            runtime.run(inputs)
-            times_ns.append(clock_ns() - begun_ns)
-        medians.append(statistics.median(times_ns) / 1e6)
-    return medians
+            runtime.run(gathered)
+            times_ns[rows].append(clock_ns() - begun_ns)
+    # The first batch of a size may be dearer than all others.
+    return [statistics.median(times_ns[rows][1:]) / 1e6 for rows in sizes]
+
+
+def _gathered(runtime: Runtime, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    if not isinstance(runtime, BufferedRuntime):
+        return inputs
+    buffers = [buffer[: len(array)] for buffer, array in zip(runtime.buffers(), inputs, strict=True)]
+    for buffer, array in zip(buffers, inputs, strict=True):
+        buffer[...] = array
+    return buffers
 
 
 def _in_words(times_ms: Sequence[float]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,20 +15,23 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.runtimes.base import Runtime
+from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_float16 import as_float16, check_float16
 from stoker.runtimes.onnx_sessions import OnnxSessions, raise_if_out_of_memory
-from stoker.runtimes.serving_way import as_runtime
+from stoker.runtimes.serving_way import as_runtime, sample_feeds
 from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 
 __all__ = ["load_onnx"]
 
+logger = logging.getLogger(__name__)
+
 # `Fail` is what a kernel says of sizes that do not fit each other, and what CUDA's libraries end in too.
 _DEVICE_FAULT = re.compile("CUDA|CUDNN|CUBLAS|CUFFT")
 _PLACE = re.compile(r"\S*\.(?:h|cc|cpp):[0-9]+ ")
+_MOST_WORDS = 500
 _DTYPES = {
     "tensor(bool)": "bool",
     "tensor(int8)": "int8",
@@ -58,10 +63,13 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
     source: Path | bytes = as_float16(servable.name, servable.path) if converted else servable.path
     sessions = OnnxSessions(servable, device, threads, source)
     session = sessions.open()
-    model = _SessionTensors(session)
     inputs = tuple(_info(value, servable) for value in session.get_inputs())
     if not inputs:
         raise LoadFailed(f"{servable.path} has no inputs")
+    if converted and not _runs_channels_last(servable.name, session, inputs):
+        sessions = dataclasses.replace(sessions, channels_last=False)
+        session = sessions.open()
+    model = _SessionTensors(session)
     outputs = tuple(_info(value, servable) for value in session.get_outputs())
     if on_cuda and servable.acceleration.precision == "fp16":
         original = partial(sessions.open_on_cpu, servable.path)
@@ -75,6 +83,27 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
         return CopiedExecution(session, signature)
 
     return as_runtime(servable, model.run, tensors, rows_runtime)
+
+
+def _runs_channels_last(
+    name: str, session: onnxruntime.InferenceSession, inputs: Sequence[TensorInfo]
+) -> bool:
+    """Whether cuDNN can run each convolution of a float16 model in this layout, for which it has fewer algorithms."""
+    try:
+        _SessionTensors(session).run(sample_feeds(inputs, 2))
+    except OutOfMemory:
+        return True
+    except Exception as error:  # noqa: BLE001  # whatever else it may be is met again by who can say so
+        if "CUDNN" not in str(error):
+            return True
+        logger.warning(
+            "%s: its images are kept with the channels first, which is slower: cuDNN cannot run it with the "
+            "channels last: %s",
+            name,
+            _PLACE.sub("", str(error))[:_MOST_WORDS],
+        )
+        return False
+    return True
 
 
 class _SessionTensors:

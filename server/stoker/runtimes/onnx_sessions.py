@@ -27,11 +27,12 @@ TENSORRT: Final = "TensorrtExecutionProvider"
 CPU: Final = "CPUExecutionProvider"
 Provider = str | tuple[str, dict[str, str]]
 
-# The arena, at its limit and without one; then CUDA's own calls and the libraries on top of it.
+# The arena, at its limit and without one; then CUDA's own calls and the libraries on top of it. What cuBLAS calls its
+# third error differs between versions of ONNX Runtime.
 _NO_MEMORY = re.compile(
     r"Failed to allocate memory for requested buffer"
     r"|Available memory of \d+ is smaller than requested bytes"
-    r"|CUDA failure 2: "
+    r"|CUDA failure 2: |CUBLAS failure 3: "
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
 )
 
@@ -42,11 +43,14 @@ def raise_if_out_of_memory(error: Exception) -> None:
         raise OutOfMemory(str(error)) from error
 
 
-def cuda_options(acceleration: Acceleration, *, graphs: bool = False, sessions: int = 1) -> dict[str, str]:
+def cuda_options(
+    acceleration: Acceleration, *, channels_last: bool = True, graphs: bool = False, sessions: int = 1
+) -> dict[str, str]:
     """Options of the CUDA provider.
 
     Args:
         acceleration: The model's settings.
+        channels_last: Whether float16 images may be kept so.
         graphs: Whether the session is one that captures CUDA graphs.
         sessions: How many sessions share the model's memory limit.
     """
@@ -55,12 +59,13 @@ def cuda_options(acceleration: Acceleration, *, graphs: bool = False, sessions: 
         "device_id": "0",
         # The default strategy doubles the arena, which never shrinks again.
         "arena_extend_strategy": "kSameAsRequested",
-        # The default tries all algorithms, for each new shape and with the largest workspaces.
+        # A convolution is planned anew for each batch of another size than the one before. The default takes a
+        # hundred times as long for that, and what it finds is not faster.
         "cudnn_conv_algo_search": "HEURISTIC",
         "cudnn_conv_use_max_workspace": "1",
         "use_tf32": "0" if acceleration.precision == "fp32" else "1",
     }
-    if acceleration.precision == "fp16":
+    if acceleration.precision == "fp16" and channels_last:
         # Tensor cores take float16 images with the channels last.
         options["prefer_nhwc"] = "1"
     if acceleration.memory_mb is not None:
@@ -112,12 +117,14 @@ class OnnxSessions:
         device: Where it runs.
         threads: Threads of one operation on the CPU.
         model: The file, or what was made of it.
+        channels_last: Whether float16 images may be kept so on a GPU.
     """
 
     servable: Servable
     device: Device
     threads: int
     model: Path | bytes
+    channels_last: bool = True
 
     def open(self) -> onnxruntime.InferenceSession:
         """Open a session on the device; several threads may run it.
@@ -128,7 +135,8 @@ class OnnxSessions:
         """
         if self.device.kind == "cpu":
             return self.open_on_cpu(self.model)
-        providers: list[Provider] = [(CUDA, cuda_options(self.servable.acceleration)), CPU]
+        options = cuda_options(self.servable.acceleration, channels_last=self.channels_last)
+        providers: list[Provider] = [(CUDA, options), CPU]
         if self.servable.acceleration.provider == "tensorrt":
             providers.insert(0, (TENSORRT, self._tensorrt_options()))
         return self._open(self.model, providers)
@@ -142,7 +150,9 @@ class OnnxSessions:
         Raises:
             LoadFailed: As `open`; so it is where some of the model's operators do not run on the GPU.
         """
-        options = cuda_options(self.servable.acceleration, graphs=True, sessions=sessions)
+        options = cuda_options(
+            self.servable.acceleration, channels_last=self.channels_last, graphs=True, sessions=sessions
+        )
         return self._open(self.model, [(CUDA, options), CPU])
 
     def open_on_cpu(self, model: Path | bytes) -> onnxruntime.InferenceSession:
