@@ -107,7 +107,7 @@ def _items(data: Any, dtype: np.dtype, depth: int) -> Any:
         return _record(data, dtype, dtype.names)
     if dtype.kind == "M":
         if data is None:
-            return np.datetime64("NaT", np.datetime_data(dtype)[0])
+            return np.array("NaT", dtype)[()]
         # The sample's schema shows a comma before the fraction of a second.
         return np.datetime64(data.replace(",", ".") if isinstance(data, str) else data)
     if dtype.kind == "m" and data is not None:
