@@ -284,13 +284,14 @@ class Joined:
             for end in (near, far):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._doorbell_bytes)
         index = len(self.exchanges)
-        exchange = Exchange(
-            Arena(fd, signature, capacity),
-            near,
-            clock_ns=self.clock,
-            on_lost=lambda _: self.lost.append(index),
-            loop=self._loop,
-        )
+        with np.errstate(over="raise"):
+            exchange = Exchange(
+                Arena(fd, signature, capacity),
+                near,
+                clock_ns=self.clock,
+                on_lost=lambda _: self.lost.append(index),
+                loop=self._loop,
+            )
         self.exchanges.append(exchange)
         # A second mapping of the same memory, as in the device's process.
         self.worker.add_lane(Lane(Arena(fd, signature, capacity), far))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -58,6 +59,15 @@ class _Field:
     dtype: str
     shape: tuple[int, ...]
     offset: int
+
+
+@dataclass(frozen=True)
+class _Pages:
+    """Where the data of one variable input or output is, row by row, and how long it is."""
+
+    offset: int
+    stride: int
+    lengths: np.ndarray
 
 
 _QUEUED_COLUMNS = ("deadline_ns", "enqueued_ns", "position")
@@ -133,8 +143,12 @@ class Arena:
         self.capacity = capacity
         fields, size = _layout(signature, capacity)
         self._memory = mmap.mmap(fd, size)
-        self._fields = {field.name: field for field in fields}
         arrays = {field.name: self._array(field) for field in fields}
+        self._pages = [
+            _Pages(field.offset, field.shape[1], arrays[f"{field.name}.length"])
+            for field in fields
+            if f"{field.name}.length" in arrays
+        ]
         self.queued = arrays["queued"]
         self.done = arrays["done"]
         for column, name in enumerate(_QUEUED_COLUMNS):
@@ -183,15 +197,26 @@ class Arena:
 
     def give_back_pages(self, number: int) -> None:
         """Return the memory of a row's large variable data to the system."""
-        for side in ("in", "out"):
-            _, lengths = self._side(side)
-            for index, length in enumerate(lengths):
-                if length is not None and length[number] >= _PUNCH_BYTES:
-                    field = self._fields[f"{side}{index}"]
-                    stride = field.shape[1]
-                    used = -(-int(length[number]) // _ALIGN) * _ALIGN
-                    self._memory.madvise(mmap.MADV_REMOVE, field.offset + number * stride, used)
-                    length[number] = 0
+        for pages in self._pages:
+            length = int(pages.lengths[number])
+            if length >= _PUNCH_BYTES:
+                self._punch(pages, number, -(-length // _ALIGN) * _ALIGN)
+
+    def give_back_kept_pages(self, numbers: Sequence[int]) -> bool:
+        """Return what `give_back_pages` has left to the first of these rows that has any; False if none has."""
+        index = np.array(numbers, np.int64)
+        holds = np.any([pages.lengths[index] > 0 for pages in self._pages], axis=0)
+        if not holds.any():
+            return False
+        number = int(index[holds.argmax()])
+        for pages in self._pages:
+            # The last request in it was perhaps not its longest.
+            self._punch(pages, number, min(pages.stride, _PUNCH_BYTES))
+        return True
+
+    def _punch(self, pages: _Pages, number: int, size_bytes: int) -> None:
+        self._memory.madvise(mmap.MADV_REMOVE, pages.offset + number * pages.stride, size_bytes)
+        pages.lengths[number] = 0
 
     def _side(self, side: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         return (self.inputs, self.input_lengths) if side == "in" else (self.outputs, self.output_lengths)

@@ -5,7 +5,8 @@ frontend sends the rows that it queued during one turn of its event loop in one 
 with the rows that are done. Contract:
 
 - `submit` either takes a ticket and calls its `complete` exactly once, later, unless the ticket is
-  cancelled; or it raises and has taken nothing.
+  cancelled; or it raises and has taken nothing. What `complete` raises is logged, and goes no further: that
+  a caller has an answer then too is for `complete` to see to.
 - Nothing here blocks. Numbers that a full doorbell did not take go out when it is writable again.
 - A row that a caller has given up stays leased until the device hands it back; then it is free.
 - When the device process dies (EOF), every ticket in flight completes with `DeviceLost`.
@@ -18,7 +19,6 @@ import logging
 import math
 import socket
 from array import array
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
 from stoker.errors import (
+    BodyTooLarge,
     DeviceLost,
     DeviceOutOfMemory,
     InvalidInput,
@@ -34,7 +35,8 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
-from stoker.ticket import Feed, Rows, Slice, Ticket
+from stoker.feeding import Feeding
+from stoker.ticket import Rows, Ticket
 
 __all__ = ["Exchange"]
 
@@ -43,6 +45,9 @@ logger = logging.getLogger(__name__)
 _NEVER_NS: Final = (1 << 63) - 1
 _READ_BYTES: Final = 1 << 14
 _MAX_RETRY_AFTER_S: Final = 60
+_COOLING_NS: Final = 1_000_000_000
+_WARM_ROWS: Final = 64
+"""So many rows beside those in use keep the memory that they have."""
 
 
 class Exchange:
@@ -57,6 +62,23 @@ class Exchange:
         on_lost: Callable[[Exchange], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        """Join one end of a doorbell.
+
+        Args:
+            arena: The rows.
+            doorbell: The frontend's end; it is the exchange's from now on.
+            clock_ns: `time.monotonic_ns`.
+            on_lost: Called once if the device process ends.
+            loop: The event loop.
+
+        Raises:
+            RuntimeError: numpy's overflow is not an error in this context.
+        """
+        if np.geterr()["over"] != "raise":
+            # A number that is too large for float32 would become infinity, and nobody would notice.
+            raise RuntimeError(
+                "numpy has to raise where numbers overflow: call np.seterr(over='raise') before"
+            )
         self.arena = arena
         self.lost = False
         self.rows_done = 0
@@ -70,9 +92,7 @@ class Exchange:
         self._queued: list[int] = []
         self._unsent = b""
         self._partial = b""
-        self._hungry: deque[Ticket] = deque()
-        self._share_rows = arena.capacity // 2
-        self._slice_rows = max(1, arena.capacity // 8)
+        self._feeding = Feeding(arena)
         self._deadline_ns = arena.words("deadline_ns")
         self._enqueued_ns = arena.words("enqueued_ns")
         self._position = arena.words("position")
@@ -89,6 +109,8 @@ class Exchange:
         ]
         only = arena.signature.inputs[0] if len(arena.signature.inputs) == 1 else None
         self._only_input = arena.inputs[0] if only is not None and only.shape else None
+        self._cold_rows, self._untouched_rows = 0, arena.capacity
+        self._cooling_since_ns = clock_ns()
         self._rate_rows_s = 0.0
         self._rate_mark = (clock_ns(), 0)
         self._deadline_ns_array = arena.deadline_ns
@@ -102,9 +124,14 @@ class Exchange:
         return self.arena.capacity - len(self._free)
 
     @property
+    def free_rows(self) -> int:
+        """Rows that can be leased now."""
+        return len(self._free)
+
+    @property
     def idle(self) -> bool:
         """Whether no request is in it."""
-        return not self._hungry and len(self._free) == self.arena.capacity
+        return not self._feeding.tickets and len(self._free) == self.arena.capacity
 
     @property
     def full(self) -> bool:
@@ -126,23 +153,43 @@ class Exchange:
         count = len(rows[0])
         if self._narrow:
             self._check_ranges(rows)
-        if count == 1:
-            self._admit_one(ticket, rows)
-        elif count > self._share_rows:
-            self._start_feed(ticket, rows)
-        else:
-            self._admit(ticket, rows, count)
+        try:
+            if count == 1:
+                self._admit_one(ticket, rows)
+            elif count > self._feeding.share_rows:
+                self._feeding.start(ticket, rows, self)
+            else:
+                self.admit(ticket, rows)
+        except FloatingPointError:
+            raise InvalidInput("A number is too large for the model's input type.") from None
 
     def submit_body(self, ticket: Ticket, body: bytes) -> None:
-        """Queue a request whose row is its whole body; otherwise like `submit`."""
+        """Queue a request whose row is its whole body; otherwise like `submit`.
+
+        Raises:
+            BodyTooLarge: It is longer than a row.
+        """
         self._lease(ticket, 1)
-        (number,) = ticket._numbers
-        stored = self.arena.write_bytes("in", 0, number, body)
-        assert stored, "bodies are limited to the row's size before they get here"
+        (number,) = ticket.row_numbers
+        try:
+            stored = self.arena.write_bytes("in", 0, number, body)
+        except BaseException:
+            self._release(ticket)
+            raise
+        if not stored:
+            self._release(ticket)
+            raise self._too_large(body)
         self._deadline_ns[number] = ticket.deadline_ns
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
         self._position[number] = 0
         self._enqueue(ticket)
+
+    def _too_large(self, body: bytes) -> BodyTooLarge:
+        room_bytes = self.arena.signature.inputs[0].row_bytes
+        return BodyTooLarge(
+            f"The request takes {len(body) / 2**20:.4g} MiB as the model's input; "
+            f"{room_bytes / 2**20:.4g} MiB fit: send less at once, or raise max_body_mb."
+        )
 
     def overloaded(self) -> Overloaded:
         """The error for a request that finds no free row, with a Retry-After from the measured service rate."""
@@ -155,17 +202,27 @@ class Exchange:
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
+        self._feeding.sweep(now_ns)
         late = np.flatnonzero(self._deadline_ns_array <= now_ns).tolist()
         for number in late:
             ticket = self._tickets[number]
-            if ticket is None or not ticket._open:
+            if ticket is None or not ticket.is_open:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
             ticket.fail(ticket.lateness(begun=self._has_begun(ticket, number)))
-        for ticket in [ticket for ticket in self._hungry if ticket.deadline_ns <= now_ns]:
-            self._hungry.remove(ticket)
-            ticket.fail(ticket.lateness(begun=False))
         self._learn_rate(now_ns)
+        if self._variable:
+            self._cool(now_ns)
+
+    def _cool(self, now_ns: int) -> None:
+        """Give back the memory of rows that a burst has used and nobody has needed since, one at a time."""
+        # Rows are leased from the end, and come back there.
+        self._untouched_rows = min(self._untouched_rows, len(self._free))
+        if now_ns - self._cooling_since_ns >= _COOLING_NS:
+            self._cold_rows = max(0, self._untouched_rows - _WARM_ROWS)
+            self._untouched_rows, self._cooling_since_ns = len(self._free), now_ns
+        if self._cold_rows and not self.arena.give_back_kept_pages(self._free[: self._cold_rows]):
+            self._cold_rows = 0
 
     def _has_begun(self, ticket: Ticket, number: int) -> bool:
         """Whether the device runs a body; a time before it was queued is that of the row's last request."""
@@ -191,24 +248,22 @@ class Exchange:
         if self._unsent:
             self._loop.remove_writer(self._doorbell.fileno())
         self._doorbell.close()
-        tickets = {id(ticket): ticket for ticket in (*self._tickets, *self._hungry) if ticket is not None}
-        self._hungry.clear()
-        for ticket in tickets.values():
+        for ticket in dict.fromkeys((*self._feeding.tickets, *filter(None, self._tickets))):
             ticket.fail(DeviceLost("The device process ended while it held this request.", retry_after_s=1))
+        # A ticket knows its exchange: from a circle, only a collection of garbage would free the arena.
+        self._tickets = [None] * self.arena.capacity
 
     def give_up(self, ticket: Ticket) -> None:
         """Mark a ticket's rows as cancelled; the device skips those that have not started."""
-        if ticket._feed is not None:
-            slices, ticket._feed.slices = ticket._feed.slices, []
-            for piece in slices:
-                piece.cancel()
+        if ticket.sliced is not None:
+            self._feeding.give_up(ticket)
             return
-        for number in ticket._numbers:
+        for number in ticket.row_numbers:
             if self._tickets[number] is ticket:
                 self._deadline_ns[number] = 0
 
     def _admit_one(self, ticket: Ticket, rows: Rows) -> None:
-        """`_admit` for one row, in one piece: most requests have one."""
+        """`admit` for one row, in one piece: most requests have one."""
         if self.lost:
             raise _lost()
         if not self._free:
@@ -220,12 +275,12 @@ class Exchange:
             else:
                 for stored, values in zip(self.arena.inputs, rows, strict=True):
                     stored[number] = values[0]
-        except FloatingPointError:
+        except BaseException:
             self._free.append(number)
-            raise _too_large_number() from None
+            raise
         ticket.exchange = self
-        ticket.rows = ticket._remaining = 1
-        ticket._numbers = [number]
+        ticket.rows = ticket.rows_left = 1
+        ticket.row_numbers = [number]
         self._tickets[number] = ticket
         self._deadline_ns[number] = ticket.deadline_ns
         self._position[number] = 0
@@ -241,41 +296,52 @@ class Exchange:
             self._loop.call_soon(self.ring)
         self._queued.append(number)
 
-    def _admit(self, ticket: Ticket, rows: Rows, count: int) -> None:
+    def admit(self, ticket: Ticket, rows: Rows) -> None:
+        """Queue at once all rows of a request, or of a slice; their integers fit the inputs.
+
+        Raises:
+            Overloaded: There are not enough free rows.
+            DeviceLost: The device process has died.
+            FloatingPointError: A number does not fit the input's dtype.
+        """
+        count = len(rows[0])
         self._lease(ticket, count)
         # numpy would make an array of the list for each of its uses.
-        index = np.array(ticket._numbers)
+        index = np.array(ticket.row_numbers)
         try:
             for stored, values in zip(self.arena.inputs, rows, strict=True):
                 stored[index] = values
-        except FloatingPointError:
-            # The frontend runs with numpy's overflow as an error: a cast to float32 that yields inf ends here.
+        except BaseException:
             self._release(ticket)
-            raise _too_large_number() from None
+            raise
         ticket.enqueued_ns = now_ns = self._clock_ns()
         self.arena.deadline_ns[index] = ticket.deadline_ns
         self.arena.enqueued_ns[index] = now_ns
         self.arena.position[index] = np.arange(count)
         self._enqueue(ticket)
 
-    def _lease(self, ticket: Ticket, count: int) -> None:
+    def check_room(self, count: int) -> None:
+        """Raise Overloaded or DeviceLost if so many rows cannot be leased now."""
         if self.lost:
             raise _lost()
-        free = self._free
-        if len(free) < count:
+        if len(self._free) < count:
             raise self.overloaded()
+
+    def _lease(self, ticket: Ticket, count: int) -> None:
+        self.check_room(count)
+        free = self._free
         ticket.exchange = self
         ticket.rows = count
-        ticket._numbers = free[-count:]
+        ticket.row_numbers = free[-count:]
         del free[-count:]
 
     def _release(self, ticket: Ticket) -> None:
-        self._free.extend(ticket._numbers)
+        self._free.extend(ticket.row_numbers)
 
     def _enqueue(self, ticket: Ticket) -> None:
         """Take note of a ticket whose rows are whole, with their times."""
-        numbers = ticket._numbers
-        ticket._remaining = ticket.rows
+        numbers = ticket.row_numbers
+        ticket.rows_left = ticket.rows
         for number in numbers:
             self._tickets[number] = ticket
         if not self._queued:
@@ -290,7 +356,7 @@ class Exchange:
 
     def _ring_for_lone_row(self, ticket: Ticket) -> None:
         """Ring at once: nothing is gained by waiting for the rest of this turn."""
-        self._ring_for(ticket._numbers)
+        self._ring_for(ticket.row_numbers)
         if self._quick:
             self._awake_until_ns = ticket.enqueued_ns + AWAKE_NS
             self._loop.call_soon(self._stay_awake)
@@ -346,21 +412,21 @@ class Exchange:
             ticket = tickets[number] if 0 <= number < capacity else None
             if ticket is None:
                 logger.error("the device handed back row %d, which nobody had queued", number)
-            elif ticket._remaining > 1:
-                ticket._remaining -= 1
-            elif ticket.rows == 1 and ticket._open and ticket.joins and not self._outcome[number]:
+            elif ticket.rows_left > 1:
+                ticket.rows_left -= 1
+            elif ticket.rows == 1 and ticket.is_open and ticket.joins and not self._outcome[number]:
                 together.append(ticket)
             else:
                 self._finish(ticket)
         if together:
             self._finish_together(together)
-        while self._hungry and len(self._free) >= self._slice_rows:
-            self._feed_slice(self._hungry.popleft())
+        if self._feeding.hungry:
+            self._feeding.go_on()
 
     def _finish(self, ticket: Ticket) -> None:
         """All rows are back: complete the ticket, then free them."""
-        numbers = ticket._numbers
-        if ticket._open:
+        numbers = ticket.row_numbers
+        if ticket.is_open:
             last = numbers[-1]
             ticket.started_ns = self._started_ns[last]
             ticket.finished_ns = self._finished_ns[last]
@@ -378,9 +444,9 @@ class Exchange:
 
     def _finish_together(self, tickets: list[Ticket]) -> None:
         """`_finish` for tickets of one row each that did not fail."""
-        numbers = [ticket._numbers[0] for ticket in tickets]
+        numbers = [ticket.row_numbers[0] for ticket in tickets]
         for ticket, number in zip(tickets, numbers, strict=True):
-            ticket._open = False
+            ticket.is_open = False
             ticket.started_ns = self._started_ns[number]
             ticket.finished_ns = self._finished_ns[number]
             self._tickets[number] = None
@@ -388,7 +454,9 @@ class Exchange:
         try:
             tickets[0].complete_together(tickets, self.arena.outputs[0][numbers])
         except Exception:
-            logger.exception("the completion of %d requests raised", len(tickets))
+            logger.exception("%d requests could not be completed together; now one by one", len(tickets))
+            for ticket in tickets:
+                ticket.settle()
         self._free += numbers
 
     def _row_error(self, ticket: Ticket, number: int) -> StokerError:
@@ -418,65 +486,9 @@ class Exchange:
             if values.size and (values.min() < limits.min or values.max() > limits.max):
                 raise InvalidInput(f"A number of {spec.name!r} does not fit {spec.dtype}.")
 
-    def _start_feed(self, ticket: Ticket, rows: Rows) -> None:
-        """Begin with two slices, so that one is computed while the next one waits."""
-        if self.lost:
-            raise _lost()
-        if len(self._free) < self._slice_rows:
-            raise self.overloaded()
-        specs = self.arena.signature.inputs
-        try:
-            cast = [np.asarray(values, spec.dtype) for values, spec in zip(rows, specs, strict=True)]
-        except FloatingPointError:
-            raise _too_large_number() from None
-        ticket.exchange = self
-        ticket.rows = len(cast[0])
-        ticket.enqueued_ns = self._clock_ns()
-        ticket._feed = Feed(cast, self.arena, ticket.rows)
-        self._feed_slice(ticket)
-        if len(self._free) >= self._slice_rows:
-            self._feed_slice(ticket)
-
-    def _feed_slice(self, parent: Ticket) -> None:
-        feed = parent._feed
-        assert feed is not None, "only requests with a feed have slices"
-        start, stop = feed.next_row, min(parent.rows, feed.next_row + self._slice_rows)
-        if not parent._open or start == stop:
-            return
-        feed.next_row = stop
-        piece = Slice(parent, start)
-        feed.slices.append(piece)
-        self._admit(piece, [values[start:stop] for values in feed.rows], stop - start)
-
-    def collect(self, parent: Ticket, piece: Ticket, start: int) -> None:
-        """Take the answer of a request's slice; complete the request with the last one."""
-        feed = parent._feed
-        assert feed is not None, "only requests with a feed have slices"
-        if piece in feed.slices:
-            feed.slices.remove(piece)
-        if piece.error is not None:
-            parent.fail(piece.error)
-            return
-        for index, spec in enumerate(self.arena.signature.outputs):
-            if spec.variable:
-                feed.texts[index][start : start + piece.rows] = piece.output_texts(index)
-            else:
-                feed.results[index][start : start + piece.rows] = piece.outputs()[index]
-        feed.pending -= piece.rows
-        parent.started_ns, parent.finished_ns = piece.started_ns, piece.finished_ns
-        if feed.pending:
-            # The slice's rows are freed after this call; the next slice takes them then.
-            self._hungry.append(parent)
-        elif parent._open:
-            parent.settle()
-
 
 def _lost() -> DeviceLost:
     return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
-
-
-def _too_large_number() -> InvalidInput:
-    return InvalidInput("A number is too large for the model's input type.")
 
 
 def _needs_range_check(dtype: str) -> bool:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["FRAMEWORKS", "SERVED_ALONE", "Detected", "Framework", "detect", "find_models"]
+__all__ = ["FRAMEWORKS", "LOOKED_FOR", "SERVED_ALONE", "Detected", "Framework", "detect", "find_models"]
 
 Framework = Literal["script", "tensorflow", "onnx", "tf1-checkpoint", "files"]
 """`files` are any that an entry script loads; nothing is recognised as that, it has to be said."""

@@ -6,7 +6,7 @@ import re
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["checked_name", "is_name", "name_from_file", "parse_reference"]
+__all__ = ["NAME_RULE", "checked_name", "is_name", "name_from_file", "parse_reference"]
 
 NAME_RULE = "1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"
 

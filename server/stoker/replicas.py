@@ -101,16 +101,6 @@ class Replicas:
         """Those of one model."""
         return [replica for replica in self.all() if replica.model.number == model.number]
 
-    @property
-    def generations(self) -> set[int]:
-        """The generations of all of them."""
-        return {replica.generation for replica in self.all()}
-
-    @property
-    def complete(self) -> bool:
-        """Whether every replica of every model is loaded."""
-        return all(len(group.members) == len(replicas) for group, replicas in self._loaded.items())
-
     def report(self, model: Deployed) -> ModelReport:
         """What the operator is told of a model that has replicas."""
         replicas = self.of(model)

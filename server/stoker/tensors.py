@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.script_form import ScriptForm
 
-__all__ = ["ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
+__all__ = ["NUMERIC_DTYPES", "ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
 
 NUMERIC_DTYPES = frozenset(
     [

@@ -1,4 +1,4 @@
-"""One request in an exchange, whole or flowing through it slice by slice."""
+"""One request in an exchange."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from stoker.arena import Arena
 from stoker.errors import DeadlineExceeded, StokerError
+from stoker.tensors import Signature
 
-__all__ = ["Feed", "Rows", "RowsHolder", "Slice", "Ticket"]
+__all__ = ["Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,6 @@ class RowsHolder(Protocol):
         """Let the rows that have not started not run."""
         ...
 
-    def collect(self, parent: Ticket, piece: Ticket, start: int) -> None:
-        """Take the answer of the slice that begins with this row of the request."""
-        ...
-
 
 class Ticket:
     """One request in an exchange. A subclass says in `complete` what happens when it is done.
@@ -42,19 +39,24 @@ class Ticket:
         deadline_ns: When the caller stops waiting, on the exchange's clock.
         enqueued_ns: When its first rows were queued.
         started_ns, finished_ns: When its last batch left for the device and came back.
+        exchange: What holds its rows. It keeps the attributes that follow:
+        is_open: Whether it is still to be completed: it has not been, nor been given up.
+        row_numbers: Its rows in the arena; not set if it flows through that slice by slice.
+        rows_left: How many of them the device has not handed back.
+        sliced: Its answer, if it flows through the arena slice by slice.
     """
 
     __slots__ = (
-        "_feed",
-        "_numbers",
-        "_open",
-        "_remaining",
         "deadline_ns",
         "enqueued_ns",
         "error",
         "exchange",
         "finished_ns",
+        "is_open",
+        "row_numbers",
         "rows",
+        "rows_left",
+        "sliced",
         "started_ns",
     )
 
@@ -66,15 +68,15 @@ class Ticket:
     enqueued_ns: int
     started_ns: int
     finished_ns: int
-    _numbers: list[int]
-    _remaining: int
+    row_numbers: list[int]
+    rows_left: int
 
     def __init__(self, deadline_ns: int) -> None:
         # Only what has to be there before `Exchange.submit` sets the rest: this runs once a request.
         self.deadline_ns = deadline_ns
         self.error: StokerError | None = None
-        self._open = True
-        self._feed: Feed | None = None
+        self.is_open = True
+        self.sliced: SlicedAnswer | None = None
 
     def complete(self) -> None:
         """Take the answer or the error; called once, unless the ticket was cancelled."""
@@ -94,41 +96,44 @@ class Ticket:
         Args:
             tickets: Tickets of this class.
             outputs: Their rows of the first output, `[tickets, *row_shape]`.
+
+        Raises:
+            Exception: None of them has been completed; `complete` of each is called then.
         """
         raise NotImplementedError
 
     def outputs(self) -> list[np.ndarray]:
         """The answer of fixed-size outputs, each `[rows, *row_shape]`. Only valid inside `complete`."""
-        if self._feed is not None:
-            return self._feed.results
+        if self.sliced is not None:
+            return self.sliced.arrays
         arrays = self.exchange.arena.outputs
         if self.rows == 1:
-            number = self._numbers[0]
+            number = self.row_numbers[0]
             return [rows[number : number + 1] for rows in arrays]
-        return [rows[self._numbers] for rows in arrays]
+        return [rows[self.row_numbers] for rows in arrays]
 
     def output_texts(self, index: int) -> list[bytes]:
         """The answer of a variable output, one item per row. Only valid inside `complete`."""
-        if self._feed is not None:
-            return self._feed.texts[index]
-        return [self.exchange.arena.read_bytes("out", index, number) for number in self._numbers]
+        if self.sliced is not None:
+            return self.sliced.texts[index]
+        return [self.exchange.arena.read_bytes("out", index, number) for number in self.row_numbers]
 
     def body(self) -> bytes:
         """The body that it was submitted with, by `Exchange.submit_body`. Only valid inside `complete`."""
-        return self.exchange.arena.read_bytes("in", 0, self._numbers[0])
+        return self.exchange.arena.read_bytes("in", 0, self.row_numbers[0])
 
     def reopen(self) -> None:
         """Be as before it was submitted, so that it can be submitted again. Only valid inside `complete`."""
-        self._open, self.error, self._numbers = True, None, []
+        self.is_open, self.error, self.row_numbers = True, None, []
 
     def cancel(self) -> None:
         """Give the request up: `complete` will not be called, rows that have not started will not run."""
-        self._open = False
+        self.is_open = False
         self.exchange.give_up(self)
 
     def fail(self, error: StokerError) -> None:
         """Complete with an error now; rows that the device still holds come back later."""
-        was_open, self._open = self._open, False
+        was_open, self.is_open = self.is_open, False
         self.exchange.give_up(self)
         if was_open:
             self.error = error
@@ -136,42 +141,34 @@ class Ticket:
 
     def settle(self) -> None:
         """Call `complete`; a fault in it must not reach the other requests of the caller's loop."""
-        self._open = False
+        self.is_open = False
         try:
             self.complete()
         except Exception:
             logger.exception("the completion of a request raised")
 
 
-class Slice(Ticket):
-    """Rows `start` and following of a request with more rows than it may hold at once."""
+class SlicedAnswer:
+    """The answer of a request whose rows come back slice by slice.
 
-    __slots__ = ("parent", "start")
+    Attributes:
+        arrays: Per output an array `[rows, *row_shape]`; for a variable one an empty array.
+        texts: Per output a list with an item a row; for one of fixed size an empty list.
+    """
 
-    def __init__(self, parent: Ticket, start: int) -> None:
-        super().__init__(parent.deadline_ns)
-        self.parent = parent
-        self.start = start
+    __slots__ = ("arrays", "texts")
 
-    def complete(self) -> None:
-        """Hand its answer to the request that it is a part of."""
-        self.exchange.collect(self.parent, self, self.start)
-
-
-class Feed:
-    """The rest of a request that flows through the arena slice by slice."""
-
-    __slots__ = ("next_row", "pending", "results", "rows", "slices", "texts")
-
-    def __init__(self, rows: Rows, arena: Arena, count: int) -> None:
-        self.rows: Rows = rows
-        self.next_row = 0
-        self.pending = count
-        self.slices: list[Ticket] = []
-        self.results = [
-            np.empty((0 if spec.variable else count, *spec.shape), spec.dtype)
-            for spec in arena.signature.outputs
+    def __init__(self, signature: Signature, rows: int) -> None:
+        self.arrays = [
+            np.empty((0 if spec.variable else rows, *spec.shape), spec.dtype) for spec in signature.outputs
         ]
-        self.texts: list[list[bytes]] = [
-            [b""] * (count if spec.variable else 0) for spec in arena.signature.outputs
-        ]
+        self.texts = [[b""] * (rows if spec.variable else 0) for spec in signature.outputs]
+
+    def put(self, piece: Ticket, start: int) -> None:
+        """Take over the answer of the slice that begins with row `start`. Only valid inside its `complete`."""
+        arena, stop = piece.exchange.arena, start + piece.rows
+        for index, spec in enumerate(arena.signature.outputs):
+            if spec.variable:
+                self.texts[index][start:stop] = piece.output_texts(index)
+            else:
+                self.arrays[index][start:stop] = arena.outputs[index][piece.row_numbers]

@@ -32,15 +32,17 @@ __all__ = ["Worker"]
 logger = logging.getLogger(__name__)
 
 _FLUSH_S: Final = 0.05
-_CHECK_DEVICE: Final = Batch([], 0, {}, "")
-"""What a thread is given to run when it is to send the canary."""
+
+
+class _CheckDevice:
+    """What the leader has to do instead of a batch when it is time for the canary."""
 
 
 class Worker:
     """Serves one model with all threads that call `serve`, each for an instance of its own.
 
     Locks are taken in this order: the leader's, then one of a lane or that of what is counted. The only thread of a
-    single instance takes neither the leader's nor the latter.
+    single instance always leads, and takes the leader's only when it ends.
 
     Attributes:
         instances: All instances; each belongs to the thread that has added it. None is added once one serves.
@@ -141,21 +143,25 @@ class Worker:
             os.close(self._wake_fd)
 
     def turn(self, most_s: float | None = None, instance: Instance | None = None) -> int | None:
-        """Lead until rows have come, then run at most one batch, and return when to look again.
-
-        The result is 0 when rows are left that could leave at once.
+        """Lead until rows have come, then run at most one batch.
 
         Args:
-            most_s: How long to wait for rows; None does not limit it.
+            most_s: How long to wait for rows, for tests; None does not limit it.
             instance: What runs the batch; by default the first.
+
+        Returns:
+            When to look again, for tests; 0 if rows are left that could leave at once.
         """
+        instance = instance or self.instances[0]
         if self._occupancy.several:
             with self._leader:
-                batch = self._lead(most_s)
+                todo = self._lead(most_s)
         else:
-            batch = self._lead(most_s)
-        if batch is not None:
-            self._run(instance or self.instances[0], batch)
+            todo = self._lead(most_s)
+        if isinstance(todo, Batch):
+            self._run(instance, todo)
+        elif todo is not None:
+            instance.check_device()
         return self._look_again_ns
 
     def _wait_s(self, most_s: float | None) -> float | None:
@@ -170,8 +176,8 @@ class Worker:
             return most_s
         return wait_s if most_s is None else min(wait_s, most_s)
 
-    def _lead(self, most_s: float | None) -> Batch | None:
-        """Wait for rows; returns a batch if one is to leave now."""
+    def _lead(self, most_s: float | None) -> Batch | _CheckDevice | None:
+        """Wait for rows; returns what is to be done now."""
         if self._stopped:
             return None
         wait_s = self._wait_s(most_s)
@@ -197,14 +203,14 @@ class Worker:
             return Batch(lots, rows, self._lanes, todo.reason)
         return None if events or left_rows else self._check_if_idle()
 
-    def _check_if_idle(self) -> Batch | None:
+    def _check_if_idle(self) -> _CheckDevice | None:
         """The canary, if it is time for it."""
         now_ns = self._clock_ns()
         if self._canary is None or now_ns < self._active_ns + self._canary.idle_ns:
             return None
         # Else the next leader would send it too.
         self._active_ns = now_ns
-        return _CHECK_DEVICE
+        return _CheckDevice()
 
     def _linger(self) -> None:
         """After lone rows, look for the next one a little while before sleeping."""
@@ -257,29 +263,22 @@ class Worker:
         self._lanes = {key: lane for key, lane in self._lanes.items() if key != fd}
 
     def _run(self, instance: Instance, batch: Batch) -> None:
-        if not batch.rows:
-            instance.check_device()
-            return
-        # Counted only when the callers have their answers already.
-        if self._occupancy.several:
-            self._occupancy.enter()
-            started_ns = self._clock_ns()
-            instance.run(batch, started_ns)
-            elapsed_ns = self._clock_ns() - started_ns
-            self._occupancy.leave()
-            with self._counting:
-                self._count(instance, batch, started_ns, elapsed_ns)
-            return
+        self._occupancy.enter()
         started_ns = self._clock_ns()
         instance.run(batch, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
-        self._count(instance, batch, started_ns, elapsed_ns)
-        lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
-        self._lone_rows = self._lone_rows + 1 if lone else 0
+        self._occupancy.leave()
+        # Counted only when the callers have their answers already.
+        with self._counting:
+            self._count(instance, batch, started_ns, elapsed_ns)
+        if not self._occupancy.several:
+            # Nobody leads meanwhile.
+            lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
+            self._lone_rows = self._lone_rows + 1 if lone else 0
 
     def _count(self, instance: Instance, batch: Batch, started_ns: int, elapsed_ns: int) -> None:
         self._active_ns = started_ns + elapsed_ns
-        self._times.learn(batch.rows, elapsed_ns)
+        self._times.learn(self._sizes.filled(batch.rows), elapsed_ns)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
         for lot in batch.lots:
             self._metrics.note_queued(started_ns - lot.enqueued_ns)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+import numpy as np
 import uvloop
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
 
@@ -165,6 +166,8 @@ class InProcessServer:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
     async def _start(self) -> None:
+        # As the frontend's `main` does; what is started here inherits it.
+        np.seterr(over="raise")
         for name, runtime in self._runtimes.items():
             self._attach(self.gateway.services[name], runtime)
         sock = socket.create_server(("127.0.0.1", 0))

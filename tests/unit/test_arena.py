@@ -165,6 +165,28 @@ def test_small_bodies_keep_their_pages() -> None:
     assert arena.read_bytes("in", 0, 0) == b"x" * (MIB - 1)
 
 
+def test_kept_pages_are_given_back_when_that_is_asked_for() -> None:
+    """All that a row has under 1 MiB goes, also what a longer request has left there; one row at a time."""
+    arena, _, fd = two_views(BODIES, 8)
+    empty = os.fstat(fd).st_blocks
+    for number in range(6):
+        arena.write_bytes("in", 0, number, b"x" * (MIB - 1))
+        arena.write_bytes("in", 0, number, b"short")
+    arena.write_bytes("out", 0, 5, b"y" * 5000)
+    arena.write_bytes("out", 0, 4, b"z" * 5000)
+    cold = [7, 5, 3, 1]
+    assert arena.give_back_kept_pages(cold)
+    assert [arena.read_bytes("in", 0, number) for number in range(6)] == [b"short"] * 5 + [b""]
+    assert [len(arena.read_bytes("out", 0, number)) for number in (4, 5)] == [5000, 0]
+    assert 5 * MIB <= (os.fstat(fd).st_blocks - empty) * 512 < 6 * MIB
+    assert [arena.give_back_kept_pages(cold) for _ in range(3)] == [True, True, False]
+    assert not arena.give_back_kept_pages([])
+    left = (os.fstat(fd).st_blocks - empty) * 512
+    os.close(fd)
+    assert 3 * MIB <= left < 4 * MIB
+    assert not any(arena.inputs[0][number].any() for number in (1, 3, 5, 7))
+
+
 @pytest.mark.parametrize(("side", "index"), [("in", 0), ("out", 0)])
 def test_the_last_row_of_a_body_arena_can_be_filled_to_the_brim(side: str, index: int) -> None:
     """The mapping reaches to the end of the last row."""

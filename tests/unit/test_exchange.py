@@ -1,6 +1,8 @@
 """The frontend's side of an arena, joined with a worker by a real doorbell; every turn is the test's."""
 
+import gc
 import re
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,7 @@ from tests.puppets import (
 
 from stoker.arena import AWAKE_NS, LONE_ROWS
 from stoker.errors import (
+    BodyTooLarge,
     DeadlineExceeded,
     DeviceLost,
     InvalidInput,
@@ -30,8 +33,10 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
+from stoker.exchange import Exchange
 from stoker.planner import BatchPolicy
 from stoker.tensors import Signature, TensorSpec
+from stoker.ticket import Rows, SlicedAnswer, Ticket
 
 MIB = 1 << 20
 SMALL_DOORBELL_BYTES = 1
@@ -152,14 +157,35 @@ def test_a_slice_of_one_row_does_not_join() -> None:
         assert answer_of(large) == doubled(*range(17))
 
 
-def test_rows_are_free_again_when_completing_them_together_raises() -> None:
+class ClumsyTicket(JoiningTicket):
+    """A request that cannot be completed together with others."""
+
+    __slots__ = ()
+
+    def complete_together(self, tickets: list[JoiningTicket], outputs: np.ndarray) -> None:
+        """Fail before anybody has been completed."""
+        raise MemoryError
+
+
+def test_rows_that_cannot_be_completed_together_are_completed_one_by_one() -> None:
+    """A fault in what is done for all of a batch costs nobody his answer, and leaks no rows."""
+    with Joined() as joined:
+        tickets = [ClumsyTicket() for _ in range(3)]
+        for number, ticket in enumerate(tickets):
+            joined.exchange.submit(ticket, rows_of(number))
+        joined.settle()
+        assert [answer_of(ticket) for ticket in tickets] == [doubled(number) for number in range(3)]
+        assert joined.exchange.leased_rows == 0
+
+
+def test_rows_are_free_again_when_a_completion_raises() -> None:
     """A fault in one answer leaks no rows."""
 
     def fail() -> None:
         raise RuntimeError("a fault of the test")
 
     with Joined() as joined:
-        ticket = submit_joining(joined, 1)
+        ticket = joined.submit(1)
         ticket.then = fail
         joined.settle()
         assert ticket.completions == 1
@@ -296,6 +322,26 @@ def test_a_number_that_overflows_the_input_is_refused(dtype: str, rows: int) -> 
         joined.settle()
         assert ticket.answer is not None
         assert ticket.answer[0].tolist() == doubled(*range(rows))
+
+
+def test_an_exchange_is_not_made_where_numbers_would_overflow_unnoticed() -> None:
+    """Whether numpy raises belongs to the thread and the context; one that only warns would score infinities."""
+    with Joined() as joined:
+        exchange, near = joined.exchange, joined.exchange._doorbell
+        with np.errstate(over="warn"), pytest.raises(RuntimeError, match="seterr"):
+            Exchange(exchange.arena, near, clock_ns=joined.clock, on_lost=lambda _: None, loop=joined._loop)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_fault_while_rows_are_stored_leaks_none(rows: int) -> None:
+    """Whatever stops it, the request has taken nothing."""
+    with Joined(capacity=16) as joined:
+        with pytest.raises(ValueError, match="could not convert"):
+            joined.exchange.submit(PuppetTicket(), [np.array([["a", "b"]] * rows)])
+        assert joined.exchange.leased_rows == 0
+        ticket = joined.submit(*range(rows))
+        joined.settle()
+        assert answer_of(ticket) == doubled(*range(rows))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
@@ -505,7 +551,7 @@ def hungry_request(joined: Joined, timeout_ms: float | None = None) -> PuppetTic
     joined.turn_device()
     joined.turn_frontends()
     assert (greedy.completions, large.completions, greedy_too.completions) == (1, 0, 1)
-    assert len(joined.exchange._hungry) > 0
+    assert len(joined.exchange._feeding.hungry) > 0
     return large
 
 
@@ -516,6 +562,55 @@ def test_a_request_between_slices_gets_on_when_rows_come_free() -> None:
         joined.settle()
         assert answer_of(large) == doubled(*range(100, 150))
         assert joined.exchange.leased_rows == 0
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_large_request_that_cannot_go_on_is_told(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice that cannot be queued, at once or later, fails its request: nobody else would ever end it."""
+    with Joined(capacity=16) as joined:
+        admit, queued = joined.exchange.admit, list[int]()
+
+        def admit_some(ticket: Ticket, rows: Rows) -> None:
+            if len(queued) == slices:
+                raise MemoryError("a fault of the test")
+            admit(ticket, rows)
+            queued.append(len(rows[0]))
+
+        monkeypatch.setattr(joined.exchange, "admit", admit_some)
+        large, small = joined.submit(*range(100)), joined.submit(7)
+        joined.settle()
+        assert queued == [2] * slices
+        assert (large.completions, large.failure()) == (1, StokerError)
+        assert answer_of(small) == doubled(7)
+        assert joined.exchange.idle
+
+
+def test_a_large_request_that_cannot_begin_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stops its first slice is the error of `submit`."""
+    with Joined(capacity=16) as joined:
+        with monkeypatch.context() as patched:
+            patched.setattr(joined.exchange, "_lease", raise_memory_error)
+            with pytest.raises(MemoryError):
+                joined.submit(*range(100))
+        assert joined.exchange.idle
+        large = joined.submit(*range(100))
+        joined.settle()
+        assert answer_of(large) == doubled(*range(100))
+
+
+def test_a_large_request_whose_answer_cannot_be_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with an error, once, and its other slice does not run in vain for long."""
+    with Joined(capacity=16) as joined:
+        large = joined.submit(*range(100))
+        monkeypatch.setattr(SlicedAnswer, "put", raise_memory_error)
+        joined.settle()
+        assert (large.completions, large.failure()) == (1, StokerError)
+        assert joined.runtime.rows_run == [0, 1, 2, 3]
+        assert joined.exchange.idle
+
+
+def raise_memory_error(*_: object) -> None:
+    raise MemoryError("a fault of the test")
 
 
 def test_a_request_between_slices_has_its_deadline() -> None:
@@ -757,6 +852,73 @@ def test_bodies_travel_whole_and_give_their_memory_back() -> None:
         arena = joined.exchange.arena
         assert all(not arena.inputs[0][number].any() for number in (2, 3))
         assert all(not arena.outputs[0][number].any() for number in (2, 3))
+
+
+def test_a_body_that_is_longer_than_a_row_is_refused() -> None:
+    """Its caller is told so, and it takes no row, however often it comes."""
+    runtime = PuppetRuntime(BODIES, lambda inputs: [[body[:2] for body in inputs[0]]])
+    with Joined(runtime, capacity=2) as joined:
+        for _ in range(3):
+            with pytest.raises(BodyTooLarge, match=r"5 MiB as the model's input; 4 MiB fit"):
+                joined.exchange.submit_body(PuppetTicket(), bytes(5 * MIB))
+        assert joined.exchange.idle
+        ticket = PuppetTicket()
+        joined.exchange.submit_body(ticket, b"fits")
+        joined.settle()
+        assert ticket.texts == [b"fi"]
+
+
+def test_memory_of_a_burst_is_given_back() -> None:
+    """Small bodies keep their memory, but of rows that nobody needs 64 do, the others lose it one by one."""
+    runtime = PuppetRuntime(BODIES, lambda inputs: [[b"y" for _ in inputs[0]]])
+    with Joined(runtime, capacity=200) as joined:
+        arena = joined.exchange.arena
+
+        def score(count: int) -> None:
+            for _ in range(count):
+                joined.exchange.submit_body(PuppetTicket(), b"x")
+            joined.sweep()
+            joined.settle()
+
+        def rows_that_hold_something() -> int:
+            held = [arena.inputs[0][:, 0], arena.outputs[0][:, 0]]
+            assert np.array_equal(*(column != 0 for column in held))
+            return int(np.count_nonzero(held[0]))
+
+        score(190)
+        joined.clock.advance_ms(1000)
+        joined.sweep()
+        assert rows_that_hold_something() == 190, "all of them were in use since the last look"
+        score(3)
+        joined.clock.advance_ms(1000)
+        for left in (189, 188, 187):
+            joined.sweep()
+            assert rows_that_hold_something() == left
+        for _ in range(200):
+            joined.sweep()
+        assert rows_that_hold_something() == 64 + 3
+        score(190)
+        joined.clock.advance_ms(1000)
+        joined.sweep()
+        assert rows_that_hold_something() == 190
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_device_that_dies_leaves_no_arena_mapped(rows: int) -> None:
+    """Its requests know their exchange; a frontend rarely collects garbage, so they must not be in a circle."""
+    with Joined() as joined:
+        ticket = joined.submit(*range(rows))
+        arena = weakref.ref(joined.exchange.arena)
+        gc.disable()
+        try:
+            joined.kill_device()
+            joined.turn_frontends()
+            assert ticket.failure() is DeviceLost
+            joined.exchanges.clear()
+            del ticket
+            assert arena() is None
+        finally:
+            gc.enable()
 
 
 def test_a_failed_request_names_the_error_id_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

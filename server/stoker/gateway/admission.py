@@ -19,9 +19,6 @@ from stoker.gateway.service import Service
 
 if TYPE_CHECKING:
     from stoker.exchange import Exchange
-    from stoker.gateway.answers import Respond
-    from stoker.gateway.dialect import Dialect
-    from stoker.gateway.request_ids import RequestIds
     from stoker.wire.envelope import RequestHead
 
 __all__ = ["LimitedService"]
@@ -156,15 +153,8 @@ class _LimitedCall(Call):
 
     __slots__ = ("admitted", "waited_ns")
 
-    def __init__(
-        self,
-        service: Service,
-        ids: RequestIds | None,
-        respond: Respond,
-        received_ns: int,
-        dialect: Dialect | None = None,
-    ) -> None:
-        super().__init__(service, ids, respond, received_ns, dialect)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.admitted = False
         self.waited_ns = 0
 

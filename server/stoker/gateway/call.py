@@ -65,8 +65,8 @@ class Call(Ticket):
         # What Ticket.__init__ does, without the call: this runs once a request.
         self.deadline_ns = received_ns + service.timeout_ns
         self.error = None
-        self._open = True
-        self._feed = None
+        self.is_open = True
+        self.sliced = None
         self.received_ns = received_ns
         self._service = service
         self._ids = ids
@@ -99,7 +99,7 @@ class Call(Ticket):
     def await_rows(self, exchange: Exchange) -> None:
         """Its rows come later: until then the exchange has nothing of it to give up."""
         self.exchange = exchange
-        self._numbers = []
+        self.row_numbers = []
 
     def check_wanted(self) -> None:
         """Raise DeadlineExceeded if nobody waits for the answer any more; called on any thread."""
@@ -107,19 +107,20 @@ class Call(Ticket):
             raise DeadlineExceeded("The request was not answered within its timeout.")
 
     def complete(self) -> None:
-        """Answer with what the device gave."""
+        """Answer with what the device gave; with an error if that cannot be encoded."""
         service = self._service
-        if self.error is not None:
-            if not isinstance(self.error, OutputTooLarge) or not service.run_in_larger_rows(self):
-                self.refuse(self.error)
-            return
-        if self.dialect is not None:
-            self._answer_in(self.dialect, self._tensors())
-            return
-        if service.script is not None:
-            self._complete_script(ScriptAnswer.unpack(self.output_texts(0)[0]))
-            return
-        self.answer_scored(service.encode(self), time.monotonic_ns())
+        try:
+            if self.error is not None:
+                if not isinstance(self.error, OutputTooLarge) or not service.run_in_larger_rows(self):
+                    self.refuse(self.error)
+            elif self.dialect is not None:
+                self._answer_in(self.dialect, self._tensors())
+            elif service.script is not None:
+                self._complete_script(ScriptAnswer.unpack(self.output_texts(0)[0]))
+            else:
+                self.answer_scored(service.encode(self), time.monotonic_ns())
+        except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
+            self.refuse_for_fault(error)
 
     def answer_scored(self, body: bytes, now_ns: int, type_lines: bytes = _JSON_TYPE_LINE) -> None:
         """Answer with 200, the header lines that say what the body is, and the body."""
@@ -230,6 +231,14 @@ class Call(Ticket):
             lines += code_line(error)
         self._answer(status, lines, body)
 
+    def refuse_for_fault(self, error: BaseException) -> None:
+        """Answer with an error that should not have been, and write it into the log under the request's id."""
+        request_id = self.ids.request_id.decode("latin-1")
+        logger.error("request %s: scoring failed", request_id, exc_info=error)
+        # What raised may have been the answer's last step.
+        if self.wanted:
+            self.refuse(StokerError("An unexpected internal error occurred. Check the logs for more info."))
+
     def abandon(self) -> None:
         """The caller has gone: rows that have not started do not run."""
         if self._respond is None:
@@ -256,7 +265,11 @@ class JoiningCall(Call):
     joins = True
 
     def complete_together(self, tickets: list[JoiningCall], outputs: np.ndarray) -> None:
-        """Answer each with its row of the output."""
+        """Answer each with its row of the output.
+
+        Raises:
+            Exception: The rows could not be encoded; none of the calls has been answered.
+        """
         if any(call.dialect is not None for call in tickets):
             for index, call in enumerate(tickets):
                 call.complete_with(outputs[index : index + 1])
@@ -265,8 +278,8 @@ class JoiningCall(Call):
         for call, body in zip(tickets, encode_each(outputs), strict=True):
             try:
                 call.answer_scored(body, now_ns)
-            except Exception:
-                logger.exception("the completion of a request raised")
+            except Exception as error:  # noqa: BLE001  # must not reach the other requests
+                call.refuse_for_fault(error)
 
     def complete_with(self, row: np.ndarray) -> None:
         """Answer with the only row of the only output, `[1, *row_shape]`."""
@@ -275,8 +288,8 @@ class JoiningCall(Call):
                 self.answer_scored(encode_each(row)[0], time.monotonic_ns())
             else:
                 self._answer_in(self.dialect, {self.exchange.arena.signature.outputs[0].name: row})
-        except Exception:
-            logger.exception("the completion of a request raised")
+        except Exception as error:  # noqa: BLE001  # must not reach the other requests
+            self.refuse_for_fault(error)
 
 
 @lru_cache(maxsize=64)

@@ -108,3 +108,5 @@ class LargerRows:
             exchange.submit_body(call, body)
         except StokerError as error:
             call.refuse(error)
+        except Exception as error:  # noqa: BLE001  # the other requests that wait are to be submitted too
+            call.refuse_for_fault(error)

@@ -6,7 +6,6 @@ decode -> lease and submit -> (the device) -> encode -> respond. Nothing here kn
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -39,9 +38,10 @@ from stoker.tensors import ModelTensors, Signature
 from stoker.ticket import Rows, Ticket
 from stoker.wire.envelope import RequestHead, ScriptRequest
 from stoker.wire.images import is_media
+from stoker.wire.json_bodies import check_text
 from stoker.wire.merging import row_count
 from stoker.wire.packed import pack, unpack
-from stoker.wire.scoring import ScoringDecoder, check_text, encode_outputs, encode_texts
+from stoker.wire.scoring import ScoringDecoder, encode_outputs, encode_texts
 from stoker.wire.tensor_json import decode_tensors, encode_tensors
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from stoker.tokens import TokenVerifier
 
 __all__ = ["Service"]
-
-logger = logging.getLogger(__name__)
 
 _LARGE_TURN: Final = 36
 """So many requests that arrive in one turn of the loop go to the device in two halves."""
@@ -338,7 +336,7 @@ class Service:
         except StokerError as error:
             call.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
-            self._fail(call, error)
+            call.refuse_for_fault(error)
 
     def submit_tensors(self, call: Call, exchange: Exchange, inputs: Mapping[str, np.ndarray]) -> None:
         """Queue a request whose inputs have been checked against `Signature.model_tensors`.
@@ -364,7 +362,7 @@ class Service:
         if isinstance(rows, StokerError):
             call.refuse(rows)
         elif isinstance(rows, BaseException):
-            self._fail(call, rows)
+            call.refuse_for_fault(rows)
         elif exchange is None:
             call.refuse(self._not_ready())
         else:
@@ -372,11 +370,8 @@ class Service:
                 exchange.submit(call, rows)
             except StokerError as error:
                 call.refuse(error)
-
-    def _fail(self, call: Call, error: BaseException) -> None:
-        request_id = call.ids.request_id.decode("latin-1")
-        logger.error("request %s: scoring failed", request_id, exc_info=error)
-        call.refuse(StokerError("An unexpected internal error occurred. Check the logs for more info."))
+            except Exception as error:  # noqa: BLE001  # as in `_submit`
+                call.refuse_for_fault(error)
 
     def _not_ready(self) -> NotReady:
         return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)

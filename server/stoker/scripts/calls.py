@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from stoker.azure.flask_context import flask_context, uses_flask
 from stoker.errors import MalformedBody, ModelFailed, RequestError, ScoringTimeout, StokerError
@@ -60,11 +60,6 @@ class ScriptCalls:
             wants_head=described.wants_head or self._with_headers or uses_flask(),
         )
         """How it is called, without a choice of batching."""
-
-    @property
-    def form_kind(self) -> Literal["string", "schema", "raw"]:
-        """The form of `run`."""
-        return self.form.kind
 
     @property
     def with_headers(self) -> bool:

@@ -32,7 +32,7 @@ class GrpcServer:
         gateway: The frontend's services.
         address: `HOST:PORT`; all servers of every frontend listen there, and the kernel spreads connections over
             them (SO_REUSEPORT).
-        max_message_bytes: Longest message that is received.
+        max_message_bytes: Longest message that is received; how many at once is not limited, see grpc.md.
         certificate: PEM file of the certificate chain; None serves without TLS.
         key: PEM file of its private key.
         infer: Scores tensors.
