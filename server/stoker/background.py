@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.changes import Changes
 from stoker.metrics import MetricPage
 
+if TYPE_CHECKING:
+    from stoker.children import Backoff, Child
+
 __all__ = ["Background", "Supervision", "in_thread"]
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -46,6 +54,28 @@ class Background:
         """Start something after a while, unless the server stops before."""
         self.spawn(self._start_later(delay_s, start))
 
+    def restart(
+        self,
+        who: str,
+        child: Child,
+        backoff: Backoff,
+        start: Callable[[], Awaitable[None]],
+        reason: str = "",
+    ) -> None:
+        """Start a process again that has ended; what the system has no room for now is tried until it has.
+
+        Args:
+            who: What the log calls it.
+            child: What has ended.
+            backoff: The delays before its starts.
+            start: Starts it; an OSError is of the system, and may not come again.
+            reason: Why it has ended, where more is known than its exit says.
+        """
+        delay_s = backoff.delay_s(child.lived_s)
+        shown = f" ({reason})" if reason else ""
+        logger.error("%s %s%s; starting it again in %g s", who, child.describe_exit(), shown, delay_s)
+        self.later(delay_s, lambda: self._start_again(who, backoff, start))
+
     def cancel(self) -> None:
         """Give all tasks up."""
         self.stop()
@@ -58,10 +88,35 @@ class Background:
         if not self.stopping:
             await start()
 
+    async def _start_again(self, who: str, backoff: Backoff, start: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await start()
+        except OSError as error:
+            delay_s = backoff.delay_s(0.0)
+            logger.error("%s cannot be started: %s; trying again in %g s", who, error, delay_s)  # noqa: TRY400
+            self.later(delay_s, lambda: self._start_again(who, backoff, start))
+
 
 async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Call what may block for long beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    """Call what may block for long beside the event loop.
+
+    The end of the process does not wait for it, as it would for the threads of an executor: a disk or a driver may
+    never answer.
+    """
+    outcome: Future[_T] = Future()
+    # From now on nobody can cancel it: whoever gives up waiting leaves it to its thread.
+    outcome.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            result = function(*arguments)
+        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=work, name=getattr(function, "__name__", "call"), daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 @dataclass(frozen=True, slots=True)

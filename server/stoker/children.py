@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from stoker.control import ControlChannel, Message
 from stoker.environments.interpreters import variables_for
@@ -21,13 +22,19 @@ __all__ = ["Backoff", "Child"]
 
 logger = logging.getLogger(__name__)
 
-_STACKS_S: Final = 0.5
+# A process that yields the cores may be given none for a while, where they are busy.
+_STACKS_S: Final = 2.0
+_KEY: Final = re.compile(r"STOKER_\w+_KEY")
 
 _ENVIRONMENT: Final = {
     # glibc would map and unmap the memory of each body above 128 KiB, and fault in every page of it again.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
+
+
+def _without_keys(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not _KEY.fullmatch(name)}
 
 
 class Backoff:
@@ -73,7 +80,8 @@ class Child:
     ) -> Child:
         """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is the supervisor's to answer.
 
-        Its environment is this process's, with `variables` added.
+        Its environment is this process's with `variables` added, and without keys: frontends are told them, and an
+        entry script that prints its environment into the log does not print them.
         """
         python = interpreter or Path(sys.executable)
         channel, far = ControlChannel.pair()
@@ -92,7 +100,7 @@ class Child:
                 # What an entry script prints belongs in the log when it prints it: unbuffered.
                 env={
                     **_ENVIRONMENT,
-                    **variables_for(python, {**os.environ, **variables}),
+                    **variables_for(python, {**_without_keys(os.environ), **variables}),
                     "PYTHONUNBUFFERED": "1",
                 },
             )
@@ -113,8 +121,18 @@ class Child:
         if code is None:
             return "is running"
         if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
+            # Signals of the real-time kind have no names but those of the first and the last.
+            known = {number.value: number.name for number in signal.Signals}
+            return f"was ended by {known.get(-code, f'signal {-code}')}"
         return f"exited with code {code}"
+
+    def send(self, kind: str, fds: Sequence[int] = (), **content: Any) -> None:
+        """Send it a message; one that cannot be sent ends it, for its successor gets everything anew."""
+        try:
+            self.channel.send(kind, fds, **content)
+        except OSError as error:
+            logger.error("%s cannot be sent a message (%s), killing it: %s", self.name, kind, error)  # noqa: TRY400
+            self.kill()
 
     async def end(self, timeout_s: float, *, busy: bool = False) -> None:
         """Close the control channel, which tells the process to exit; kill it if it does not.
@@ -153,7 +171,12 @@ class Child:
         loop = asyncio.get_running_loop()
 
         def read() -> None:
-            received = self.channel.receive()
+            try:
+                received = self.channel.receive()
+            except OSError as error:
+                logger.error("a message of %s is lost, killing it: %s", self.name, error)  # noqa: TRY400
+                received = None
+                self.kill()
             if received is None:
                 self._stop_reading()
                 return
@@ -162,10 +185,11 @@ class Child:
         async def wait() -> None:
             await self.process.wait()
             # What it said before it ended is still in the channel; its own children may hold that open.
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):
                 while not self._ended and (received := self.channel.receive()) is not None:
                     on_message(self, received[0])
             self._stop_reading()
+            self.channel.close()
             self.kill()
             on_exit(self)
 

@@ -1,26 +1,31 @@
 """The control channel between the supervisor and each of its processes.
 
-A SOCK_SEQPACKET socketpair that carries one JSON object a packet, and file descriptors beside it. Either
+A SOCK_SEQPACKET socketpair that carries one JSON object a packet, and file descriptors beside it. An object that is
+too large for a packet travels in shared memory, whose descriptor is the first one of a packet that says so. Either
 end sees EOF when the other process ends, however it ends; a process whose supervisor has gone exits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import os
 import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["MAX_TEXT", "ControlChannel", "Message"]
+__all__ = ["ControlChannel", "Message"]
+
+logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 
-MAX_TEXT: Final = 60_000
-"""Longest text, in characters, that a message should carry: a packet must fit the socket's buffer."""
-_PACKET_BYTES: Final = 1 << 20
+# A packet must fit the socket's buffer, of which there are 208 KiB unless somebody has changed that.
+_PACKET_BYTES: Final = 1 << 16
+_IN_MEMORY: Final = b'"in memory"'
 _MAX_FDS: Final = 16
 
 
@@ -53,8 +58,20 @@ class ControlChannel:
 
         On an end that does not block, what the other process is too busy to read is sent by the running event loop as
         soon as it can be.
+
+        Raises:
+            OSError: This process has too many descriptors open, or there is no memory for a large message.
         """
         packet = json.dumps({"kind": kind, **content}).encode()
+        if len(packet) <= _PACKET_BYTES:
+            return self._send(packet, fds)
+        memory_fd = _memory_with(packet)
+        try:
+            return self._send(_IN_MEMORY, [memory_fd, *fds])
+        finally:
+            os.close(memory_fd)
+
+    def _send(self, packet: bytes, fds: Sequence[int]) -> bool:
         if not self._unsent:
             try:
                 socket.send_fds(self._socket, [packet], list(fds))
@@ -89,20 +106,50 @@ class ControlChannel:
     def receive(self) -> tuple[Message, list[int]] | None:
         """Wait for a message; None at EOF.
 
+        Returns:
+            The message and its descriptors: all, or none if this process may not have so many open.
+
         Raises:
             BlockingIOError: There is none, on an end that does not block.
+            OSError: Not even the message could be had, because this process may not have more descriptors open.
         """
         try:
-            packet, fds, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MAX_FDS)
+            packet, fds, flags, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MAX_FDS)
         except ConnectionResetError:
             return None
-        return (json.loads(packet), fds) if packet else None
+        if not packet:
+            return None
+        for fd in fds:
+            # A script may start processes, and they must not hold open what tells others that this one has ended.
+            os.set_inheritable(fd, False)
+        if packet == _IN_MEMORY:
+            if not fds:
+                raise OSError(errno.EMFILE, "a message of another process was lost: too many open files")
+            with os.fdopen(fds.pop(0), "rb") as memory:
+                memory.seek(0)
+                packet = memory.read()
+        if flags & socket.MSG_CTRUNC:
+            logger.error("too many open files (ulimit -n): the descriptors of a message were lost")
+            _close_all(fds)
+            fds = []
+        return json.loads(packet), fds
 
     def close(self) -> None:
         """Close this end."""
         if self._unsent:
             self._forget_unsent()
         self._socket.close()
+
+
+def _memory_with(packet: bytes) -> int:
+    fd = os.memfd_create("stoker-message", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as memory:
+            memory.write(packet)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _close_all(fds: Sequence[int]) -> None:

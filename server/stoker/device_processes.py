@@ -124,7 +124,7 @@ class DeviceProcesses:
             self.replicas.unload(process.group, model)
             if process.child is not None:
                 process.unloading.add(model.number)
-                process.child.channel.send("unload", number=model.number)
+                process.child.send("unload", number=model.number)
         await self._changes.until(
             lambda: not any(model.number in process.unloading for process in self.processes)
         )
@@ -133,7 +133,11 @@ class DeviceProcesses:
     def attach(self, process: DeviceProcess, fds: Sequence[int], content: dict[str, Any]) -> None:
         """Give a process its ends of an arena and a doorbell."""
         if process.child is not None:
-            process.child.channel.send("attach", fds, **content)
+            process.child.send("attach", fds, **content)
+
+    def is_loading(self, process: DeviceProcess) -> bool:
+        """Whether a process that runs has not loaded all its models yet."""
+        return len(self.replicas.in_group(process.group)) < len(process.group.members)
 
     async def _end(self, process: DeviceProcess) -> None:
         process.ended = True
@@ -156,6 +160,10 @@ class DeviceProcesses:
             interpreter=first.interpreter,
             variables=first.servable.environment_variables,
         )
+        if process not in self.processes:
+            # Its last model was unloaded while it was started.
+            await child.end(_END_TIMEOUT_S, busy=True)
+            return
         process.child = child
         process.timer = LoadTimer(
             process.group.models,
@@ -163,7 +171,7 @@ class DeviceProcesses:
             asyncio.get_running_loop().call_later,
         )
         niceness = yield_cores(child.process.pid) if process.quiet else None
-        child.channel.send(
+        child.send(
             "start",
             [self._metrics_fd],
             page=process.group.page,
@@ -243,18 +251,16 @@ class DeviceProcesses:
             process.ended = True
             self._changes.tell()
             return
-        reason = f" ({process.failure})" if process.failure is not None else ""
+        reason = "" if process.failure is None else str(process.failure)
         process.failure = None
-        delay_s = process.backoff.delay_s(child.lived_s)
-        logger.error(
-            "the device process of %s %s%s; starting it again in %g s",
-            process.group,
-            child.describe_exit(),
-            reason,
-            delay_s,
-        )
         self._page.count_restart("device")
-        self._background.later(delay_s, lambda: self._start(process))
+        self._background.restart(
+            f"the device process of {process.group}",
+            child,
+            process.backoff,
+            lambda: self._start(process),
+            reason,
+        )
         self._changes.tell()
 
     def _note_ready(self, model: Deployed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import math
 import os
 import platform
 import resource
@@ -193,22 +194,25 @@ def _memory() -> Check:
 
 
 def _limits() -> Check:
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files, most = (
+        math.inf if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    text = f"{'any number of' if files == resource.RLIM_INFINITY else files} open files for each process"
+    shown, shown_most = ("any number of" if limit == math.inf else limit for limit in (files, most))
+    text = f"{shown} open files for each process, {shown_most} for frontends"
     items = []
-    if files != resource.RLIM_INFINITY and files < _ENOUGH_FILES:
+    if most < _ENOUGH_FILES:
         items.append(
-            "each connection to a frontend is one; for more at once, raise it: ulimit -n "
-            f"{_ENOUGH_FILES if most == resource.RLIM_INFINITY else most}"
+            f"each connection to a frontend is one; for more at once, raise the hard limit to {_ENOUGH_FILES} "
+            "(LimitNOFILE of systemd, --ulimit nofile of Docker)"
         )
     if address_space != resource.RLIM_INFINITY:
         items.append(
             f"the address space is limited to {_size(address_space)} (ulimit -v): frameworks reserve much more than "
             "they use and can fail to start"
         )
-    few = files != resource.RLIM_INFINITY and files < _FEW_FILES
-    return Check("limits", "wrong" if few else "note" if items else "ok", text, tuple(items))
+    return Check("limits", "wrong" if files < _FEW_FILES else "note" if items else "ok", text, tuple(items))
 
 
 def _devices(models: Sequence[Deployed], settings: ServerSettings) -> Iterator[Check]:

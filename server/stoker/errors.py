@@ -161,7 +161,7 @@ class RequestTimeout(RequestError):
 
 
 class BodyTooLarge(RequestError):
-    """The body is larger than `max_body_mb`."""
+    """The body is larger than `max_body_mb`, or than a row once it is in the model's datatypes."""
 
     status, code = 413, "body_too_large"
 

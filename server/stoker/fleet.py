@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
 from stoker.device_processes import DeviceProcess, DeviceProcesses
@@ -21,8 +24,15 @@ if TYPE_CHECKING:
     from stoker.deployment import Deployed
     from stoker.replicas import Replica
     from stoker.settings import ServerSettings
+    from stoker.start_up import ModelReport
 
 __all__ = ["Fleet"]
+
+logger = logging.getLogger(__name__)
+
+_ATTACH_AGAIN_S: Final = 1.0
+_END_TIMEOUT_S: Final = 5.0
+_BUSY_END_TIMEOUT_S: Final = 0.5
 
 
 class Fleet:
@@ -52,7 +62,7 @@ class Fleet:
             supervision: The metrics, and whoever waits for changes.
             on_request: Called when a frontend asks something.
         """
-        self._changes = supervision.changes
+        self._changes, self._background = supervision.changes, supervision.background
         self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost)
         self.frontends = FrontendProcesses(
             settings,
@@ -63,6 +73,7 @@ class Fleet:
             self._on_started,
             on_request,
             self._on_outgrown,
+            self._on_attach_failed,
         )
         self._answer_bytes: dict[int, int] = {}
         """By a model's number the room that its answers need, if that is more than its signature says."""
@@ -73,8 +84,11 @@ class Fleet:
         devices = [process.child for process in self.devices.processes if process.child is not None]
         return [*devices, *self.frontends.children]
 
-    async def start(self, models: Sequence[Deployed]) -> None:
+    async def start(self, models: Sequence[Deployed]) -> list[ModelReport]:
         """Start everything with these models, and return when every frontend scores with all of them.
+
+        Returns:
+            What the operator is told of each of them.
 
         Raises:
             OperatorError: One of them could not be loaded.
@@ -82,7 +96,23 @@ class Fleet:
         started = await self.devices.start(models)
         await self.frontends.start()
         await self._joined(started, models)
+        # Now: a device process that ends while frontends begin to listen is started again, and reports nothing anew.
+        reports = [self.devices.replicas.report(model) for model in models]
         await self._changes.until(lambda: all(process.listening for process in self.frontends.processes))
+        return reports
+
+    async def end(self) -> None:
+        """End all processes; those that load or import something hear nothing, and are killed sooner."""
+        devices, frontends = self.devices, self.frontends
+        busy = {process.child: devices.is_loading(process) for process in devices.processes}
+        busy |= {process.child: not process.listening for process in frontends.processes}
+        await asyncio.gather(
+            *(
+                child.end(_BUSY_END_TIMEOUT_S if is_busy else _END_TIMEOUT_S, busy=is_busy)
+                for child, is_busy in busy.items()
+                if child is not None
+            )
+        )
 
     async def add(self, model: Deployed) -> None:
         """Load a model in processes of its own, and return when every frontend can score with it.
@@ -141,30 +171,54 @@ class Fleet:
 
     def _on_outgrown(self, frontend: FrontendProcess, generation: int, answer_bytes: int) -> None:
         """Join a frontend and a replica anew, with larger rows; from now on all that are joined get such."""
+        for process, replica in self._of_generation(generation):
+            known = self._answer_bytes.get(replica.model.number, 0)
+            self._answer_bytes[replica.model.number] = max(known, answer_bytes)
+            self._attach(process, replica, frontend)
+
+    def _on_attach_failed(self, frontend: FrontendProcess, generation: int) -> None:
+        """Join a frontend and a replica after a while: connections have ended by then, and left their descriptors."""
+        child = frontend.child
+
+        async def attach_again() -> None:
+            for process, replica in self._of_generation(generation):
+                if frontend.child is child:
+                    self._attach(process, replica, frontend)
+
+        self._background.later(_ATTACH_AGAIN_S, attach_again)
+
+    def _of_generation(self, generation: int) -> Iterator[tuple[DeviceProcess, Replica]]:
+        """The replica with this number and its process, if it is still there."""
         for process in self.devices.processes:
             for replica in self.devices.replicas.in_group(process.group):
                 if replica.generation == generation:
-                    known = self._answer_bytes.get(replica.model.number, 0)
-                    self._answer_bytes[replica.model.number] = max(known, answer_bytes)
-                    self._attach(process, replica, frontend)
+                    yield process, replica
 
     def _attach(self, process: DeviceProcess, replica: Replica, frontend: FrontendProcess) -> None:
-        """Make an arena and a doorbell and give each side its end."""
+        """Make an arena and a doorbell and give each side its end; where there is no room now, try again later."""
         if process.child is None or frontend.child is None:
             return
+        try:
+            self._join(process, replica, frontend)
+        except OSError as error:
+            name = replica.model.servable.name
+            logger.error("a replica of %s cannot be attached: %s", name, error)  # noqa: TRY400
+            self._on_attach_failed(frontend, replica.generation)
+
+    def _join(self, process: DeviceProcess, replica: Replica, frontend: FrontendProcess) -> None:
         signature, answer_bytes = replica.signature, self._answer_bytes.get(replica.model.number)
         if answer_bytes is not None:
             signature = signature.with_answers(answer_bytes)
         capacity = capacity_rows(signature, replica.model.servable.max_batch_rows)
-        arena_fd = Arena.create(signature, capacity)
-        near, far = socket.socketpair()
-        with near, far:
-            content: dict[str, Any] = {
-                "number": replica.model.number,
-                "signature": signature.to_json(),
-                "capacity": capacity,
-            }
+        content: dict[str, Any] = {
+            "number": replica.model.number,
+            "signature": signature.to_json(),
+            "capacity": capacity,
+        }
+        with ExitStack() as ours:
+            arena_fd = Arena.create(signature, capacity)
+            ours.callback(os.close, arena_fd)
+            near, far = map(ours.enter_context, socket.socketpair())
             self.devices.attach(process, [arena_fd, far.fileno()], content)
             content["generation"] = replica.generation
             self.frontends.attach(frontend, [arena_fd, near.fileno()], content)
-        os.close(arena_fd)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.children import Backoff, Child
 from stoker.grpc_port import address_of
+from stoker.metrics import MetricMemory
 
 if TYPE_CHECKING:
     from stoker.background import Supervision
@@ -24,6 +25,8 @@ __all__ = ["FrontendProcess", "FrontendProcesses"]
 
 logger = logging.getLogger(__name__)
 
+_HUNG_LOOKS: Final = 30
+
 
 @dataclass(eq=False)
 class FrontendProcess:
@@ -33,6 +36,8 @@ class FrontendProcess:
         page: Its page of the metrics.
         sockets: Where it listens.
         child: The process, while it runs.
+        beats: How often its event loop was seen to have turned.
+        still_looks: How many looks in a row have found that it has not since.
         started: Whether it can be attached to replicas.
         listening: Whether it takes connections.
         attached: The generations of the replicas that it scores with.
@@ -43,6 +48,8 @@ class FrontendProcess:
     sockets: list[socket.socket]
     backoff: Backoff = field(default_factory=Backoff)
     child: Child | None = None
+    beats: int = 0
+    still_looks: int = 0
     started: bool = False
     listening: bool = False
     attached: set[int] = field(default_factory=set)
@@ -66,6 +73,7 @@ class FrontendProcesses:
         on_started: Callable[[FrontendProcess], None],
         on_request: Callable[[Child, Message], None],
         on_outgrown: Callable[[FrontendProcess, int, int], None],
+        on_attach_failed: Callable[[FrontendProcess, int], None],
     ) -> None:
         """Begin with none running.
 
@@ -79,16 +87,19 @@ class FrontendProcesses:
             on_request: Called when one asks something.
             on_outgrown: Called when answers of a replica do not fit: the frontend, the replica's generation, and the
                 room in bytes that they should have.
+            on_attach_failed: Called when one has no room to be attached: the frontend, and the replica's generation.
         """
         self.processes = [FrontendProcess(index, [sock]) for index, sock in enumerate(sockets)]
         self._settings = settings
         self._catalogue = catalogue
         self._keys_dir = keys_dir
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
+        self._memory = MetricMemory(supervision.metrics_fd)
         self._background, self._changes = supervision.background, supervision.changes
         self._on_started = on_started
         self._on_request = on_request
         self._on_outgrown = on_outgrown
+        self._on_attach_failed = on_attach_failed
         self._models: dict[int, Deployed] = {model.number: model for model in catalogue.served}
         self._named_alone = catalogue.only is not None
 
@@ -143,7 +154,22 @@ class FrontendProcesses:
     def reply(self, asker: Child, ticket: int, **content: Any) -> None:
         """Answer what a frontend has asked; its successor, if it has one by now, has not asked it."""
         if asker in self.children:
-            asker.channel.send("reply", ticket=ticket, **content)
+            asker.send("reply", ticket=ticket, **content)
+
+    def end_hung(self) -> None:
+        """End those whose event loops do not turn any more; to be called once a second.
+
+        The looks count, not the time between them: whoever stops a whole server for a while, stops these too.
+        """
+        for process in self._running():
+            beats = self._memory.page(process.page).beats
+            if not process.started or beats != process.beats:
+                process.beats, process.still_looks = beats, 0
+                continue
+            process.still_looks += 1
+            if process.still_looks == _HUNG_LOOKS and process.child is not None:
+                logger.error("a frontend has done nothing for %d s, killing it; its stacks:", _HUNG_LOOKS)
+                process.child.kill_where_it_hangs()
 
     def close_sockets(self) -> None:
         """Close the listening sockets: while they are open, connections are accepted that nobody serves."""
@@ -156,7 +182,7 @@ class FrontendProcesses:
 
     def _send(self, process: FrontendProcess, kind: str, fds: Sequence[int] = (), **content: Any) -> None:
         if process.child is not None:
-            process.child.channel.send(kind, fds, **content)
+            process.child.send(kind, fds, **content)
 
     async def _start(self, process: FrontendProcess) -> None:
         child = await Child.start(
@@ -166,9 +192,10 @@ class FrontendProcesses:
             lambda child: self._on_exit(process, child),
         )
         process.child = child
+        process.still_looks = 0
         process.serving = set(self._models)
         settings = self._settings
-        child.channel.send(
+        child.send(
             "start",
             [self._metrics_fd, *(sock.fileno() for sock in process.sockets)],
             page=process.page,
@@ -237,6 +264,8 @@ class FrontendProcesses:
                 self._send(process, "listen")
             case "listening":
                 process.listening = True
+            case "attach_failed":
+                self._on_attach_failed(process, message["generation"])
             case "attached":
                 process.attached.add(message["generation"])
             case "retired":
@@ -257,10 +286,8 @@ class FrontendProcesses:
         self._changes.tell()
         if self._background.stopping:
             return
-        delay_s = process.backoff.delay_s(child.lived_s)
-        logger.error("a frontend %s; starting it again in %g s", child.describe_exit(), delay_s)
         self._page.count_restart("frontend")
-        self._background.later(delay_s, lambda: self._start(process))
+        self._background.restart("a frontend", child, process.backoff, lambda: self._start(process))
 
 
 def _grpc_message(settings: ServerSettings, beside: socket.socket) -> dict[str, Any] | None:

@@ -20,7 +20,17 @@ import numpy as np
 
 from stoker.gpu_facts import GpuReading
 
-__all__ = ["HistogramTotals", "MetricMemory", "MetricPage", "ModelMetrics", "ModelTotals", "Totals"]
+__all__ = [
+    "FIRST_DEVICE_PAGE",
+    "MODEL_SLOTS",
+    "SUPERVISOR_PAGE",
+    "HistogramTotals",
+    "MetricMemory",
+    "MetricPage",
+    "ModelMetrics",
+    "ModelTotals",
+    "Totals",
+]
 
 MODEL_SLOTS: Final = 64
 PAGES: Final = 129
@@ -59,7 +69,9 @@ class _Block:
         return self.offset + self.words
 
 
-# A histogram has one word for each bound, one for +Inf, and one for the sum.
+# A histogram has one word for each bound, one for +Inf, and one for the sum. Sums of times are in microseconds: the
+# times that rows wait add up to as many seconds a second as there are rows, and their nanoseconds would fill the word
+# within days.
 _STAGE_WORDS: Final = len(STAGE_BOUNDS_S) + 2
 _BATCH_WORDS: Final = len(BATCH_BOUNDS_ROWS) + 2
 _REQUESTS: Final = _Block(0, len(STATUSES))
@@ -74,7 +86,7 @@ _READY_REPLICAS: Final = _Block(_STAGE.end, 1)
 _COLLECTED: Final = _Block(_READY_REPLICAS.end, 1)
 _COLLECTION_DROPPED: Final = _Block(_COLLECTED.end, len(COLLECTION_DROPS))
 _LAST_SCORED: Final = _Block(_COLLECTION_DROPPED.end, 1)
-# In microseconds: nanoseconds would fill the word within days, where batches are large.
+# In microseconds, as the sums of stages.
 _ROW_COMPUTE: Final = _Block(_LAST_SCORED.end, 1)
 _PADDING: Final = _Block(_ROW_COMPUTE.end, 1)
 _BATCH_CAP: Final = _Block(_PADDING.end, 1)
@@ -83,7 +95,8 @@ _SLOT_WORDS: Final = _BATCH_CAP.end
 # After the model slots, each page has words of its process and of the devices that it watches.
 _RESTARTS: Final = _Block(MODEL_SLOTS * _SLOT_WORDS, 2)
 _GPUS: Final = _Block(_RESTARTS.end, DEVICE_SLOTS * GpuReading.WORDS)
-_PAGE_BYTES: Final = -(-_GPUS.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+_BEATS: Final = _Block(_GPUS.end, 1)
+_PAGE_BYTES: Final = -(-_BEATS.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _PAGES_BYTES: Final = PAGES * _PAGE_BYTES
 _MEMORY_BYTES: Final = _PAGES_BYTES + mmap.PAGESIZE
 
@@ -154,6 +167,15 @@ class MetricPage:
         """Count a restart of a `device` or `frontend` process."""
         self._words[_RESTARTS.offset + ("device", "frontend").index(what)] += 1
 
+    def beat(self) -> None:
+        """Show that the event loop of the process turns."""
+        self._words[_BEATS.offset] += 1
+
+    @property
+    def beats(self) -> int:
+        """How often it has shown that, over all processes that have had the page."""
+        return int(self._words[_BEATS.offset])
+
     def set_gpus(self, readings: Sequence[GpuReading]) -> None:
         """Set the gauges of all GPUs; of those that were not read there are none, and none of the 17th on."""
         words = array("q", bytes(8 * _GPUS.words))
@@ -167,7 +189,7 @@ class MetricPage:
 class ModelMetrics:
     """Counters of one model in one process. Times are nanoseconds."""
 
-    __slots__ = ("_parse_ns", "_queue_ns", "_queue_rows", "_scored_rows", "_total_ns", "_words")
+    __slots__ = ("_parse_ns", "_queue_ns", "_queue_rows", "_rest_ns", "_scored_rows", "_total_ns", "_words")
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -176,6 +198,8 @@ class ModelMetrics:
         self._scored_rows = 0
         self._queue_ns: list[np.ndarray] = []
         self._queue_rows = 0
+        self._rest_ns = [0] * len(STAGES)
+        """What the sum of each stage lacks: less than the microsecond in which it is counted."""
 
     def clear_gauges(self) -> None:
         """Zero what describes the present; a process does this when it takes a page over."""
@@ -245,7 +269,7 @@ class ModelMetrics:
     def _observe(self, stage: int, elapsed_ns: int) -> None:
         start = _STAGE.offset + stage * _STAGE_WORDS
         self._words[start + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
-        self._words[start + _STAGE_WORDS - 1] += elapsed_ns
+        self._add_time(stage, elapsed_ns)
 
     def note_queued(self, elapsed_ns: np.ndarray) -> None:
         """Note how long each row of a batch has waited, `int64[rows]`; `flush_queued` counts it."""
@@ -271,7 +295,11 @@ class ModelMetrics:
         counts = np.bincount(_STAGE_BOUNDS_ARRAY.searchsorted(elapsed_ns), minlength=_STAGE_WORDS - 1)
         for index in np.flatnonzero(counts).tolist():
             self._words[start + index] += int(counts[index])
-        self._words[start + _STAGE_WORDS - 1] += int(elapsed_ns.sum())
+        self._add_time(stage, int(elapsed_ns.sum()))
+
+    def _add_time(self, stage: int, elapsed_ns: int) -> None:
+        elapsed_us, self._rest_ns[stage] = divmod(self._rest_ns[stage] + elapsed_ns, 1000)
+        self._words[_STAGE.offset + (stage + 1) * _STAGE_WORDS - 1] += elapsed_us
 
     def observe_batch(self, rows: int, reason: str, elapsed_ns: int) -> None:
         """Count one dispatched batch: its size, why it left, and its compute time."""
@@ -383,7 +411,7 @@ class ModelTotals:
         stages = {}
         for index, stage in enumerate(STAGES):
             *counts, total = self._words[_STAGE.offset + index * _STAGE_WORDS :][:_STAGE_WORDS]
-            stages[stage] = (sum(counts), total)
+            stages[stage] = (sum(counts), 1000 * total)
         return stages
 
     def collection_dropped(self) -> dict[str, int]:
@@ -401,5 +429,5 @@ class ModelTotals:
         stages = {}
         for index, stage in enumerate(STAGES):
             *counts, total = self._words[_STAGE.offset + index * _STAGE_WORDS :][:_STAGE_WORDS]
-            stages[stage] = HistogramTotals(STAGE_BOUNDS_S, counts, total / 1e9)
+            stages[stage] = HistogramTotals(STAGE_BOUNDS_S, counts, total / 1e6)
         return stages

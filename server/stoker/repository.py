@@ -339,7 +339,8 @@ class Repository:
             except BlockingIOError as error:
                 if not force:
                     raise ModelInUse(
-                        f"{name}:{version} is being served; stop the server first, or delete it with --force"
+                        f"{name}:{version} is being served; unload it (stoker models unload {name}:{version}) or "
+                        "stop the server first, or delete it with --force"
                     ) from error
             folder.rename(staging / "deleted")
             sync_folder(folder.parent)

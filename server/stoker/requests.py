@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StokerError
 from stoker.versions import VersionPolicy, read_versions
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Requests"]
 
 logger = logging.getLogger(__name__)
-
-_PART_ENTRIES: Final = 50
-"""So many fit into one message, even if each has a reason of many letters that are escapes in JSON."""
 
 
 class Requests:
@@ -45,10 +42,7 @@ class Requests:
             logger.exception("the request to %s a model failed", message["operation"])
             self._refuse(asker, ticket, StokerError("An unexpected internal error occurred."))
         else:
-            for start in range(0, len(entries), _PART_ENTRIES):
-                part = entries[start : start + _PART_ENTRIES]
-                self._frontends.reply(asker, ticket, part=part)
-            self._frontends.reply(asker, ticket)
+            self._frontends.reply(asker, ticket, entries=entries)
 
     async def _perform(self, message: Message) -> list[dict[str, str]]:
         version: int | None = message.get("version")

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from stoker.background import in_thread
 from stoker.catalogue import Catalogue, Model, Version, shown_reason
 from stoker.errors import LoadFailed, LoadTimeout, NotReady, OperatorError, RequestError, UnknownService
+from stoker.names import is_name
 from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ class Rollout:
         """
         async with self._exclusive(name):
             model = self._catalogue.models.get(name)
-            loaded = model is not None and (version in model.available if version else model.wanted)
+            loaded = model is not None and (
+                version in model.available if version is not None else model.wanted
+            )
             if model is None or not loaded:
                 shown = f"'{name}'" if version is None else f"'{name}' version {version}"
                 raise UnknownService(f"failed to unload {shown}: it is not loaded")
@@ -217,6 +220,11 @@ class Rollout:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _offer(self, name: str) -> Offer:
+        if not is_name(name):
+            # 'digits:1' would be found, as a registered model with settings of its own.
+            raise UnknownService(
+                f"failed to load '{name}': no model can be called so, and versions have their own path"
+            )
         try:
             return await in_thread(self._stock.offer, name)
         except OperatorError as error:
@@ -280,10 +288,16 @@ class Rollout:
             deployed = await in_thread(self._stock.take, offer, number, slot, load_number)
             logger.info("loading %s version %d", model.name, number)
             await self._fleet.add(deployed)
-        except (OperatorError, OSError) as error:
-            await self._give_up(model, offer, number, error)
+        except Exception as error:
+            failure = error
+            if not isinstance(error, OperatorError | OSError):
+                logger.exception("loading %s version %d failed", model.name, number)
+                failure = LoadFailed(f"an unexpected error, of which the log says more: {error!r}")
+            await self._give_up(model, offer, number, failure)
             self._stock.put_back(load_number)
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         version.enter("AVAILABLE")
         version.served, version.failed = deployed, None
         logger.info("%s version %d is available", model.name, number)
@@ -298,7 +312,7 @@ class Rollout:
         version.error = error.code if isinstance(error, OperatorError) else OperatorError.code
         try:
             version.failed = await in_thread(offer.fingerprint, number)
-        except (OperatorError, OSError):
+        except Exception:  # noqa: BLE001  # whatever it is, the version is given up
             version.failed = _UNREADABLE
         if version.served is None:
             version.state = "END"

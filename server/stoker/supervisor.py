@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from stoker.background import Supervision
+from stoker.background import Supervision, in_thread
 from stoker.catalogue import Catalogue
 from stoker.deployment import Deployed
 from stoker.fleet import Fleet
@@ -40,8 +40,8 @@ __all__ = ["Supervisor"]
 logger = logging.getLogger(__name__)
 
 _GPU_POLL_S: Final = 2.0
+_LOOK_S: Final = 1.0
 _END_TIMEOUT_S: Final = 5.0
-_LOADING_END_TIMEOUT_S: Final = 0.5
 _DRAIN_TIMEOUT_S: Final = 30.0
 _INTERRUPT_GRACE_S: Final = 0.2
 # Wrappers such as timeout(1) send one request to stop to the process and again to its group.
@@ -101,6 +101,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, self._settings.drain_grace_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, _INTERRUPT_GRACE_S)
         self._background.spawn(self._poll_gpus())
+        self._background.spawn(self._look_for_hung())
         starting = loop.create_task(self._start())
         stopped = loop.create_task(self._background.stopped())
         try:
@@ -115,13 +116,12 @@ class Supervisor:
             await self._end_all()
 
     async def _start(self) -> None:
-        await self._fleet.start(self._models)
+        models = await self._fleet.start(self._models)
         self._announced = True
         self._rollout.begin(self._offers)
-        devices = self._fleet.devices
-        reports = [process.report for process in devices.processes if process.report is not None]
-        models = [devices.replicas.report(model) for model in self._models]
-        self._on_ready(StartUp(reports, models, time.monotonic() - self._begun_s))
+        processes = self._fleet.devices.processes
+        devices = [process.report for process in processes if process.report is not None]
+        self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s))
         self._background.spawn(self._watch.run())
 
     def _on_request(self, asker: Child, message: Message) -> None:
@@ -156,18 +156,19 @@ class Supervisor:
 
     async def _end_all(self) -> None:
         self._background.cancel()
-        # A model that is being loaded does not hear that it should end.
-        busy = not self._announced
-        timeout_s = _LOADING_END_TIMEOUT_S if busy else _END_TIMEOUT_S
-        await asyncio.gather(*(child.end(timeout_s, busy=busy) for child in self._fleet.children))
+        await self._fleet.end()
         self._fleet.frontends.close_sockets()
 
+    async def _look_for_hung(self) -> None:
+        while not self._background.stopping:
+            await asyncio.sleep(_LOOK_S)
+            self._fleet.frontends.end_hung()
+
     async def _poll_gpus(self) -> None:
-        loop = asyncio.get_running_loop()
         reader = GpuReader()
         while True:
             try:
-                readings = await loop.run_in_executor(None, reader.read)
+                readings = await in_thread(reader.read)
             except OSError:
                 return
             self._page.set_gpus(readings)

@@ -13,6 +13,8 @@ from stoker.labels import labels_mark
 from stoker.rollout import Rollout, Stock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stoker.offers import Offer
 
 __all__ = ["Watch"]
@@ -32,6 +34,7 @@ class Watch:
         self._poll_s = poll_s
         self._marks: dict[str, tuple[int, int, int]] = {}
         self._following: set[str] = set()
+        self._label_troubles: dict[str, str] = {}
         self._seen: dict[tuple[str, int], str] = {}
         self._trouble = ""
 
@@ -53,22 +56,28 @@ class Watch:
 
         A model whose labels are still being followed is left for a later look.
         """
-        moved = [
-            (name, mark)
+        bases = {
+            name: base
             for name, base in self._rollout.bases.items()
-            if base is not None
-            and name not in self._following
-            and self._marks.get(name) != (mark := labels_mark(base))
-        ]
-        await asyncio.gather(*(self._follow(name, mark) for name, mark in moved))
+            if base is not None and name not in self._following
+        }
+        await asyncio.gather(*(self._follow(name, base) for name, base in bases.items()))
 
-    async def _follow(self, name: str, mark: tuple[int, int, int]) -> None:
-        self._marks[name] = mark
+    async def _follow(self, name: str, base: Path) -> None:
         self._following.add(name)
         try:
+            mark = await in_thread(labels_mark, base)
+            if self._marks.get(name) == mark:
+                return
             await self._rollout.follow(await in_thread(self._stock.offer, name))
-        except (OperatorError, OSError) as error:
-            logger.warning("the labels of %s stay as they are: %s", name, error)
+            # Only now: whatever has failed is tried again, for a disk may be away for a moment.
+            self._marks[name] = mark
+            self._label_troubles.pop(name, None)
+        except Exception as error:
+            if self._label_troubles.get(name) != str(error):
+                foreseen = isinstance(error, OperatorError | OSError)
+                logger.warning("the labels of %s stay as they are: %s", name, error, exc_info=not foreseen)
+            self._label_troubles[name] = str(error)
         finally:
             self._following.discard(name)
 

@@ -41,9 +41,7 @@ class PuppetSupervisor:
         ticket = content.pop("ticket")
         administration = self._server.gateway.administration
         assert administration is not None
-        for part in () if self.refusal else (ENTRIES[:1], ENTRIES[1:]):
-            administration.take_reply({"ticket": ticket, "part": part})
-        administration.take_reply({"ticket": ticket, **self.refusal})
+        administration.take_reply({"ticket": ticket, **(self.refusal or {"entries": ENTRIES})})
 
 
 @pytest.fixture(scope="module")

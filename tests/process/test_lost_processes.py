@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from contextlib import ExitStack
@@ -132,6 +133,26 @@ def test_a_frontend_that_is_killed_under_load_is_replaced(serve: Serve, doubler:
     assert server.device_pids() == devices, "the device process goes on"
     assert server.metric("stoker_process_restarts_total", process="frontend") == 1
     wait_until(lambda: server.metric("stoker_rows_in_flight", model="doubler") == 0, "all rows are free")
+
+
+def test_a_frontend_that_may_open_nothing_more_keeps_its_connections(serve: Serve, doubler: Path) -> None:
+    """A device process that comes back costs its replica then, until there is room; its own limit is as it was."""
+    found = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = serve(doubler, "--frontends", "1")
+    (frontend,), (device,) = server.frontend_pids(), server.device_pids()
+    assert resource.prlimit(frontend, resource.RLIMIT_NOFILE) == (found[1], found[1])
+    assert resource.prlimit(device, resource.RLIMIT_NOFILE) == found
+    message = scoring("/score", PRIMARY, rows_body([1, 2, 3, 4]))
+    with server.connect() as kept:
+        assert kept.ask(message).status == 200
+        resource.prlimit(frontend, resource.RLIMIT_NOFILE, (3, found[1]))
+        os.kill(device, signal.SIGKILL)
+        wait_until(lambda: "a replica cannot be attached" in server.output(), "there is no room")
+        refused = kept.ask(message)
+        resource.prlimit(frontend, resource.RLIMIT_NOFILE, (found[1], found[1]))
+        wait_until(lambda: kept.ask(message).status == 200, "it is attached")
+    assert (refused.status, refused.error_code()) == (503, "not_ready")
+    assert server.frontend_pids() == [frontend]
 
 
 def test_rows_of_a_killed_frontend_do_not_run(serve: Serve, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.http.raw_http import request, rows_body, scoring
-from tests.live_server import PRIMARY, LiveServer, free_port, wait_until
+from tests.http.raw_http import bearer, request, rows_body, scoring
+from tests.live_server import PRIMARY, LiveServer, free_port, run_stoker, wait_until
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
 from tests.tiny_models import BATCHED_SCRIPT, HOLD, Gate, write_script
@@ -192,3 +192,35 @@ def test_a_signal_while_the_model_loads_ends_at_once(
     assert exit_code == 0
     assert server.pids() == []
     assert "Traceback" not in server.output()
+
+
+def test_a_signal_while_a_further_model_loads_waits_for_no_load(serve: Serve, tmp_path: Path) -> None:
+    """Its caller is told that the server shuts down; what is served ends as ever."""
+    workspace, loading = tmp_path / "workspace", tmp_path / "loading"
+    served = write_script(tmp_path / "served", "def init(): pass\ndef run(raw_data): return raw_data\n")
+    slow = write_script(
+        tmp_path / "slow",
+        "import pathlib, time\n"
+        f"def init():\n    pathlib.Path({str(loading)!r}).touch()\n    time.sleep(600)\n"
+        "def run(raw_data): return raw_data\n",
+    )
+    assert run_stoker("models", "register", "slow", slow, "--workspace", workspace).returncode == 0
+    admin_key = "admin-key-of-the-tests-0001"
+    server = serve(
+        served,
+        "--frontends",
+        "1",
+        "--drain-grace-s",
+        "0",
+        workspace=workspace,
+        env={"STOKER_ADMIN_KEY": admin_key},
+    )
+    with server.connect() as loader:
+        loader.send(request("POST", "/v2/repository/models/slow/load", [bearer(admin_key)], b""))
+        wait_until(loading.exists, "init() runs")
+        server.signal(signal.SIGTERM)
+        answer = loader.answer()
+        assert server.wait(15) == 0
+    assert (answer.status, answer.json()) == (503, {"error": "The server is shutting down."})
+    assert server.pids() == []
+    assert not {"Traceback", "WARNING"}.intersection(server.output().split())

@@ -169,7 +169,8 @@ def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
     ("files", "address_space", "outcome"),
     [
         ((65_536, 65_536), resource.RLIM_INFINITY, "ok"),
-        ((1_024, 65_536), resource.RLIM_INFINITY, "note"),
+        ((1_024, 65_536), resource.RLIM_INFINITY, "ok"),
+        ((1_024, 4_096), resource.RLIM_INFINITY, "note"),
         ((256, 256), resource.RLIM_INFINITY, "wrong"),
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1 << 32, "note"),
     ],

@@ -224,6 +224,17 @@ def test_a_killed_build_is_swept(ask: Ask, home: Path) -> None:
     assert (dead.exists(), busy.exists()) == (False, True)
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"packages": 3}'])
+def test_a_damaged_manifest_is_named(ask: Ask, home: Path, text: str) -> None:
+    """Whoever wants the environment is told which folder to remove."""
+    specification = ask("azureml-defaults")
+    folder = home / build._plan(specification, build.this_interpreter(), "script").key
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(EnvironmentUnusable, match=f"the environment in {folder} is damaged"):
+        find_built(specification, home, "script")
+
+
 def test_the_installer_holds_the_lock_too(ask: Ask, home: Path, tmp_path: Path) -> None:
     """If the server is killed while it builds, nobody begins anew before the installer has ended."""
     specification = ask("azureml-defaults")

@@ -339,10 +339,8 @@ class PuppetSupervisor:
     def ask(self, *, ticket: int, **content: Any) -> None:
         self.asked.append(content)
         assert self.gateway.administration is not None
-        if not self.refusal:
-            entries = [{"name": "digits", "version": "3", "state": "READY"}, {"name": "other"}]
-            self.gateway.administration.take_reply({"ticket": ticket, "part": entries})
-        self.gateway.administration.take_reply({"ticket": ticket, **self.refusal})
+        entries = [{"name": "digits", "version": "3", "state": "READY"}, {"name": "other"}]
+        self.gateway.administration.take_reply({"ticket": ticket, **(self.refusal or {"entries": entries})})
 
 
 async def test_the_index_needs_no_key() -> None:

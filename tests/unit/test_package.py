@@ -1,5 +1,6 @@
 """The package as a whole: what its modules import and export."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -75,6 +76,19 @@ def test_public_names_are_exported(name: str) -> None:
         and value.__module__ == name
     }
     assert defined <= set(exported)
+
+
+def test_modules_import_of_each_other_only_what_is_exported() -> None:
+    """`__all__` is the whole of what other modules may lean on, constants and types too."""
+    unannounced = set()
+    for name in MODULES:
+        for node in ast.walk(ast.parse(inspect.getsource(importlib.import_module(name)))):
+            if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+                exported = importlib.import_module(node.module).__all__
+                unannounced |= {f"{node.module}.{alias.name}" for alias in node.names} - {
+                    f"{node.module}.{public}" for public in exported
+                }
+    assert not unannounced
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from stoker import watch as watch_module
+from stoker.background import in_thread
 from stoker.catalogue import Catalogue
 from stoker.deployment import Deployed
 from stoker.errors import (
@@ -24,7 +26,7 @@ from stoker.errors import (
     UnknownModel,
     UnknownService,
 )
-from stoker.labels import change_labels
+from stoker.labels import change_labels, labels_mark
 from stoker.layouts import ModelSource
 from stoker.metrics import MODEL_SLOTS, MetricMemory
 from stoker.offers import Offer
@@ -241,6 +243,47 @@ def test_a_load_that_fails_changes_nothing_that_is_served(play: Play) -> None:
     play(scene)
 
 
+def test_a_fault_while_a_version_is_taken_is_a_load_that_failed(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not LOADING for ever; the log has the traceback, and the next load tries again."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "weights"
+        take = stage.stock.take
+
+        def faulty(*arguments: Any) -> Deployed:
+            take(*arguments)
+            raise KeyError("packages")
+
+        monkeypatch.setattr(stage.stock, "take", faulty)
+        with pytest.raises(LoadFailed, match=r"version 7: an unexpected error, .*KeyError\('packages'\)"):
+            await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
+        assert stage.fleet.told["digits"]["versions"][1]["error"] == "load_failed"
+        assert stage.stock.held == set()
+        monkeypatch.setattr(stage.stock, "take", take)
+        await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+
+    play(scene)
+    assert "loading digits version 7 failed" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_a_reference_is_no_name(play: Play) -> None:
+    """`digits:7` would be another model with that name: registered, and without the settings of `digits`."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits:7", 7] = "weights of that other model"
+        for name in ("digits:7", "../digits", ""):
+            with pytest.raises(UnknownService, match="no model can be called so"):
+                await stage.rollout.load(name)
+        assert stage.fleet.happened() == []
+
+    play(scene)
+
+
 def test_the_code_of_a_failure_is_told_to_frontends_and_forgotten_with_it(play: Play) -> None:
     """A version that was unloaded, or is loaded after all, has not failed."""
 
@@ -306,6 +349,68 @@ def test_a_load_fails_by_time_alone_if_nothing_else_has_failed(play: Play) -> No
         with pytest.raises(LoadFailed, match=r"version 7: .* in time; version 8: .* is no model") as failed:
             await loading
         assert failed.value.code == "load_failed"
+
+    play(scene)
+
+
+def test_labels_that_could_not_be_followed_are_looked_at_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that is away for a moment loses no change; the log has each trouble once."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "weights"
+        await stage.rollout.load("digits", VersionPolicy.of((3, 7)))
+        change_labels(stage.stock.base / "digits", {"stable": 3})
+        offer, troubles = (
+            stage.stock.offer,
+            [OSError(116, "Stale file handle")] * 3 + [KeyError("a fault")] * 2,
+        )
+
+        def away(name: str) -> Offer:
+            if troubles:
+                raise troubles.pop(0)
+            return offer(name)
+
+        monkeypatch.setattr(stage.stock, "offer", away)
+        for _ in range(5):
+            await stage.watch.look_at_labels()
+            assert stage.fleet.told["digits"]["labels"] == {}
+        await stage.watch.look_at_labels()
+        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+
+    play(scene)
+    assert caplog.text.count("the labels of digits stay as they are") == 2
+    assert caplog.text.count("Stale file handle") == 1
+
+
+def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at a file may take for ever: the loop goes on, and so do the labels of other models."""
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def mark(base: Path) -> tuple[int, int, int]:
+        if base.name == "digits":
+            hanging.set()
+            assert go_on.wait(30)
+        return labels_mark(base)
+
+    monkeypatch.setattr(watch_module, "labels_mark", mark)
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["letters", 1] = "weights"
+        await stage.rollout.load("letters")
+        stage.rollout.bases["digits"] = stage.stock.base / "digits"
+        change_labels(stage.stock.base / "letters", {"stable": 1})
+        looking = asyncio.ensure_future(stage.watch.look_at_labels())
+        await in_thread(hanging.wait, 30)
+        while not stage.fleet.told["letters"]["labels"]:  # noqa: ASYNC110  # threads move it
+            await asyncio.sleep(0)
+        await stage.watch.look_at_labels()
+        assert not looking.done()
+        go_on.set()
+        await looking
 
     play(scene)
 
@@ -410,6 +515,8 @@ def test_unloading(play: Play) -> None:
     """The name means nothing before the last version leaves; what is not served cannot be unloaded."""
 
     async def scene(stage: Stage) -> None:
+        with pytest.raises(UnknownService, match="'digits' version 0: it is not loaded"):
+            await stage.rollout.unload("digits", 0)
         await stage.rollout.unload("digits")
         assert stage.fleet.happened() == ["digits is None", "unload digits 3", "digits is None"]
         assert stage.fleet.states() == {3: "END"}

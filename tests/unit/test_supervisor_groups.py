@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.descriptors import room_for_descriptors
 from tests.puppets import BODIES, ROWS
 
 from stoker import device_processes, frontend_processes
+from stoker import fleet as fleet_module
 from stoker import supervisor as supervisor_module
 from stoker.acceleration import Acceleration
 from stoker.children import Backoff
@@ -124,18 +126,20 @@ def test_replicas_that_differ_for_callers_are_refused() -> None:
     assert [lost.device for lost in replicas.remove(first)] == ["cpu"]
     assert add(second, WIDER, "cuda:0") == 2
     assert add(first, WIDER, "cpu") == 3
-    assert (replicas.complete, replicas.generations) == (True, {2, 3})
+    assert replicas.is_complete(digits)
+    assert [replica.generation for replica in replicas.of(digits)] == [3, 2]
 
 
 def test_replicas_may_batch_differently() -> None:
     """How a script is batched is decided in each process by what it measures, and no caller sees it."""
-    groups = group([model("script", "cpu", "cpu", framework="script")])
+    script = model("script", "cpu", "cpu", framework="script")
+    groups = group([script])
     replicas = Replicas(groups)
     for group_, form in zip(
         groups, [ScriptForm(batching="merge", batching_reason="agrees"), ScriptForm()], strict=True
     ):
         replicas.add(group_, 0, replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0)
-    assert replicas.complete
+    assert replicas.is_complete(script)
 
 
 @dataclass(eq=False)
@@ -148,11 +152,11 @@ class PuppetChild:
     sent: list[dict[str, Any]] = field(default_factory=list)
     killed: bool = False
     hung: bool = False
+    ended: tuple[float, bool] | None = None
     lived_s: float = 1.0
 
-    @property
-    def channel(self) -> SimpleNamespace:
-        return SimpleNamespace(send=lambda kind, _=(), **content: self.sent.append({"kind": kind, **content}))
+    def send(self, kind: str, fds: Sequence[int] = (), **content: Any) -> None:
+        self.sent.append({"kind": kind, **content})
 
     @property
     def process(self) -> SimpleNamespace:
@@ -193,7 +197,21 @@ class PuppetChild:
     def describe_exit(self) -> str:
         return "was ended by SIGKILL"
 
-    async def end(self, timeout_s: float, *, busy: bool = False) -> None: ...
+    async def end(self, timeout_s: float, *, busy: bool = False) -> None:
+        self.ended = (timeout_s, busy)
+
+
+@dataclass
+class System:
+    """What starts processes.
+
+    Attributes:
+        refusals: How many of the next starts fail.
+        gate: Starts wait for this, if it is set.
+    """
+
+    refusals: int = 0
+    gate: asyncio.Event | None = None
 
 
 @dataclass
@@ -203,11 +221,13 @@ class Stage:
     Attributes:
         children: Every process that it has started.
         ready: What it has announced.
+        system: What starts them.
     """
 
     supervisor: Supervisor
     children: list[PuppetChild]
     ready: list[StartUp]
+    system: System
 
     @property
     def devices(self) -> list[PuppetChild]:
@@ -243,8 +263,14 @@ Play = Callable[[Sequence[Deployed], Callable[[Stage], Awaitable[None]]], None]
 def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     """Run a supervisor of these models with two frontends through a scene, then stop it."""
     children: list[PuppetChild] = []
+    system = System()
 
     async def start(_: str, module: str, on_message: Any, on_exit: Any, **__: Any) -> PuppetChild:
+        if system.gate is not None:
+            await system.gate.wait()
+        if system.refusals:
+            system.refusals -= 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
         children.append(PuppetChild(module, on_message, on_exit))
         return children[-1]
 
@@ -269,7 +295,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             running = asyncio.ensure_future(supervisor.run())
             processes = supervisor._fleet.devices.processes
             await until(lambda: processes and len(children) >= 2 + len(processes))
-            await scene(Stage(supervisor, children, ready))
+            await scene(Stage(supervisor, children, ready, system))
             supervisor._background.stop()
             await running
 
@@ -553,6 +579,169 @@ def test_a_model_that_hangs_when_its_process_comes_back_is_tried_again(
     assert "(digits version 1 was not loaded within 0 s" in caplog.text
 
 
+def test_processes_that_cannot_be_forked_are_tried_again(play: Play) -> None:
+    """Where memory is short, processes are killed, and their successors find no memory either."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        stage.system.refusals = 4
+        stage.devices[0].die()
+        stage.frontends[0].die()
+        await until(lambda: len(stage.children) == 5)
+        stage.devices[1].load()
+        stage.frontends[2].say("started")
+        assert len(stage.frontends[2].received("attach")) == 1
+        assert (stage.system.refusals, stage.ready_replicas) == (0, 1)
+        assert stage.totals.restarts() == {"device": 1, "frontend": 1}
+
+    play([model("digits", "cpu")], scene)
+
+
+def test_a_model_that_is_unloaded_while_its_process_is_started_again_leaves_nothing(play: Play) -> None:
+    """Nobody would know that process any more, nor end it."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        stage.system.gate = asyncio.Event()
+        stage.devices[0].die()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        devices = stage.supervisor._fleet.devices
+        await devices.unload(devices.processes[0].group.model(0))
+        stage.system.gate.set()
+        await until(lambda: len(stage.devices) == 2)
+        await until(lambda: stage.devices[1].ended)
+        assert stage.devices[1].sent == [], "it does not load what nobody wants"
+        assert devices.processes == []
+
+    play([model("digits", "cpu")], scene)
+
+
+def test_a_replica_that_could_not_be_attached_is_tried_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start waits for it; a frontend that has ended meanwhile has had it at its own start."""
+    monkeypatch.setattr(fleet_module, "_ATTACH_AGAIN_S", 0.0)
+
+    async def scene(stage: Stage) -> None:
+        for frontend in stage.frontends:
+            frontend.say("started")
+        stage.devices[0].load()
+        first, second = stage.frontends
+        second.confirm()
+        first.say("listening")
+        (attach,) = first.received("attach")
+        first.say("attach_failed", generation=attach["generation"])
+        await until(lambda: len(first.received("attach")) == 2)
+        assert first.received("attach")[1] == attach
+        assert len(stage.devices[0].received("attach")) == 3
+        assert stage.ready == []
+        first.confirm()
+        await until(lambda: stage.ready)
+
+        second.say("attach_failed", generation=attach["generation"])
+        second.die()
+        await until(lambda: len(stage.frontends) == 3)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [len(frontend.received("attach")) for frontend in stage.frontends] == [2, 1, 0]
+
+    play([model("digits", "cpu")], scene)
+
+
+def test_a_supervisor_without_room_for_an_arena_tries_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it could not make is no fault of the frontend, which is told the rest."""
+    monkeypatch.setattr(fleet_module, "_ATTACH_AGAIN_S", 0.0)
+
+    async def scene(stage: Stage) -> None:
+        stage.devices[0].load()
+        with room_for_descriptors(1):
+            for frontend in stage.frontends:
+                frontend.say("started")
+        assert [message["kind"] for message in stage.frontends[0].sent] == ["start", "listen"]
+        await until(lambda: all(frontend.received("attach") for frontend in stage.frontends))
+
+    play([model("digits", "cpu")], scene)
+    assert "a replica of digits cannot be attached: [Errno 24] Too many open files" in caplog.text
+
+
+def test_a_frontend_that_hangs_is_ended(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """One whose loop does not turn during thirty looks; one that turns once in a while is slow, and not hung."""
+
+    async def scene(stage: Stage) -> None:
+        frontends = stage.supervisor._fleet.frontends
+        first, second = (MetricMemory(stage.supervisor._metrics_fd).page(number) for number in (0, 1))
+        for _ in range(60):
+            frontends.end_hung()
+        assert not any(child.hung for child in stage.frontends), (
+            "they import and set up, and have no loop yet"
+        )
+        await stage.start()
+        first.beat()
+        second.beat()
+        frontends.end_hung()
+        for look in range(29):
+            assert not any(child.hung for child in stage.frontends)
+            if look == 20:
+                second.beat()
+            frontends.end_hung()
+        assert not stage.frontends[0].hung
+        frontends.end_hung()
+        assert [child.hung for child in stage.frontends] == [True, False]
+        stage.frontends[0].die()
+        await until(lambda: len(stage.frontends) == 3)
+        stage.frontends[2].say("started")
+        for _ in range(29):
+            second.beat()
+            frontends.end_hung()
+        assert not stage.frontends[2].hung, "its predecessor's time is not its own"
+
+    play([model("digits", "cpu")], scene)
+    assert caplog.text.count("a frontend has done nothing for 30 s, killing it") == 1
+
+
+def test_a_device_process_that_ends_while_frontends_begin_to_listen_is_started_again(play: Play) -> None:
+    """It has been loaded, and that is what the operator is told."""
+
+    async def scene(stage: Stage) -> None:
+        for frontend in stage.frontends:
+            frontend.say("started")
+        stage.devices[0].load()
+        for frontend in stage.frontends:
+            (attach,) = frontend.received("attach")
+            frontend.say("attached", generation=attach["generation"])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        stage.devices[0].die()
+        for frontend in stage.frontends:
+            frontend.say("listening")
+        await until(lambda: stage.ready)
+        (report,) = stage.ready[0].models
+        assert (report.signature, report.devices, report.load_s) == (ROWS, ["cpu"], 0.5)
+        await until(lambda: len(stage.devices) == 2)
+
+    play([model("digits", "cpu")], scene)
+
+
+def test_the_end_does_not_wait_for_what_is_being_loaded(play: Play) -> None:
+    """It cannot hear; a process that serves gets its time, and so does one that is listening."""
+    staged: list[Stage] = []
+
+    async def scene(stage: Stage) -> None:
+        staged.append(stage)
+        await stage.start()
+        stage.supervisor._background.spawn(stage.supervisor._fleet.add(model("letters", "cpu", slot=7)))
+        stage.frontends[1].die()
+        await until(lambda: len(stage.children) == 5)
+
+    play([model("digits", "cpu")], scene)
+    (stage,) = staged
+    assert [device.ended for device in stage.devices] == [(5.0, False), (0.5, True)]
+    assert [frontend.ended for frontend in stage.frontends] == [(5.0, False), None, (0.5, True)]
+
+
 def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,10 +766,9 @@ def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
         successor = stage.frontends[2]
         assert successor.received("reply") == stage.frontends[0].received("reply") == []
         successor.say("request", ticket=0, operation="index", ready=True)
-        await until(lambda: len(successor.received("reply")) == 2)
-        part, end = successor.received("reply")
-        assert part["part"] == [{"name": "digits", "version": "1", "state": "READY"}]
-        assert end == {"kind": "reply", "ticket": 0}
+        await until(lambda: successor.received("reply"))
+        entries = [{"name": "digits", "version": "1", "state": "READY"}]
+        assert successor.received("reply") == [{"kind": "reply", "ticket": 0, "entries": entries}]
 
     play([model("digits", "cpu")], scene)
 

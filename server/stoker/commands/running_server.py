@@ -50,7 +50,10 @@ def ask_admin(server: str, path: str, key: str | None) -> None:
     except urllib.error.HTTPError as error:
         raise OperatorError(_reason(error)) from error
     except OSError as error:
-        raise OperatorError(f"the server at {server} cannot be reached: {_cause(error)}") from error
+        raise OperatorError(
+            f"the server at {server} cannot be reached: {_cause(error)}; `stoker serve` starts one, --url names "
+            "one elsewhere"
+        ) from error
 
 
 def _cause(error: OSError) -> BaseException | str:

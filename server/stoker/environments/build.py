@@ -143,12 +143,18 @@ def _ready(environments_dir: Path, plan: _Plan, note: str) -> Built | None:
     folder = environments_dir / plan.key
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        packages = dict(manifest["packages"])
     except FileNotFoundError:
         return None
+    except (ValueError, LookupError, TypeError) as error:
+        raise EnvironmentUnusable(
+            f"the manifest of the environment in {folder} is damaged ({error!r}); remove that folder when no process "
+            "runs in it, and it is built anew"
+        ) from error
     interpreter = python_of(folder / "venv")
     if not interpreter.is_file():  # a link to a Python that is gone
         return None
-    return Built(plan.key, interpreter, str(plan.python), MappingProxyType(manifest["packages"]), note)
+    return Built(plan.key, interpreter, str(plan.python), MappingProxyType(packages), note)
 
 
 def _build(plan: _Plan, environments_dir: Path, note: str, say: Say) -> Built:

@@ -105,6 +105,10 @@ class _Refused(StokerError):
         self.code = code  # type: ignore[misc]  # the class attribute is the default
 
 
+def _shutting_down() -> NotReady:
+    return NotReady("The server is shutting down.")
+
+
 class Administration:
     """A frontend's requests to the supervisor.
 
@@ -117,7 +121,8 @@ class Administration:
         self.access = access
         self._send = send
         self._tickets = itertools.count()
-        self._waiting: dict[int, tuple[asyncio.Future[list[dict[str, str]]], list[dict[str, str]]]] = {}
+        self._waiting: dict[int, asyncio.Future[list[dict[str, str]]]] = {}
+        self._closed = False
 
     async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Return all models with their versions, as the model repository extension has them."""
@@ -148,23 +153,29 @@ class Administration:
 
     def take_reply(self, message: Message) -> None:
         """Take a `reply` of the supervisor."""
-        answered, entries = self._waiting[message["ticket"]]
-        if "part" in message:
-            entries += message["part"]
-            return
-        del self._waiting[message["ticket"]]
-        if answered.done():
+        answered = self._waiting.pop(message["ticket"], None)
+        if answered is None or answered.done():
             return
         if "error" in message:
             answered.set_exception(
                 _Refused(message["error"], message["status"], message["code"], message["retry_after_s"])
             )
         else:
-            answered.set_result(entries)
+            answered.set_result(message["entries"])
+
+    def close(self) -> None:
+        """Refuse what waits for the supervisor, and whatever comes now: loads may take longer than the end may."""
+        self._closed = True
+        waiting, self._waiting = self._waiting, {}
+        for answered in waiting.values():
+            if not answered.done():
+                answered.set_exception(_shutting_down())
 
     async def _ask(self, **content: Any) -> list[dict[str, str]]:
+        if self._closed:
+            raise _shutting_down()
         ticket = next(self._tickets)
         answered: asyncio.Future[list[dict[str, str]]] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = (answered, [])
+        self._waiting[ticket] = answered
         self._send(ticket=ticket, **content)
         return await answered

@@ -3,16 +3,21 @@
 Messages it gets: `start` (settings, services, listening sockets), `serve` (a further version of a model),
 `attach` (arena and doorbell of a replica), `route` (what a model's names mean), `retire` (a version is served no
 more), `listen`, `detach` (a replica's device process has ended), `reply` (to a request), `drain`, `stop`. Messages
-it sends: `started`, `listening`, `attached`, `outgrown` (answers of a replica do not fit the rows of its arena),
-`retired`, `request`, `stopped`. It ends when the control channel does.
+it sends: `started`, `listening`, `attached`, `attach_failed` (there is no room for the arena now), `outgrown`
+(answers of a replica do not fit the rows of its arena), `retired`, `request`, `stopped`. It ends when the control
+channel does.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import faulthandler
 import gc
+import logging
 import os
+import resource
 import signal
 import socket
 from functools import partial
@@ -31,12 +36,15 @@ from stoker.gateway.listener import Listener
 from stoker.gateway.roster import Roster
 from stoker.gateway.swagger import Naming
 from stoker.logs import configure_logging
-from stoker.metrics import MetricMemory
+from stoker.metrics import MetricMemory, MetricPage
+from stoker.process_end import STACKS_SIGNAL
 
 if TYPE_CHECKING:
     from stoker.gateway.grpc.server import GrpcServer
 
 __all__ = ["main"]
+
+logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.025
 
@@ -47,24 +55,31 @@ class _Frontend:
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
         self._roster: Roster | None = None
+        self._page: MetricPage | None = None
         self._listener: Listener | None = None
         self._grpc: GrpcServer | None = None
         self._grpc_arguments: dict[str, Any] | None = None
-        self._stopped = False
+        self._stopping: asyncio.Task[None] | None = None
         self._inbox: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         self._loop.add_reader(channel.fileno(), self._on_message)
 
     async def run(self) -> None:
-        """Handle messages one after the other, until there are no more to come."""
+        """Handle messages one after the other, until it has stopped or the supervisor has gone."""
         try:
-            while not self._stopped and (received := await self._inbox.get()) is not None:
+            while (received := await self._inbox.get()) is not None:
                 await self._handle(*received)
+            if self._stopping is not None and self._stopping.done():
+                self._stopping.result()
         finally:
             if self._roster is not None:
                 self._roster.close_collectors()
 
     def _on_message(self) -> None:
-        received = self._channel.receive()
+        try:
+            received = self._channel.receive()
+        except OSError as error:
+            logger.error("ending: %s", error)  # noqa: TRY400  # its successor is told everything anew
+            received = None
         if received is None:
             self._loop.remove_reader(self._channel.fileno())
         self._inbox.put_nowait(received)
@@ -80,13 +95,12 @@ class _Frontend:
             case "serve":
                 roster.serve(message["service"])
             case "attach":
-                if roster.attach(message, fds):
-                    self._channel.send("attached", generation=message["generation"])
+                self._attach(roster, message, fds)
             case "route":
                 roster.route(message["model"])
             case "retire":
                 roster.retire(message["number"])
-            case "listen":
+            case "listen" if self._stopping is None:
                 await self._listen(gateway)
             case "detach":
                 # Usually the doorbell has said so already; a process that the device had forked can hold it open.
@@ -97,7 +111,9 @@ class _Frontend:
             case "drain":
                 gateway.start_draining()
             case "stop":
-                await self._stop(roster, message["timeout_s"])
+                # Beside the messages: what finishes may wait for one of them.
+                self._stopping = self._loop.create_task(self._stop(gateway, roster, message["timeout_s"]))
+                self._stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
 
     def _start(self, message: Message, fds: list[int]) -> None:
         metrics_fd, *socket_fds = fds
@@ -119,9 +135,10 @@ class _Frontend:
         )
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._listener = listener = Listener(create_app(gateway), gateway, sockets)
+        self._page = memory.page(message["page"])
         self._roster = roster = Roster(
             gateway,
-            memory.page(message["page"]),
+            self._page,
             message,
             listener.receives_for,
             self._tell_retired,
@@ -137,6 +154,17 @@ class _Frontend:
         gc.collect()
         gc.freeze()
         self._channel.send("started")
+
+    def _attach(self, roster: Roster, message: Message, fds: list[int]) -> None:
+        generation = message["generation"]
+        try:
+            attached = roster.attach(message, fds)
+        except OSError as error:
+            logger.error("a replica cannot be attached: %s", error)  # noqa: TRY400  # the system's, not a fault here
+            self._channel.send("attach_failed", generation=generation)
+        else:
+            if attached:
+                self._channel.send("attached", generation=generation)
 
     async def _listen(self, gateway: Gateway) -> None:
         assert self._listener is not None, "listen comes after start"
@@ -157,11 +185,16 @@ class _Frontend:
 
     def _sweep(self) -> None:
         assert self._roster is not None, "started with it"
-        self._roster.sweep()
+        assert self._page is not None, "started with it"
+        # First, so that no fault can end it: without it no request is ever late, and nothing is ever retired.
         self._loop.call_later(_SWEEP_S, self._sweep)
+        self._page.beat()
+        self._roster.sweep()
 
-    async def _stop(self, roster: Roster, timeout_s: float) -> None:
+    async def _stop(self, gateway: Gateway, roster: Roster, timeout_s: float) -> None:
         assert self._listener is not None, "stop comes after start"
+        assert gateway.administration is not None, "made with the gateway"
+        gateway.administration.close()
         calls = self._loop.create_task(self._grpc.stop(timeout_s)) if self._grpc is not None else None
         await self._listener.stop_listening()
         cut_off = await self._listener.finish(timeout_s)
@@ -169,11 +202,20 @@ class _Frontend:
             cut_off += await calls
         roster.flush()
         self._channel.send("stopped", cut_off=cut_off)
-        self._stopped = True
 
 
 async def _serve(control_fd: int) -> None:
     await _Frontend(ControlChannel.inherited(control_fd)).run()
+
+
+def _allow_many_connections() -> None:
+    """Let this process have as many descriptors open as it may: each connection is one, and so is each arena.
+
+    Device processes keep the limit that the server was started with: scripts may use `select`, which takes only 1024.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:
@@ -184,8 +226,11 @@ def main() -> None:
     # A signal to the whole process group is the supervisor's to answer: it drains first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The supervisor asks for this before it ends a frontend that hangs.
+    faulthandler.register(STACKS_SIGNAL)
+    _allow_many_connections()
     configure_logging("frontend")
-    # Casting a request's numbers to the model's type must not yield infinities unnoticed.
+    # Casting a request's numbers to the model's type must not yield infinities: `Exchange` insists on this.
     np.seterr(over="raise")
     uvloop.run(_serve(args.control_fd))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from stoker.arena import Arena
 from stoker.exchange import Exchange
@@ -72,6 +74,7 @@ class Roster:
         self._on_outgrown = on_outgrown
         self._services: dict[int, Service] = {}
         self._leaving: list[_Leaving] = []
+        self._troubled: WeakSet[Service] = WeakSet()
         self._exchanges: dict[int, Exchange] = {}
         """By generation: each load of a replica has its own."""
 
@@ -99,7 +102,13 @@ class Roster:
         self._gateway.route(content["name"], ServedModel(versions, default, labels))
 
     def attach(self, message: Message, fds: Sequence[int]) -> bool:
-        """Join a service with a replica, or anew with larger rows; False if it has been retired meanwhile."""
+        """Join a service with a replica, or anew with larger rows; False if it has been retired meanwhile.
+
+        Raises:
+            OSError: There is no descriptor or no memory for it; nothing has changed, and nothing is kept.
+        """
+        if not fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         arena_fd, doorbell_fd = fds
         number, generation = message["number"], message["generation"]
         service = self._services.get(number)
@@ -110,9 +119,6 @@ class Roster:
             os.close(arena_fd)
             os.close(doorbell_fd)
             return False
-        arena = Arena(arena_fd, Signature.from_json(message["signature"]), message["capacity"])
-        os.close(arena_fd)
-
         joined = service
 
         def on_lost(exchange: Exchange) -> None:
@@ -121,13 +127,22 @@ class Roster:
                 del self._exchanges[generation]
             logger.warning("a device process of %s has ended; its requests were told", joined.name)
 
-        exchange = Exchange(
-            arena,
-            socket.socket(fileno=doorbell_fd),
-            clock_ns=time.monotonic_ns,
-            on_lost=on_lost,
-            loop=asyncio.get_running_loop(),
-        )
+        doorbell = socket.socket(fileno=doorbell_fd)
+        try:
+            # The map has a descriptor of its own.
+            arena = Arena(arena_fd, Signature.from_json(message["signature"]), message["capacity"])
+            exchange = Exchange(
+                arena,
+                doorbell,
+                clock_ns=time.monotonic_ns,
+                on_lost=on_lost,
+                loop=asyncio.get_running_loop(),
+            )
+        except OSError:
+            doorbell.close()
+            raise
+        finally:
+            os.close(arena_fd)
         service.attach(exchange)
         outgrown = self._exchanges.get(generation)
         if outgrown is not None:
@@ -156,9 +171,15 @@ class Roster:
         """Fail what is late, count what was noted, and see who has finished; call this every few dozen ms."""
         now_ns = time.monotonic_ns()
         for service in self._all():
-            service.metrics.flush()
-            service.sweep(now_ns)
-            service.metrics.set_in_flight_rows(service.leased_rows)
+            try:
+                service.metrics.flush()
+                service.sweep(now_ns)
+                service.metrics.set_in_flight_rows(service.leased_rows)
+            except Exception:
+                # The others go on. It would be the same many times a second.
+                if service not in self._troubled:
+                    logger.exception("looking after %s version %s failed", service.name, service.version)
+                self._troubled.add(service)
         for leaving in list(self._leaving):
             service = leaving.service
             if (service.idle and not self._arriving(service)) or now_ns >= leaving.until_ns:

@@ -1,0 +1,130 @@
+"""Processes of the supervisor: what they inherit, how they end, and what what they start inherits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.descriptors import open_descriptors, room_for_descriptors
+
+from stoker.children import Child
+from stoker.control import Message
+
+TELLS_ITS_ENVIRONMENT = """
+import json
+import os
+import sys
+
+from stoker.control import ControlChannel
+
+channel = ControlChannel.inherited(int(sys.argv[sys.argv.index("--control-fd") + 1]))
+channel.send("told", environment=dict(os.environ), padding="x" * 200_000)
+sys.exit(5)
+"""
+
+STARTS_OTHERS = """
+import os
+import signal
+import subprocess
+import threading
+
+from stoker.device import _leave_ending_to_the_supervisor
+
+_leave_ending_to_the_supervisor()
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGINT)
+
+codes = []
+
+def run():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        child = subprocess.Popen(["sleep", "60"])
+        child.send_signal(number)
+        codes.append(child.wait(30))
+    reading, writing = os.pipe()
+    forked = os.fork()
+    if not forked:
+        os.write(writing, b"!")
+        signal.pause()
+        os._exit(0)
+    os.read(reading, 1)
+    os.kill(forked, signal.SIGTERM)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
+
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+print(codes)
+"""
+
+
+def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an entry script prints of its environment is in the log; what it said last is heard after its end."""
+    (tmp_path / "tells.py").write_text(TELLS_ITS_ENVIRONMENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    keys = ("STOKER_ADMIN_KEY", "STOKER_PRIMARY_KEY", "STOKER_SECONDARY_KEY")
+    for name in (*keys, "STOKER_HOST", "STOKER_KEY_OF_A_HOUSE"):
+        monkeypatch.setenv(name, "a secret")
+
+    async def scene() -> tuple[Message, Child]:
+        said: list[Message] = []
+        ended = asyncio.get_running_loop().create_future()
+        child = await Child.start(
+            "child",
+            "tells",
+            lambda _, message: said.append(message),
+            ended.set_result,
+            variables={"WORDS": "two"},
+        )
+        async with asyncio.timeout(30):
+            assert await ended is child
+        (message,) = said
+        return message, child
+
+    async def scenes() -> tuple[Message, Child]:
+        await scene()
+        before = open_descriptors()
+        told = await scene()
+        assert open_descriptors() == before
+        return told
+
+    message, child = asyncio.run(scenes())
+    environment = message["environment"]
+    assert [name for name in environment if name in keys] == []
+    assert (environment["STOKER_HOST"], environment["STOKER_KEY_OF_A_HOUSE"]) == ("a secret", "a secret")
+    assert (environment["WORDS"], child.describe_exit()) == ("two", "exited with code 5")
+
+
+def test_a_child_of_which_a_message_was_lost_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its successor says everything anew; one that has ended by itself is told of all the same."""
+    (tmp_path / "tells.py").write_text(TELLS_ITS_ENVIRONMENT.replace("sys.exit(5)", "channel.receive()"))
+    (tmp_path / "tells_and_ends.py").write_text(TELLS_ITS_ENVIRONMENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def scene(module: str) -> str:
+        said: list[Message] = []
+        ended = asyncio.get_running_loop().create_future()
+        child = await Child.start("child", module, lambda _, message: said.append(message), ended.set_result)
+        async with asyncio.timeout(30):
+            with room_for_descriptors(0):
+                await ended
+        assert said == []
+        return child.describe_exit()
+
+    assert asyncio.run(scene("tells")) == "was ended by SIGKILL"
+    assert "a message of child is lost, killing it" in caplog.text
+    assert asyncio.run(scene("tells_and_ends")) in {"was ended by SIGKILL", "exited with code 5"}
+
+
+def test_what_a_device_process_starts_heeds_signals() -> None:
+    """It leaves them to the supervisor, but neither programs that a script calls nor what it forks do."""
+    ran = subprocess.run(
+        [sys.executable, "-c", STARTS_OTHERS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(ran.stdout) == [-15, -2, -15]

@@ -1,0 +1,133 @@
+"""The control channel: messages of any length, with descriptors, and what becomes of them where there is no room."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from tests.descriptors import open_descriptors, room_for_descriptors
+
+from stoker.control import ControlChannel
+
+Pair = tuple[ControlChannel, ControlChannel]
+
+LARGE = "模型" * 400_000
+"""A text that no packet holds, and whose JSON is twelve bytes for each two letters."""
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """The supervisor's end, which does not block, and the other process's; both close what they were given."""
+    before = open_descriptors()
+    supervisor, far = ControlChannel.pair()
+    with closing(supervisor), closing(ControlChannel(far)) as process:
+        yield supervisor, process
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("text", ["short", "é" * 10_922, "é" * 60_000, LARGE])
+def test_messages_of_any_length_go_both_ways_with_descriptors(pair: Pair, text: str) -> None:
+    """Whatever its length is, and however JSON writes its letters: as a script's sample, or a traceback, may be."""
+    reading, writing = os.pipe()
+    for sender, receiver in (pair, reversed(pair)):
+        assert sender.send("loaded", [writing], text=text, number=3)
+        assert sender.send("next")
+        received = receiver.receive()
+        assert received is not None
+        message, (fd,) = received
+        assert message == {"kind": "loaded", "text": text, "number": 3}
+        assert not os.get_inheritable(fd)
+        os.write(fd, b"!")
+        os.close(fd)
+        assert os.read(reading, 2) == b"!"
+        assert receiver.receive() == ({"kind": "next"}, [])
+    os.close(reading)
+    os.close(writing)
+
+
+def test_what_the_other_process_is_too_busy_to_read_comes_later_in_order(pair: Pair) -> None:
+    """Large and small messages wait together, with descriptors of their own."""
+    supervisor, process = pair
+    process._socket.setblocking(False)
+
+    async def scene() -> list[int]:
+        sent = 0
+        while not supervisor._unsent:
+            supervisor.send("attach", number=sent, text="x" * 60_000)
+            sent += 1
+        reading, writing = os.pipe()
+        supervisor.send("attach", [writing], number=sent, text=LARGE)
+        os.close(writing)
+        numbers = []
+        while len(numbers) <= sent:
+            try:
+                received = process.receive()
+            except BlockingIOError:
+                await asyncio.sleep(0)
+                continue
+            assert received is not None
+            message, fds = received
+            numbers.append(message["number"])
+        (fd,) = fds
+        assert message["text"] == LARGE
+        os.write(fd, b"!")
+        assert os.read(reading, 2) == b"!"
+        os.close(fd)
+        os.close(reading)
+        return numbers
+
+    numbers = asyncio.run(scene())
+    assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("text", ["short", LARGE])
+def test_descriptors_that_were_lost_are_none_and_not_some(
+    pair: Pair, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel cuts off those for which there is no room, and says so only in a flag."""
+    supervisor, process = pair
+    supervisor.send("attach", [0, 1], text=text)
+    supervisor.send("next")
+    with room_for_descriptors(1):
+        assert process.receive() == ({"kind": "attach", "text": text}, [])
+        assert process.receive() == ({"kind": "next"}, [])
+    assert "too many open files" in caplog.text
+
+
+def test_a_message_that_was_lost_is_an_error(pair: Pair) -> None:
+    """A large one is behind a descriptor; the next one is there."""
+    supervisor, process = pair
+    supervisor.send("start", [0], text=LARGE)
+    supervisor.send("next")
+    with room_for_descriptors(0):
+        with pytest.raises(OSError, match="a message of another process was lost") as lost:
+            process.receive()
+        assert lost.value.errno == errno.EMFILE
+        with pytest.raises(OSError, match="Too many open files"):
+            process.send("loaded", text=LARGE)
+        assert process.receive() == ({"kind": "next"}, [])
+
+
+def test_a_process_that_has_gone_is_not_an_error(pair: Pair) -> None:
+    """What is sent to it is for nobody, however large, and its end reads as EOF."""
+    supervisor, process = pair
+    process.close()
+    assert not supervisor.send("route")
+    assert not supervisor.send("route", [0], text=LARGE)
+    assert supervisor.receive() is None
+
+
+def test_an_inherited_end_is_not_inherited_further() -> None:
+    """What a script starts must not hold the channel open."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near:
+        os.set_inheritable(far.fileno(), True)
+        channel = ControlChannel.inherited(far.detach())
+        assert not os.get_inheritable(channel.fileno())
+        channel.close()
+        assert near.recv(1) == b""

@@ -1,0 +1,324 @@
+"""A frontend and what its supervisor tells it: attaching without room, stopping, looking after its services."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.descriptors import open_descriptors, room_for_descriptors
+from tests.http.raw_http import AsyncConnection, request
+from tests.puppets import ROWS
+
+from stoker.arena import Arena
+from stoker.control import ControlChannel, Message
+from stoker.gateway import frontend as frontend_module
+from stoker.gateway.frontend import _Frontend
+from stoker.metrics import MetricMemory
+
+KEY = "admin-key-of-the-tests-00001"
+PATIENCE_S = 20
+
+
+class Supervisor:
+    """The other end of a frontend's channel.
+
+    Attributes:
+        frontend: The frontend; it runs in the same loop.
+        running: Its run.
+        port: Where it listens.
+        page: Its page of the metrics.
+    """
+
+    def __init__(self, keys_dir: Path) -> None:
+        self._channel, far = ControlChannel.pair()
+        self.frontend = _Frontend(ControlChannel(far))
+        self.running = asyncio.ensure_future(self.frontend.run())
+        self._said: asyncio.Queue[Message | None] = asyncio.Queue()
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
+        metrics_fd = MetricMemory.create()
+        self.page = MetricMemory(metrics_fd).page(0)
+        with ExitStack() as ours:
+            ours.callback(os.close, metrics_fd)
+            sock = ours.enter_context(socket.create_server(("127.0.0.1", 0)))
+            self.port = sock.getsockname()[1]
+            self.tell(
+                "start",
+                [metrics_fd, sock.fileno()],
+                page=0,
+                auth=False,
+                token_auth=False,
+                metrics_need_key=False,
+                keys_dir=str(keys_dir),
+                max_body_bytes=1000,
+                max_image_pixels=1000,
+                cors_origins=[],
+                tells_version=False,
+                naming={"title": None, "version": None, "path_prefix": None},
+                frontends=1,
+                grpc=None,
+                admin={"polls": False, "needs_key": True, "key": KEY, "local": True},
+                services=[_service("digits", 0)],
+                models=[_model("digits", 0)],
+                only="digits",
+            )
+
+    def tell(self, kind: str, fds: list[int] | None = None, **content: Any) -> None:
+        """Send the frontend a message."""
+        assert self._channel.send(kind, fds or [], **content)
+
+    async def hear(self, kind: str) -> Message:
+        """The next message of the frontend; it has to be of this kind."""
+        async with asyncio.timeout(PATIENCE_S):
+            message = await self._said.get()
+        assert message is not None, "the frontend has ended"
+        assert message["kind"] == kind, message
+        return message
+
+    async def listen(self) -> None:
+        """Let it take connections."""
+        await self.hear("started")
+        self.tell("listen")
+        await self.hear("listening")
+
+    def attach(self, generation: int = 1) -> socket.socket:
+        """Give it an arena, and return the device's end of the doorbell."""
+        near, far = socket.socketpair()
+        arena_fd = Arena.create(ROWS, 4)
+        content = {"number": 0, "signature": ROWS.to_json(), "capacity": 4, "generation": generation}
+        self.tell("attach", [arena_fd, near.fileno()], **content)
+        os.close(arena_fd)
+        near.close()
+        return far
+
+    async def close(self) -> None:
+        """Go away, and let go of what the system lets go of when the frontend ends."""
+        asyncio.get_running_loop().remove_reader(self._channel.fileno())
+        self._channel.close()
+        frontend = self.frontend
+        await self.running
+        frontend._channel.close()
+        roster, listener = frontend._roster, frontend._listener
+        assert roster is not None
+        assert listener is not None
+        for exchange in roster._exchanges.values():
+            exchange.close()
+        for part in (*listener._servers, *listener._sockets):
+            part.close()
+        await listener.finish(0)
+
+    def _read(self) -> None:
+        received = self._channel.receive()
+        self._said.put_nowait(received and received[0])
+
+
+def _service(name: str, number: int) -> dict[str, Any]:
+    return {
+        "number": number,
+        "name": name,
+        "version": 1,
+        "framework": "onnx",
+        "slot": number,
+        "timeout_ms": 1000,
+        "max_concurrent_requests": None,
+        "max_queue_wait_ms": 0,
+        "description": None,
+        "swagger_files": {},
+        "keys": None,
+        "image": None,
+        "collection": None,
+        "data_dir": None,
+    }
+
+
+def _model(name: str, number: int) -> dict[str, Any]:
+    version = {
+        "version": 1,
+        "slot": number,
+        "state": "AVAILABLE",
+        "reason": "",
+        "error": "",
+        "number": number,
+    }
+    return {"name": name, "default": 1, "labels": {}, "versions": [version]}
+
+
+Play = Callable[[Callable[[Supervisor], Awaitable[None]]], None]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
+    """Run a scene with a frontend that serves one model."""
+    # What the tests have made by now need not stay.
+    monkeypatch.setattr(frontend_module, "gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None))
+
+    async def perform(scene: Callable[[Supervisor], Awaitable[None]]) -> None:
+        supervisor = Supervisor(tmp_path)
+        try:
+            async with asyncio.timeout(2 * PATIENCE_S):
+                await scene(supervisor)
+        finally:
+            await supervisor.close()
+
+    def run(scene: Callable[[Supervisor], Awaitable[None]]) -> None:
+        with np.errstate(over="raise"):
+            asyncio.run(perform(scene))
+
+    return run
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_replica_for_which_there_is_no_room_costs_that_replica(
+    play: Play, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    """Its descriptors are lost, or its arena cannot be mapped: connections stay, and the next try is as the first."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.listen()
+        async with await AsyncConnection.open(supervisor.port) as kept:
+            assert (await kept.ask(request("GET", "/v2/health/live"))).status == 200
+            before = open_descriptors()
+            with supervisor.attach(3) as doorbell, room_for_descriptors(room):
+                assert (await supervisor.hear("attach_failed"))["generation"] == 3
+                assert doorbell.recv(1) == b"", "the device is told too"
+            assert open_descriptors() == before
+            assert (await kept.ask(request("GET", "/v2/health/ready"))).status == 503
+            with supervisor.attach(3):
+                assert (await supervisor.hear("attached"))["generation"] == 3
+                assert (await kept.ask(request("GET", "/v2/health/ready"))).status == 200
+
+    play(scene)
+    assert "a replica cannot be attached: [Errno 24] Too many open files" in caplog.text
+
+
+def test_a_message_that_is_lost_ends_the_frontend(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """It would not know what its supervisor believes that it knows; its successor is told all."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.hear("started")
+        supervisor.tell("route", model={"name": "x" * 100_000})
+        with room_for_descriptors(0):
+            await supervisor.running
+
+    play(scene)
+    assert "ending: [Errno 24] a message of another process was lost" in caplog.text
+
+
+def test_a_load_that_goes_on_does_not_hold_up_the_end(play: Play) -> None:
+    """Whoever waits for it is told that the server shuts down, and so is whoever asks now."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.listen()
+        path = "/v2/repository/models/letters/load"
+        ask = request("POST", path, [("authorization", f"Bearer {KEY}")], b"")
+        async with (
+            await AsyncConnection.open(supervisor.port) as loading,
+            await AsyncConnection.open(supervisor.port) as later,
+        ):
+            assert (await later.ask(request("GET", "/"))).status == 200
+            later.tell(ask[:-4])
+            loading.tell(ask)
+            asked = await supervisor.hear("request")
+            supervisor.tell("stop", timeout_s=PATIENCE_S)
+            answers = [await loading.answer()]
+            later.tell(ask[-4:])
+            answers.append(await later.answer())
+            for answer in answers:
+                assert (answer.status, answer.header("x-stoker-error-code")) == (503, "not_ready")
+                assert answer.json() == {"error": "The server is shutting down."}
+            supervisor.tell("reply", ticket=asked["ticket"], entries=[])
+            assert (await supervisor.hear("stopped"))["cut_off"] == 0
+            await supervisor.running
+
+    play(scene)
+
+
+def test_messages_are_heeded_while_the_last_requests_are_answered(play: Play) -> None:
+    """What they wait for may come in one: larger rows, say."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.listen()
+        async with await AsyncConnection.open(supervisor.port) as connection:
+            ask = request("POST", "/nothing", [], b"{}")
+            assert (await connection.ask(request("GET", "/"))).status == 200
+            connection.tell(ask[:-1])
+            supervisor.tell("stop", timeout_s=PATIENCE_S)
+            with supervisor.attach():
+                await supervisor.hear("attached")
+                supervisor.tell("listen")
+                connection.tell(ask[-1:])
+                assert (await connection.answer()).status == 404
+                await supervisor.hear("stopped")
+
+    play(scene)
+
+
+def test_a_supervisor_that_goes_is_not_stopped_for(play: Play) -> None:
+    """It ends at once, whatever it waits for."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.listen()
+        async with await AsyncConnection.open(supervisor.port) as connection:
+            assert (await connection.ask(request("GET", "/"))).status == 200
+            connection.tell(request("POST", "/score", [], b"{}")[:-1])
+            supervisor.tell("stop", timeout_s=PATIENCE_S)
+            with supervisor.attach():
+                await supervisor.hear("attached")
+            supervisor._channel._socket.shutdown(socket.SHUT_RDWR)
+            await supervisor.running
+            assert supervisor.frontend._stopping is not None
+            assert not supervisor.frontend._stopping.done()
+            supervisor.frontend._stopping.cancel()
+
+    play(scene)
+
+
+def test_a_fault_while_services_are_looked_after_ends_only_that_look(play: Play) -> None:
+    """The next one is called for before anything can go wrong, and the loop shows that it turns."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.hear("started")
+        frontend, called = supervisor.frontend, []
+        loop = frontend._loop
+        frontend._loop = SimpleNamespace(call_later=lambda *call: called.append(call))  # type: ignore[assignment]
+        roster, frontend._roster = frontend._roster, SimpleNamespace(sweep=lambda: 1 // 0)  # type: ignore[assignment]
+        beats = supervisor.page.beats
+        with pytest.raises(ZeroDivisionError):
+            frontend._sweep()
+        assert called == [(frontend_module._SWEEP_S, frontend._sweep)]
+        assert supervisor.page.beats == beats + 1
+        frontend._loop, frontend._roster = loop, roster
+
+    play(scene)
+
+
+def test_a_fault_in_one_service_leaves_the_others_looked_after(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Deadlines, counts and retirement go on; the log has the fault once, not many times a second."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.hear("started")
+        roster = supervisor.frontend._roster
+        assert roster is not None
+        roster.serve(_service("letters", 1))
+        digits, letters = roster._services.values()
+        monkeypatch.setattr(digits, "sweep", lambda _: 1 // 0)
+        swept: list[int] = []
+        monkeypatch.setattr(letters, "sweep", swept.append)
+        roster.sweep()
+        roster.sweep()
+        assert len(swept) == 2
+        roster.retire(1)
+        roster.sweep()
+        assert (await supervisor.hear("retired"))["number"] == 1
+
+    play(scene)
+    assert caplog.text.count("looking after digits version 1 failed") == 1
