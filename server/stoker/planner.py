@@ -8,6 +8,9 @@ A `RowQueue` holds the rows that wait; `plan` looks at it and says what to do at
   full one computes more rows in a second. When more waits, rows leave in the order of their virtual start time
   (start-time fair queueing, Goyal et al. 1996): the queue's virtual time on arrival plus the row's position within
   its request. So a request of one row is served beside a request of a thousand, not behind it.
+- When more waits than fits in one batch, rows whose batch would hardly end before their deadline are given up at
+  once, for others that can still be answered in time. Else an overloaded device would always be at work on what is
+  about to be too late.
 - `max_delay_ms` = 0 (the default) means no added delay: whatever waits leaves as soon as the device is free.
 """
 
@@ -16,11 +19,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 __all__ = ["BatchPolicy", "Lot", "Plan", "RowQueue", "ServiceTimes", "plan"]
+
+_MARGIN: Final = 1.5
+"""How many times its mean a batch may take: what is learned is no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class Plan(NamedTuple):
 
     Attributes:
         batch: Lots to run as one batch; empty if none is to leave now.
-        expired: Lots to hand back unrun: cancelled, or past their deadline.
+        expired: Lots to hand back unrun: cancelled, past their deadline, or sure to be past it when they are done.
         reason: One of `metrics.REASONS` if there is a batch, else an empty string.
         look_again_ns: When to call `plan` again if nothing arrives; None means only on arrival.
     """
@@ -177,6 +183,8 @@ def plan(queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes)
     if not queue.rows:
         return Plan([], [], "", None)
     expired = _remove_expired(queue, now_ns)
+    if queue.rows > policy.max_batch_rows:
+        expired += _remove_hopeless(queue, now_ns, times.expected_ns(policy.max_batch_rows))
     if not queue.rows:
         return Plan([], expired, "", None)
     if queue.rows >= policy.max_batch_rows:
@@ -222,6 +230,14 @@ def _wait_for_company(
     if now_ns >= pressing_ns:
         return Plan(queue.take_all(), expired, "deadline", None)
     return Plan([], expired, "", min(delayed_ns, pressing_ns))
+
+
+def _remove_hopeless(queue: RowQueue, now_ns: int, batch_ns: int) -> list[Lot]:
+    """Remove the rows that have no time left for a batch; all stay if it is all of them: the time may be mistaken."""
+    until_ns = now_ns + round(_MARGIN * batch_ns)
+    if all(lot.deadline_ns.max() <= until_ns for lot in queue.lots):
+        return []
+    return _remove_expired(queue, until_ns)
 
 
 def _remove_expired(queue: RowQueue, now_ns: int) -> list[Lot]:

@@ -92,9 +92,14 @@ class Checked:
 
     def look(self, now_ns: int) -> None:
         """Plan, and check everything that the contract says of the result."""
+        alive = sum(told.deadline_ns > now_ns for told in self.waiting.values())
+        hopeless_ns = now_ns + round(1.5 * self.times.expected_ns(self.policy.max_batch_rows))
         result = plan(self.queue, now_ns, self.policy, self.times)
         expired, batch = self._removed(result.expired), self._removed(result.batch)
-        assert all(told.deadline_ns <= now_ns for told in expired)
+        given_up = [told for told in expired if told.deadline_ns > now_ns]
+        assert not given_up or alive > self.policy.max_batch_rows
+        assert all(told.deadline_ns <= hopeless_ns for told in given_up)
+        assert bool(alive) == bool(batch or self.waiting)
         assert all(told.deadline_ns > now_ns for told in (*batch, *self.waiting.values()))
         assert len(batch) <= self.policy.max_batch_rows
         assert result.reason in REASONS if batch else result.reason == ""
@@ -236,6 +241,36 @@ def test_cancelled_rows_never_run(max_delay_ms: float) -> None:
     kept = push(queue, 4, first=3)
     result = look(queue, 0, max_delay_ms=max_delay_ms)
     assert (rows(result.expired), rows(result.batch), result.reason) == (cancelled, kept, "full")
+
+
+def test_an_overloaded_device_works_for_those_who_can_still_wait() -> None:
+    """Of more rows than fit in a batch, those are given up whose answers would hardly come in time."""
+    times = ServiceTimes()
+    times.learn(2, 10 * MS)
+    queue = RowQueue()
+    late, soon = push(queue, 2, deadline_ns=14 * MS), push(queue, 2, first=2, deadline_ns=16 * MS)
+    result = plan(queue, 0, BatchPolicy(2), times)
+    assert (rows(result.expired), rows(result.batch)) == (late, soon)
+
+
+def test_rows_that_fit_in_one_batch_are_tried_however_little_time_they_have() -> None:
+    """Nobody would gain if they were given up."""
+    times = ServiceTimes()
+    times.learn(2, 10 * MS)
+    queue = RowQueue()
+    both = [*push(queue, 1, deadline_ns=14 * MS), *push(queue, 1, first=1)]
+    result = plan(queue, 0, BatchPolicy(2), times)
+    assert (rows(result.expired), rows(result.batch)) == ([], both)
+
+
+def test_a_time_that_leaves_nobody_any_hope_is_not_believed() -> None:
+    """One slow batch, the first one say, must not be the last; what it took is learned anew."""
+    times = ServiceTimes()
+    times.learn(1, 60_000 * MS)
+    queue = RowQueue()
+    first, _ = push(queue, 2, deadline_ns=1000 * MS)
+    result = plan(queue, 0, BatchPolicy(1), times)
+    assert (rows(result.expired), rows(result.batch)) == ([], [first])
 
 
 def test_expired_rows_are_picked_out_of_their_lot() -> None:
