@@ -30,7 +30,7 @@ $(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
 	touch $@
 
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff format --check .
