@@ -141,7 +141,7 @@ def posts(draw: st.DrawFn) -> tuple[str, bytes, dict[str, str]]:
     if draw(st.booleans()):
         headers = {
             **headers,
-            "accept-encoding": draw(st.sampled_from(["gzip", "deflate;q=0.5", "br", "gzip;q=x"])),
+            "accept-encoding": draw(st.sampled_from(["gzip", "deflate;q=0.5", "br", "gzip;q=x", "gzip;q=."])),
         }
     if model == "script":
         # What a script makes of a body is its own affair: it may fail.

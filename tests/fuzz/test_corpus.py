@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import tracemalloc
 import zlib
 from typing import Any, Final
 
@@ -51,6 +52,10 @@ _STRING: Final = (
     b'"parameters": {"binary_data_size": 4}}]}'
 )
 
+_LONG_TEXT: Final = b'["' + b"a" * 20_000 + b'"' + b',""' * 8000 + b"]"
+_CONTEXT: Final = b'{"context": {"%s": %s}, "examples": [' + b"{}," * 4000 + b"{}]}"
+_MANY: Final = b"[" + b"1," * 4000 + b"1]"
+
 CORPUS: Final[dict[str, tuple[str, Any]]] = {
     "v2 deep": ("v2", (b'{"inputs": ' + _DEEP, None)),
     "v2 deep data": ("v2", (_ROW % (b"[1, 2]", _DEEP + b"]" * 200_000), None)),
@@ -60,6 +65,16 @@ CORPUS: Final[dict[str, tuple[str, Any]]] = {
     "v2 deeper than arrays": ("v2", (_ROW % (b"[1, 2]", b"[" * 80 + b"1" + b"]" * 80), None)),
     "v2 negative size": ("v2", (_ROW % (b"[-1, 2]", b"[1, 2]"), None)),
     "v2 huge and empty": ("v2", (_ROW % (b"[0, 1099511627776]", b"[]"), None)),
+    "v2 long text among short ones": ("v2", (_ROW % (b"[1, 2]", _LONG_TEXT), None)),
+    "v2 long text in a column": ("v2", (_ROW % (b"[1, 2]", _LONG_TEXT.replace(b",", b"],[")), None)),
+    "v2 half a letter beside a token": (
+        "v2",
+        (
+            b'{"x": NaN, "inputs": [{"name": "words", "datatype": "BYTES", "shape": [1, 1], '
+            b'"data": ["\\ud800"]}]}',
+            None,
+        ),
+    ),
     "v2 long integer": ("v2", (_ROW % (b"[1, 2]", b"[1, 1" + b"0" * 5000 + b"]"), None)),
     "v2 number that is no float": ("v2", (_ROW % (b"[1, 2]", b"[1e999, -1e999]"), None)),
     "v2 lone surrogate": ("v2", (b'{"id": "\\ud800", "inputs": []}', None)),
@@ -74,6 +89,10 @@ CORPUS: Final[dict[str, tuple[str, Any]]] = {
     "v1 deep": ("v1", b'{"instances": ' + _DEEP),
     "v1 deeper than arrays": ("v1", b'{"instances": ' + b"[" * 80 + b"1" + b"]" * 80 + b"}"),
     "v1 columns deeper than arrays": ("v1", b'{"inputs": ' + b"[" * 80 + b"1" + b"]" * 80 + b"}"),
+    "v1 long text among short ones": ("v1", b'{"instances": ' + _LONG_TEXT + b"}"),
+    "v1 context of many values": ("v1", _CONTEXT % (b"x", _MANY)),
+    "v1 context of a long text": ("v1", _CONTEXT % (b"words", b'["' + b"a" * 20_000 + b'"]')),
+    "v1 context of another name": ("v1", _CONTEXT % (b"c", _MANY)),
     "v1 empty": ("v1", b""),
     "v1 more behind": ("v1", b'{"instances": [[1, 2]]} {"x": ' + _DEEP),
     "v1 token": ("v1", b'{"instances": [[NaN, -Infinity]]}'),
@@ -84,6 +103,11 @@ CORPUS: Final[dict[str, tuple[str, Any]]] = {
     "scoring deeper than arrays": ("scoring", b'{"data": ' + b"[" * 80 + b"1" + b"]" * 80 + b"}"),
     "scoring other lengths": ("scoring", b'{"data": [[1, 2], [3]]}'),
     "scoring empty lists": ("scoring", b'{"data": [[], []]}'),
+    "scoring long text among short ones": ("scoring", b'{"data": ' + _LONG_TEXT + b"}"),
+    "scoring one input many times": (
+        "scoring",
+        b'{"data": {"a": [' + b"[1, 2], " * 20_000 + b"[1, 2]]" + b', "a": 0' * 20_000 + b', "b": [1]}}',
+    ),
     "scoring null": ("scoring", b"null"),
     "arrays of objects": ("arrays", _saved(np.zeros(2, "S3"))),
     "arrays pickled": (
@@ -175,6 +199,20 @@ def test_what_was_found_once_is_decoded_or_refused(case: str) -> None:
     """In time, as the caller's fault if it is one."""
     decoder, body = CORPUS[case]
     DECODERS[decoder].check(body)
+
+
+@pytest.mark.parametrize("case", CORPUS)
+def test_what_is_small_stays_small(case: str) -> None:
+    """What is made of a body is bounded by its length, and not by its length times itself."""
+    decoder, body = CORPUS[case]
+    size_bytes = len(body[0] if isinstance(body, tuple) else body)
+    tracemalloc.start()
+    try:
+        DECODERS[decoder].check(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 64 * size_bytes + (4 << 20)
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -72,6 +72,16 @@ def test_gzip_may_have_several_members(parts: list[bytes]) -> None:
     assert made == b"".join(parts)
 
 
+def test_much_that_makes_little_is_read_with_pauses() -> None:
+    """Thousands of empty members: a caller can let others have their turn every few of them."""
+    reads, empty = inflater(b"gzip"), gzip.compress(b"")
+    packed = empty * ((1 << 16) // len(empty))
+    pieces = list(reads.feed(packed))
+    reads.finish()
+    assert set(pieces) == {b""}
+    assert len(pieces) == (len(packed) - 1) >> 13
+
+
 @pytest.mark.parametrize("coding", CODINGS)
 def test_every_cut_is_noticed(coding: str) -> None:
     """A body without its last byte is not whole, wherever it is cut; one without any byte is no body."""

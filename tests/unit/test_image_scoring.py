@@ -128,6 +128,29 @@ def test_a_large_image_is_decoded_on_a_thread(scene: Scene) -> None:
     assert large.got == [answer_of(5)]
 
 
+def test_what_small_images_become_counts_too(scene: Scene) -> None:
+    """A dozen images of one pixel are rows of millions of numbers: a second's work for a kilobyte of body."""
+    thread = HandThread()
+    images = ImageScoring(
+        ImageInput(200, 200, 1), max_pixels=1 << 20, max_rows_bytes=100 << 20, threads=thread
+    )
+    images.attach(Signature((TensorSpec("x", "float32", (200, 200)),), FOUR.outputs))
+    text = base64.b64encode(png(1, 1)).decode()
+
+    async def read(count: int) -> list[Any]:
+        taken: list[Any] = []
+        body = json.dumps({"data": [text] * count}).encode()
+        images.read(body, None, lambda: None, taken.append)
+        return taken
+
+    for count, at_once in ((1, True), (2, False)):
+        taken = scene.joined._loop.run_until_complete(read(count))
+        assert (len(taken), len(thread.work)) == (int(at_once), int(not at_once))
+    thread.do_next()
+    scene.joined.settle()
+    assert images.idle
+
+
 @pytest.mark.parametrize("padding", [0, 100_000])
 def test_large_bodies_of_base64_go_the_same_way(scene: Scene, padding: int) -> None:
     """Base64 without a head beside it, as the direct door brings it, is decoded on the thread too."""

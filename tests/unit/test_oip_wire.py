@@ -78,6 +78,15 @@ def test_numbers_that_are_not_finite_are_taken() -> None:
     np.testing.assert_array_equal(array, [[np.nan, -np.inf]])
 
 
+def test_halves_of_letters_are_refused_beside_such_tokens() -> None:
+    """The parser that knows the tokens reads them, and no answer could repeat them; whole letters are letters."""
+    text = b'{"id":"%s","inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[NaN,1]}]}'
+    for half in (rb"\ud83d", rb"\uDE00", rb"\ude00\ud83d"):
+        with pytest.raises(MalformedBody, match="surrogates"):
+            decode_infer("m", model(X), text % half, None)
+    assert decode_infer("m", model(X), text % rb"\ud83d\ude00", None).id == "😀"
+
+
 def test_a_raw_body_is_the_only_input() -> None:
     """No JSON at all: a batch of one, whose free size follows from the length; all outputs come as binary."""
     free = TensorInfo("x", "float32", (-1, -1, 2))
@@ -329,6 +338,27 @@ def test_classes_are_the_largest_values() -> None:
     assert document["outputs"] == [
         {"name": "y", "shape": [2, 1], "datatype": "BYTES", "data": ["2.000000:2", "5.000000:2"]}
     ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint64", "bool"])
+def test_classes_of_each_dtype_are_texts(dtype: str) -> None:
+    """The same number that the tensor holds, with its place."""
+    array = np.array([[0, 1, 1], [1, 0, 0]], dtype)
+    one, zero = (b"1.000000", b"0.000000") if dtype.startswith("float") else (b"1", b"0")
+    assert classify("y", array, 2, batched=True).tolist() == [
+        [one + b":1", one + b":2"],
+        [one + b":0", zero + b":1"],
+    ]
+    assert classify("y", array[:0], 2, batched=True).shape == (0, 2)
+
+
+def test_texts_of_classes_are_bounded() -> None:
+    """A few for each of many rows, or many for few rows; all of a million would take seconds."""
+    array = np.zeros((1000, 1000), np.float32)
+    assert classify("y", array, 100, batched=True).shape == (1000, 100)
+    for classes in (101, 10**9):
+        with pytest.raises(InvalidInput, match="classes for each of 1000 rows are more than the 100000"):
+            classify("y", array, classes, batched=True)
 
 
 @pytest.mark.parametrize(

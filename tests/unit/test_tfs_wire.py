@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.errors import InvalidInput, MalformedBody, RequestError
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, RequestError
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.tfs import PredictRequest, decode_examples, decode_predict, encode_predict, encode_results
 
@@ -198,6 +199,42 @@ def test_examples_are_features_by_name() -> None:
     }
     single = TensorInfo("s", "float32", (-1, 1))
     assert examples(model(single), [{"s": 1.0}, {"s": [2.0]}]) == {"s": [[1.0], [2.0]]}
+
+
+def test_what_examples_share_is_read_once_and_repeated() -> None:
+    """For each example that has no value of its own, wherever it stands; texts and bytes too."""
+    context = {"words": {"b64": "/w=="}, "x": [5, 6]}
+    listed: list[Any] = [{}, {"words": "a"}, {"x": [1, 2]}, {"x": [3, 4], "words": ["b"]}, {}]
+    assert examples(model(X, WORDS), listed, context=context) == {
+        "x": [[5, 6], [5, 6], [1, 2], [3, 4], [5, 6]],
+        "words": [b"\xff", b"a", b"\xff", b"b", b"\xff"],
+    }
+    # Nobody uses the value that does not fit.
+    assert examples(model(X), [{"x": [1, 2]}], context={"x": [1]}) == {"x": [[1, 2]]}
+
+
+FREE = TensorInfo("x", "float32", (-1, -1))
+
+
+@pytest.mark.parametrize(
+    ("info", "values"),
+    [(FREE, [1] * 1023), (WORDS, "a" * 1023), (WORDS, {"b64": "YWFh" * 256})],
+    ids=["numbers", "text", "base64"],
+)
+def test_what_a_context_becomes_is_bounded(info: TensorInfo, values: Any) -> None:
+    """A few kilobytes of context and of `{}` would be gigabytes; a million values or letters are not many."""
+    name = info.name
+    assert len(examples(model(info), [{}] * 1000, context={name: values})[name]) == 1000
+    with pytest.raises(BodyTooLarge, match="1048576 values or letters"):
+        examples(model(info), [{}] * 1025, context={name: values})
+
+
+def test_names_are_compared_before_values() -> None:
+    """A context of a name that the model does not have is not looked at, however long it is."""
+    begun_s = time.thread_time()
+    with pytest.raises(InvalidInput, match="example 0 must have the features x"):
+        examples(model(X), [{}] * 4000, context={"c": [1] * 4000})
+    assert time.thread_time() - begun_s < 0.2
 
 
 @pytest.mark.parametrize(

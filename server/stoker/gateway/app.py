@@ -21,6 +21,7 @@ from stoker.gateway.heads import NOT_ALLOWED, check_head
 from stoker.gateway.oip import oip_routes
 from stoker.gateway.request_ids import RequestIds, sent_ids
 from stoker.gateway.scoring import ScoringEndpoint, refusal, send_answer
+from stoker.gateway.side_threads import beside_the_loop
 from stoker.gateway.swagger import describe
 from stoker.gateway.tfs import tfs_routes
 
@@ -130,7 +131,7 @@ async def _metrics(request: Request) -> Response:
             raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
         if not any(service.authorized(authorization) for service in services):
             raise services[0].unauthorized(authorization)
-    text = render(gateway.metrics, gateway.models)
+    text = await beside_the_loop(render, gateway.metrics, dict(gateway.models))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -91,7 +91,7 @@ async def receive_body(
             else:
                 for piece in inflater.feed(chunk):
                     keep(piece)
-                    if len(piece) == PIECE_BYTES:
+                    if len(piece) in (0, PIECE_BYTES):
                         # A small chunk can make very much: other requests have their turn meanwhile.
                         await asyncio.sleep(0)
             if not message.get("more_body", False):

@@ -16,6 +16,7 @@ ENCODINGS: Final = ("gzip", "deflate")
 PIECE_BYTES: Final = 1 << 18
 """Most bytes that one step of inflating makes: well below a millisecond's work."""
 
+_SLICE_BYTES: Final = 1 << 13
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _IDENTITY: Final = b"identity"
 
@@ -57,9 +58,18 @@ class Inflater:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield what more of the compressed body makes, in pieces of at most `PIECE_BYTES`.
 
+        Where a while has passed it yields an empty one too: much of a compressed body can make very little.
+
         Raises:
             MalformedBody: It is not what the encoding says.
         """
+        # Each member of a gzip body copies what follows it, so what is given to zlib has to be short.
+        for start in range(0, len(data), _SLICE_BYTES):
+            if start:
+                yield b""
+            yield from self._feed(data[start : start + _SLICE_BYTES])
+
+    def _feed(self, data: bytes) -> Iterator[bytes]:
         more_to_come = False
         while data or more_to_come:
             if self._stream is None or self._stream.eof:

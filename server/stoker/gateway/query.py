@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from stoker.errors import MalformedBody
-from stoker.wire.scoring import nesting_depth
+from stoker.wire.json_bodies import nesting_depth
 
 __all__ = ["query_body"]
 
@@ -36,7 +36,8 @@ def query_body(query: bytes) -> bytes:
 
 
 def _value(name: str, text: str) -> Any:
-    if nesting_depth(text.encode()) > _MAX_DEPTH:
+    # There may be thousands of short ones.
+    if len(text) > _MAX_DEPTH and nesting_depth(text.encode()) > _MAX_DEPTH:
         raise MalformedBody(f"The argument {name!r} is nested more than {_MAX_DEPTH} levels deep.")
     try:
         return json.loads(text)

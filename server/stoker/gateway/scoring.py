@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -26,7 +26,7 @@ from stoker.gateway.answers import (
 from stoker.gateway.binary_dialect import BinaryDialect
 from stoker.gateway.bodies import Allowance, content_length, receive_body
 from stoker.gateway.cors import is_preflight
-from stoker.gateway.encodings import inflater_for
+from stoker.gateway.encodings import Inflater, inflater_for
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.heads import NOT_ALLOWED, SCORING_METHODS
 from stoker.gateway.query import query_body
@@ -95,18 +95,12 @@ class ScoringEndpoint:
             return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
-        authorization = headers.get(b"authorization", b"")
-        if not service.authorized(authorization):
-            raise service.unauthorized(authorization)
+        _authorize(service, headers)
         service.check_media(headers.get(b"content-type", b""))
         # A script that gets the request itself gets its body as it came.
         inflater = None if raw else inflater_for(_values(scope, b"content-encoding"))
-        length = content_length(headers)
-        if length > service.max_body_bytes:
-            raise service.too_large()
         with Allowance(self._gateway) as allowance:
-            allowance.cover(length)
-            body = await receive_body(receive, service, inflater, allowance)
+            body = await _received(service, headers, receive, inflater, allowance)
             if body is None:
                 return None
             received_ns = time.monotonic_ns()
@@ -125,7 +119,7 @@ class DialectEndpoint:
         gateway: Gateway,
         find: Callable[[Scope, Mapping[bytes, bytes]], tuple[Service, Dialect]],
         refuse: Callable[[StokerError], tuple[int, bytes]],
-        compress: Callable[[bytes, bytes], tuple[bytes, bytes]] | None = None,
+        compress: Callable[[bytes, bytes], Awaitable[tuple[bytes, bytes]]] | None = None,
     ) -> None:
         """Make the endpoint.
 
@@ -152,7 +146,7 @@ class DialectEndpoint:
                 service.count_refusal(error)
             answer = refusal(error, headers, *self._refuse(error))
         if answer is not None:
-            await send_answer(send, self._shrunk(answer, headers.get(b"accept-encoding", b"")))
+            await send_answer(send, await self._shrunk(answer, headers.get(b"accept-encoding", b"")))
 
     async def _answer(
         self,
@@ -163,26 +157,20 @@ class DialectEndpoint:
         receive: Receive,
     ) -> Answer | None:
         ids = RequestIds(*sent_ids(headers))
-        authorization = headers.get(b"authorization", b"")
-        if not service.authorized(authorization):
-            raise service.unauthorized(authorization)
+        _authorize(service, headers)
         inflater = inflater_for(_values(scope, b"content-encoding"))
-        length = content_length(headers)
-        if length > service.max_body_bytes:
-            raise service.too_large()
         with Allowance(self._gateway) as allowance:
-            allowance.cover(length)
-            body = await receive_body(receive, service, inflater, allowance)
+            body = await _received(service, headers, receive, inflater, allowance)
             if body is None:
                 return None
             content = _Content(body, ids, None, time.monotonic_ns(), dialect)
             return await _score(service, content, receive)
 
-    def _shrunk(self, answer: Answer, accepted: bytes) -> Answer:
+    async def _shrunk(self, answer: Answer, accepted: bytes) -> Answer:
         if self._compress is None or not accepted or answer.status != _OK:
             # Clients of these protocols read errors as they are.
             return answer
-        body, line = self._compress(answer.body, accepted)
+        body, line = await self._compress(answer.body, accepted)
         lines = answer.lines.replace(
             b"content-length: %d\r\n" % len(answer.body), b"content-length: %d\r\n" % len(body)
         )
@@ -195,6 +183,27 @@ def _is_raw(service: Service) -> bool:
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:
     return [value for given, value in scope["headers"] if given == name]
+
+
+def _authorize(service: Service, headers: Mapping[bytes, bytes]) -> None:
+    authorization = headers.get(b"authorization", b"")
+    if not service.authorized(authorization):
+        raise service.unauthorized(authorization)
+
+
+async def _received(
+    service: Service,
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    inflater: Inflater | None,
+    allowance: Allowance,
+) -> bytes | None:
+    """The whole body within the limit and the allowance, inflated; None if the caller went away."""
+    length = content_length(headers)
+    if length > service.max_body_bytes:
+        raise service.too_large()
+    allowance.cover(length)
+    return await receive_body(receive, service, inflater, allowance)
 
 
 async def _score(service: Service, content: _Content, receive: Receive) -> Answer | None:

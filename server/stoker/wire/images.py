@@ -28,7 +28,8 @@ from stoker.errors import (
 )
 from stoker.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec
-from stoker.wire.scoring import decode_document, parse_document
+from stoker.wire.json_bodies import parse_document
+from stoker.wire.scoring import decode_document
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -132,6 +133,7 @@ class ImageReader:
         self._max_pixels = max_pixels
         self._max_images = max(1, max_rows_bytes // max(1, self._spec.row_bytes))
         self._size = (image.width, image.height)
+        self.row_pixels = image.width * image.height
         self._mode = "L" if image.channels == 1 else "RGB"
         self._values = _value_table(image, self._spec)
         _pillow()
@@ -236,14 +238,14 @@ class OpenedImages:
     """The images of one request; their headers have been read and checked, their pixels not yet.
 
     Attributes:
-        pixels: Pixels of all images together.
+        pixels: Pixels to work on: of each image its own, or its row's if those are more.
     """
 
     def __init__(self, reader: ImageReader, images: Sequence[Image], names: Sequence[str]) -> None:
         self._reader = reader
         self._images = images
         self._names = names
-        self.pixels = sum(image.width * image.height for image in images)
+        self.pixels = sum(max(image.width * image.height, reader.row_pixels) for image in images)
 
     def rows(self, check: Callable[[], None]) -> list[np.ndarray]:
         """Decode them: one row each, in order, `[[rows, *row_shape]]` in the input's dtype.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,8 +18,8 @@ import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nesting_depth
 from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
-from stoker.wire.scoring import check_slow, check_text, check_values, finite, nesting_depth
 from stoker.wire.tensor_json import as_tensor, check_rows
 
 __all__ = [
@@ -61,8 +62,10 @@ _BY_DTYPE: Final = {
     np.dtype(object if name == "string" else name): datatype for name, datatype in DATATYPES.items()
 }
 
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _MAX_DEPTH: Final = 100
 _MAX_CLASSIFIED: Final = 1_000_000
+_MAX_CLASSES: Final = 100_000
 _MAX_TIMEOUT_US: Final = 1 << 40
 MAX_AXES: Final = 32
 """The most axes of an input: no array has more than 64, and the product of a million sizes takes hours."""
@@ -132,7 +135,7 @@ def _parse(text: bytes) -> dict[str, Any]:
         raise MalformedBody(f"the request JSON is nested more than {_MAX_DEPTH} levels deep")
     check_values(text)
     try:
-        document = orjson.loads(text)
+        document = load(text)
     except orjson.JSONDecodeError as error:
         document = _parse_with_tokens(text, error)
     if not isinstance(document, dict):
@@ -146,7 +149,11 @@ def _parse_with_tokens(text: bytes, error: Exception) -> Any:
     if b"NaN" in text or b"Infinity" in text:
         check_slow(text)
         try:
-            return json.loads(text, parse_float=finite)
+            document = json.loads(text, parse_float=finite)
+            if _SURROGATE.search(text):
+                # Other parsers refuse halves of letters; nobody could write them into an answer. Raises ValueError.
+                json.dumps(document, ensure_ascii=False).encode()
+            return document
         except (ValueError, RecursionError) as second:
             error = second
     raise MalformedBody(f"failed to parse the request JSON buffer: {error}") from None
@@ -449,23 +456,24 @@ def classify(
             f"output '{name}' cannot be classified: it has more than {_MAX_CLASSIFIED} elements"
         )
     rows = array.reshape((len(array), math.prod(array.shape[1:])) if batched else (1, array.size))
+    classes = min(classes, rows.shape[1])
+    if len(rows) * classes > _MAX_CLASSES:
+        raise InvalidInput(
+            f"output '{name}' cannot be classified: {classes} classes for each of {len(rows)} rows are more than "
+            f"the {_MAX_CLASSES} that are given at once"
+        )
     # Stable: of equal values the one with the lower index comes first. NaN sorts last.
     keys = np.where(np.isnan(rows), -np.inf, rows) if rows.dtype.kind == "f" else rows
-    order = rows.shape[1] - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1]
-    texts = [
-        [_class_text(row[index], int(index), labels) for index in places[:classes]]
-        for row, places in zip(rows, order, strict=True)
+    places = (rows.shape[1] - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1])[:, :classes]
+    largest = rows[np.arange(len(rows))[:, None], places].reshape(-1).tolist()
+    pattern = "%.6f:%d%s" if rows.dtype.kind == "f" else "%d:%d%s"
+    known = {index: f":{label}" for index, label in enumerate(labels)}
+    answer = np.empty(len(largest), object)
+    answer[:] = [
+        (pattern % (value, index, known.get(index, ""))).encode()
+        for value, index in zip(largest, places.reshape(-1).tolist(), strict=True)
     ]
-    answer = np.empty((len(texts), min(classes, rows.shape[1])), object)
-    for index, row in enumerate(texts):
-        answer[index] = row
-    return answer if batched else answer[0]
-
-
-def _class_text(value: Any, index: int, labels: Sequence[str]) -> bytes:
-    number = f"{value:.6f}" if isinstance(value, np.floating) else str(int(value))
-    label = f":{labels[index]}" if index < len(labels) else ""
-    return f"{number}:{index}{label}".encode()
+    return answer.reshape(places.shape if batched else -1)
 
 
 def datatype_of(array: np.ndarray) -> str:

@@ -1,16 +1,14 @@
 """The Azure scoring protocol's JSON: `{"data": [row, ...]}` in, a list with one entry per row out.
 
-Decoding has two paths with the same verdict. The fast one lets simdjson flatten all numbers of the document
+Decoding has two paths with the same verdict. The fast one lets simdjson flatten all numbers of an input
 into one buffer and proves from the brackets alone that they were rows of the right shape. Whatever it
-cannot prove (other keys, duplicate keys, several inputs, any mistake) goes to the careful one, which walks
-Python lists and says what is wrong and where.
+cannot prove (other keys, duplicate keys, booleans, any mistake) goes to the careful one, which takes
+Python lists apart and says what is wrong and where.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,32 +16,20 @@ import numpy as np
 import orjson
 import simdjson
 
-from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
+from stoker.errors import InvalidInput
 from stoker.tensors import Signature, TensorSpec
+from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document
+from stoker.wire.nested_lists import elements_of, numbers
 
 __all__ = [
     "ScoringDecoder",
-    "check_slow",
-    "check_text",
-    "check_values",
     "decode_document",
     "encode_each",
     "encode_outputs",
     "encode_texts",
-    "finite",
-    "kind_of",
-    "nesting_depth",
-    "parse_document",
 ]
 
-_MAX_DEPTH: Final = 100
-_PIECE_BYTES: Final = 1 << 18
-_MAX_VALUES: Final = 1 << 22
-_MAX_WIDE_BYTES: Final = 48 << 20
-_WIDE_LETTER: Final = re.compile(rb"[\xc4-\xf4]")
-_MAX_SLOW_BYTES: Final = 16 << 20
 _KEPT_BYTES: Final = 8 << 20
-_BOM: Final = b"\xef\xbb\xbf"
 _STRUCTURE: Final = b"[],"
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
 _BUFFERS: Final = {"f": ("d", np.float64), "i": ("i", np.int64), "u": ("u", np.uint64)}
@@ -57,9 +43,15 @@ class ScoringDecoder:
         self._signature = signature
         self._parser = simdjson.Parser()
         self._spec: TensorSpec | None = None
-        if len(signature.inputs) == 1 and np.dtype(signature.inputs[0].dtype).kind in _BUFFERS:
+        self._columns: dict[str, TensorSpec] = {}
+        if not all(spec.numpy_dtype.kind in _BUFFERS for spec in signature.inputs):
+            return
+        if len(signature.inputs) == 1:
             self._spec = signature.inputs[0]
-            self._buffer_type, self._buffer_dtype = _BUFFERS[np.dtype(self._spec.dtype).kind]
+            self._buffer_type, self._buffer_dtype = _BUFFERS[self._spec.numpy_dtype.kind]
+        elif not any(set(spec.name) & set("[],") for spec in signature.inputs):
+            # What stands in the names would be taken for structure.
+            self._columns = {spec.name: spec for spec in signature.inputs}
 
     def decode(self, body: bytes) -> list[np.ndarray]:
         """Return per input an array `[rows, *row_shape]` of float64, int64, uint64 or bool.
@@ -70,35 +62,60 @@ class ScoringDecoder:
                 what was expected and what came.
             BodyTooLarge: See `check_values`.
         """
-        if self._spec is not None:
-            if len(body) > _MAX_VALUES:
+        if self._spec is not None or self._columns:
+            if len(body) > MAX_VALUES:
                 check_values(body)
-            rows = self._decode_fast(body, self._spec)
+            arrays = self._decode_fast(body, self._spec)
             if len(body) > _KEPT_BYTES:
                 # A parser keeps the memory of its largest document, many times the document's.
                 self._parser = simdjson.Parser()
-            if rows is not None:
-                return [rows]
+            if arrays is not None:
+                return arrays
         return decode_document(parse_document(body), self._signature)
 
-    def _decode_fast(self, body: bytes, spec: TensorSpec) -> np.ndarray | None:
+    def _decode_fast(self, body: bytes, spec: TensorSpec | None) -> list[np.ndarray] | None:
         try:
             document: Any = self._parser.parse(body)
             if len(document) != 1:
                 return None
             data: Any = document["data"]
+            if spec is None:
+                return self._decode_columns(body, data)
             count = len(data)
             if not count:
                 return None
-            numbers = memoryview(data.as_buffer(of_type=self._buffer_type))
-            if numbers.nbytes != count * spec.elements * 8 or not _is_regular(body, data, count, spec.shape):
+            values = memoryview(data.as_buffer(of_type=self._buffer_type))
+            if values.nbytes != count * spec.elements * 8 or not _is_regular(body, data, count, spec.shape):
                 return None
-            return np.ndarray((count, *spec.shape), self._buffer_dtype, numbers)
+            return [np.ndarray((count, *spec.shape), self._buffer_dtype, values)]
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):
             return None
         finally:
             # The parser refuses its next document while anything refers to the last one.
             document = data = None
+
+    def _decode_columns(self, body: bytes, data: Any) -> list[np.ndarray] | None:
+        """Several inputs, each in a buffer of its own; None if that cannot be proved."""
+        if len(data) != len(self._columns):
+            return None
+        arrays: dict[str, np.ndarray] = {}
+        patterns = []
+        for name in data.keys():  # noqa: SIM118  # it is no dict
+            if name in arrays:
+                return None
+            spec, rows = self._columns[name], data[name]
+            count = len(rows)
+            buffer_type, dtype = _BUFFERS[spec.numpy_dtype.kind]
+            values = memoryview(rows.as_buffer(of_type=buffer_type))
+            if not count or values.nbytes != count * spec.elements * 8:
+                return None
+            arrays[name] = np.ndarray((count, *spec.shape), dtype, values)
+            patterns.append(_pattern((count, *spec.shape)))
+        if len(set(map(len, arrays.values()))) > 1:
+            return None
+        if body.translate(None, _NOT_STRUCTURE) != b",".join(patterns):
+            return None
+        return [arrays[name] for name in self._columns]
 
 
 def _is_regular(body: bytes, data: Any, count: int, shape: tuple[int, ...]) -> bool:
@@ -120,61 +137,6 @@ def _pattern(shape: Sequence[int]) -> bytes:
     for size in reversed(shape):
         pattern = b"[" + ((pattern + b",") * size)[:-1] + b"]"
     return pattern
-
-
-def nesting_depth(body: bytes) -> int:
-    """How deeply brackets and braces are nested in a JSON text, for bodies that nobody has parsed yet.
-
-    Brackets inside strings count too: the result is an upper bound, which is enough to refuse a body.
-    """
-    codes = np.frombuffer(body, np.uint8)
-    depth = deepest = 0
-    # Piece by piece, for what is made of a whole body here would be many times as large.
-    for start in range(0, len(codes), _PIECE_BYTES):
-        # "[" and "{" differ from "]" and "}" by 2; both pairs map to one code with bit 5 cleared.
-        folded = codes[start : start + _PIECE_BYTES] & 0xDF
-        steps = (folded == 0x5B).astype(np.int32) - (folded == 0x5D)
-        levels = np.cumsum(steps, dtype=np.int32)
-        deepest = max(deepest, depth + int(levels.max()))
-        depth += int(levels[-1])
-    return deepest
-
-
-def check_values(body: bytes) -> None:
-    """Refuse JSON of so many values that what is made of them would take many times the body's memory.
-
-    A number or a list counts once, a string three times, an object more often: once for some 50 bytes of memory.
-
-    Raises:
-        BodyTooLarge: There are more than four million; or a long text has a letter for which Python takes two or four
-            bytes for each of its letters.
-    """
-    if len(body) <= _MAX_VALUES:
-        return
-    if len(body) > _MAX_WIDE_BYTES and not body.isascii() and _WIDE_LETTER.search(body):
-        raise BodyTooLarge(
-            f"JSON with letters beyond U+00FF is read up to {_MAX_WIDE_BYTES >> 20} MiB; send it in parts, or as "
-            "binary data."
-        )
-    # What stands in strings counts too.
-    count = sum(map(body.count, (b",", b"[", b":", b'"'))) + 3 * body.count(b"{")
-    if count > _MAX_VALUES:
-        raise BodyTooLarge(
-            f"The request body holds more than {_MAX_VALUES} JSON values; send it in parts, or as binary data."
-        )
-
-
-def check_slow(body: bytes) -> None:
-    """Refuse what only Python's own parser of JSON reads, if it is long: nobody else is served meanwhile.
-
-    Raises:
-        BodyTooLarge: It has more than 16 MiB.
-    """
-    if len(body) > _MAX_SLOW_BYTES:
-        raise BodyTooLarge(
-            f"JSON with the words NaN or Infinity, or with something behind it, is read up to "
-            f"{_MAX_SLOW_BYTES >> 20} MiB; send it in parts, or as binary data."
-        )
 
 
 def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
@@ -205,68 +167,44 @@ def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
     return arrays
 
 
-def parse_document(body: bytes) -> Any:
-    """Parse a JSON body that is nested at most 100 levels deep.
-
-    Raises:
-        MalformedBody: It is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
-        BodyTooLarge: See `check_values`.
-    """
-    if not body:
-        raise MalformedBody("The request body is empty.")
-    if nesting_depth(body) > _MAX_DEPTH:
-        raise MalformedBody(f"The request body is nested more than {_MAX_DEPTH} levels deep.")
-    check_values(body)
-    try:
-        return orjson.loads(body.removeprefix(_BOM))
-    except orjson.JSONDecodeError as error:
-        check_text(body)
-        if b"NaN" in body or b"Infinity" in body:
-            raise MalformedBody(
-                "The request body is not valid JSON: NaN and Infinity are not numbers."
-            ) from None
-        raise MalformedBody(f"Request body is not valid JSON: {error}") from None
-
-
-def finite(number: str) -> float:
-    """Read a number of a JSON text that may hold the token Infinity: digits must not mean it.
-
-    Raises:
-        ValueError: It is too large for a double.
-    """
-    value = float(number)
-    if math.isinf(value):
-        raise ValueError("a number is too large")
-    return value
-
-
-def check_text(body: bytes) -> None:
-    """Raise MalformedBody unless the body is UTF-8."""
-    if body.isascii():
-        return
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        # The text of the Azure inference server.
-        raise MalformedBody(f"Input cannot be decoded as UTF-8: {error}") from None
-
-
 def _rows(data: Any, spec: TensorSpec, where: str) -> np.ndarray:
     expected = f"expected rows of {spec.describe_row()}"
     if not isinstance(data, list):
         raise InvalidInput(f"{where} must be a list of rows, got {kind_of(data)}; {expected}.")
     if not data:
         raise InvalidInput(f"{where} holds no rows; {expected}.")
-    for index, row in enumerate(data):
-        problem = _row_problem(row, spec.shape, np.dtype(spec.dtype).kind)
-        if problem is not None:
-            raise InvalidInput(f"{where}: {expected}, row {index} {problem}.")
-    kind = np.dtype(spec.dtype).kind
-    dtype = np.dtype(bool) if kind == "b" else np.dtype(_BUFFERS[kind][1])
+    array = _array(data, spec)
+    if array is not None:
+        return array
+    index = _first_misfit(data, spec)
+    problem = _row_problem(data[index], spec.shape, spec.numpy_dtype.kind)
+    if problem is None:
+        raise InvalidInput(f"{where}: a number does not fit {spec.dtype}.")
+    raise InvalidInput(f"{where}: {expected}, row {index} {problem}.")
+
+
+def _array(rows: list[Any], spec: TensorSpec) -> np.ndarray | None:
+    """Rows as an array; None if one of them does not fit."""
     try:
-        return np.array(data, dtype)
-    except OverflowError:
-        raise InvalidInput(f"{where}: a number does not fit {spec.dtype}.") from None
+        elements = elements_of(rows)
+        if elements.shape[1:] != spec.shape:
+            return None
+        return numbers(elements, spec.numpy_dtype.kind).reshape(elements.shape)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _first_misfit(rows: list[Any], spec: TensorSpec) -> int:
+    """The first row that does not fit; there is one."""
+    low, high = 0, len(rows)
+    # By halves, which all together are as long as the whole: asking each of a million rows takes a second.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _array(rows[low:middle], spec) is None:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def _row_problem(value: Any, shape: tuple[int, ...], kind: str) -> str | None:
@@ -289,28 +227,9 @@ def _number_problem(value: Any, kind: str) -> str | None:
         return None if isinstance(value, bool) else f"has {kind_of(value)}, expected true or false"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"has {kind_of(value)}, expected a number"
-    if kind == "f":
-        return None if math.isfinite(value) else "has a number that is too large"
-    if isinstance(value, float):
+    if kind != "f" and isinstance(value, float):
         return f"has {value!r}, expected an integer"
     return "has a negative number" if kind == "u" and value < 0 else None
-
-
-def kind_of(value: Any) -> str:
-    """Say in words what a JSON value is."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return json.dumps(value)
-        case str():
-            return "a string"
-        case int() | float():
-            return "a number"
-        case list():
-            return f"a list of {len(value)}"
-        case _:
-            return "an object"
 
 
 def encode_outputs(specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray]) -> bytes:

@@ -14,12 +14,11 @@ import orjson
 
 from stoker.errors import InvalidInput
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.scoring import kind_of, parse_document
+from stoker.wire.json_bodies import kind_of, parse_document
+from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, numbers
 
 __all__ = ["as_dtype", "as_tensor", "check_rows", "decode_tensors", "encode_tensors", "to_lists"]
 
-_NUMBERS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-"""The kinds of numpy dtypes that an input of each kind takes."""
 _WORDS: Final = {"b": "booleans", "i": "integers", "u": "non-negative integers", "f": "numbers"}
 
 
@@ -65,45 +64,25 @@ def as_tensor(value: Any, info: TensorInfo) -> np.ndarray:
     Raises:
         InvalidInput: The lists are ragged, of another shape, or hold something else.
     """
-    array = _strings(value, info) if info.dtype == "string" else _numbers(value, info)
-    if not info.fits(array.shape):
-        raise InvalidInput(f"Expected {info}, got the shape {list(array.shape)}.")
-    return array
+    try:
+        elements = elements_of(value)
+    except RaggedLists:
+        raise InvalidInput(f"{info.name}: the lists are ragged; expected {info}.") from None
+    # First: lists can be nested deeper than arrays.
+    if not info.fits(elements.shape):
+        raise InvalidInput(f"Expected {info}, got the shape {list(elements.shape)}.")
+    array = _strings(elements, info) if info.dtype == "string" else _numbers(elements, info)
+    return array.reshape(elements.shape)
 
 
-def _numbers(value: Any, info: TensorInfo) -> np.ndarray:
+def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
     kind = np.dtype(info.dtype).kind
     try:
-        array = np.array(value)
-    except ValueError:
-        raise InvalidInput(f"{info.name}: the lists are ragged; expected {info}.") from None
-    if not array.size:
-        array = array.astype(info.dtype)
-    if info.dtype == "uint64" and array.dtype.kind == "f":
-        array = _large_integers(value, info)
-    # numpy takes true for 1 where numbers stand beside it.
-    if array.dtype.kind not in _NUMBERS[kind] or (kind != "b" and _holds_boolean(value)):
-        raise InvalidInput(f"{info.name}: expected {_WORDS[kind]} as {info}, got something else.")
-    return as_dtype(array, info)
-
-
-def _large_integers(value: Any, info: TensorInfo) -> np.ndarray:
-    """Integers above 2⁶³ beside smaller ones, for which numpy would take floats."""
-    exact = np.array(value, object)
-    if not all(type(item) is int for item in exact.reshape(-1).tolist()):
-        raise InvalidInput(f"{info.name}: expected {_WORDS['u']} as {info}, got something else.")
-    try:
-        return exact.astype(np.uint64)
+        return as_dtype(numbers(elements, kind), info)
+    except TypeError:
+        raise InvalidInput(f"{info.name}: expected {_WORDS[kind]} as {info}, got something else.") from None
     except OverflowError:
         raise InvalidInput(f"{info.name}: a number does not fit {info.dtype}.") from None
-
-
-def _holds_boolean(value: Any) -> bool:
-    if not isinstance(value, list):
-        return isinstance(value, bool)
-    # The types of one list at C's speed, for there may be millions of numbers.
-    types = set(map(type, value))
-    return bool in types or (list in types and any(map(_holds_boolean, value)))
 
 
 def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
@@ -124,25 +103,13 @@ def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
         raise InvalidInput(f"{info.name}: a number is too large for {info.dtype}.") from None
 
 
-def _strings(value: Any, info: TensorInfo) -> np.ndarray:
-    elements: list[bytes] = []
-    shape = _gather_strings(value, info, elements)
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(shape)
-
-
-def _gather_strings(value: Any, info: TensorInfo, elements: list[bytes]) -> tuple[int, ...]:
-    """Append the strings of nested lists to `elements`; return their shape."""
-    if isinstance(value, str):
-        elements.append(value.encode())
-        return ()
-    if not isinstance(value, list):
-        raise InvalidInput(f"{info.name}: expected strings as {info}, got {kind_of(value)}.")
-    shapes = {_gather_strings(item, info, elements) for item in value}
-    if len(shapes) > 1:
-        raise InvalidInput(f"{info.name}: the lists are ragged; expected {info}.")
-    return (len(value), *(shapes.pop() if shapes else ()))
+def _strings(elements: Elements, info: TensorInfo) -> np.ndarray:
+    if not elements.types <= {str}:
+        other = next(item for item in elements.items if not isinstance(item, str))
+        raise InvalidInput(f"{info.name}: expected strings as {info}, got {kind_of(other)}.")
+    array = np.empty(len(elements.items), object)
+    array[:] = [item.encode() for item in elements.items]
+    return array
 
 
 def encode_tensors(outputs: Mapping[str, np.ndarray]) -> bytes:

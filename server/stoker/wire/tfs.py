@@ -10,21 +10,30 @@ import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from stoker.errors import InvalidInput, MalformedBody
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.scoring import check_slow, check_values, finite, nesting_depth
+from stoker.wire.json_bodies import check_slow, check_values, finite, load, nesting_depth
+from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
 from stoker.wire.tensor_json import as_dtype, check_rows
 
 __all__ = ["PredictRequest", "decode_examples", "decode_predict", "encode_predict", "encode_results"]
 
 SIGNATURE: Final = "serving_default"
 _MAX_DEPTH: Final = 100
-_NUMBERS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+_MAX_REPEATED: Final = 1 << 20
+_FEATURE_KINDS: Final[dict[type, str]] = {
+    str: "bytes",
+    dict: "bytes",
+    int: "int",
+    bool: "int",
+    float: "float",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ def _document(body: bytes) -> dict[str, Any]:
         raise MalformedBody(f"JSON Parse error: nested more than {_MAX_DEPTH} levels deep")
     check_values(body)
     try:
-        document = orjson.loads(body)
+        document = load(body)
     except orjson.JSONDecodeError:
         document = _first_value(body)
     if not isinstance(document, dict):
@@ -102,8 +111,9 @@ def _from_rows(tensors: ModelTensors, instances: Any) -> dict[str, np.ndarray]:
     if len(infos) == 1 and not (_is_named(instances[0], infos)):
         return {infos[0].name: _tensor(instances, infos[0])}
     names = [info.name for info in infos]
+    wanted = set(names)
     for index, instance in enumerate(instances):
-        if not isinstance(instance, dict) or set(instance) != set(names):
+        if not isinstance(instance, dict) or instance.keys() != wanted:
             raise InvalidInput(
                 f"'instances' must be objects with the keys {', '.join(names)}; item {index} is not one"
             )
@@ -131,59 +141,31 @@ def _is_base64(value: Any) -> bool:
 
 
 def _tensor(value: Any, info: TensorInfo) -> np.ndarray:
-    leaves: list[Any] = []
-    shape = _gather(value, leaves, 1)
-    array = _strings(leaves, info) if info.dtype == "string" else _numbers(leaves, info)
+    try:
+        elements = elements_of(value)
+    except RaggedLists as ragged:
+        problem = f"Encountered list at unexpected size: {ragged.size} at level: {ragged.level}"
+        if ragged.expected is not None:
+            problem += f" expected size: {ragged.expected}"
+        raise InvalidInput(problem) from None
     # First: lists can be nested deeper than arrays.
-    if not info.fits(shape):
-        raise InvalidInput(f"Expected {info}, got the shape {list(shape)}")
-    return array.reshape(shape)
+    if not info.fits(elements.shape):
+        raise InvalidInput(f"Expected {info}, got the shape {list(elements.shape)}")
+    array = _strings(elements.items, info) if info.dtype == "string" else _numbers(elements, info)
+    return array.reshape(elements.shape)
 
 
-def _gather(value: Any, leaves: list[Any], level: int) -> tuple[int, ...]:
-    """Append what is no list to `leaves`; return the shape of the lists around it."""
-    if not isinstance(value, list):
-        leaves.append(value)
-        return ()
-    if value and not isinstance(value[0], list):
-        if list in set(map(type, value)):
-            inner_size = len(next(item for item in value if isinstance(item, list)))
-            raise InvalidInput(f"Encountered list at unexpected size: {inner_size} at level: {level}")
-        leaves += value
-        return (len(value),)
-    inner: tuple[int, ...] = ()
-    for index, item in enumerate(value):
-        shape = _gather(item, leaves, level + 1)
-        if index and shape != inner:
-            raise InvalidInput(
-                f"Encountered list at unexpected size: {shape[0] if shape else 0} at level: {level} "
-                f"expected size: {inner[0] if inner else 0}"
-            )
-        inner = shape
-    return (len(value), *inner)
-
-
-def _numbers(leaves: list[Any], info: TensorInfo) -> np.ndarray:
+def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
     kind = np.dtype(info.dtype).kind
-    wanted: tuple[type, ...] = (bool,) if kind == "b" else (int, float) if kind == "f" else (int,)
-    # A boolean is an int to Python, and must not become a number.
-    if not set(map(type, leaves)).issubset(wanted):
-        leaf = next(leaf for leaf in leaves if type(leaf) not in wanted)
+    try:
+        return as_dtype(numbers(elements, kind), info)
+    except TypeError:
+        other = next(item for item in elements.items if not fits_kind(item, kind))
         raise InvalidInput(
-            f"JSON Value: {json.dumps(leaf)[:100]} Type: {_type(leaf)} is not of expected type: {info.dtype}"
-        )
-    # Beside numbers above 2⁶³ numpy would take smaller ones for floats.
-    array = (
-        np.array(leaves, object if info.dtype == "uint64" else None) if leaves else np.empty(0, info.dtype)
-    )
-    if array.dtype == object:
-        try:
-            array = array.astype(np.uint64)
-        except OverflowError:
-            raise InvalidInput(f"a number of {info.name} does not fit {info.dtype}") from None
-    if array.dtype.kind not in _NUMBERS[kind]:
-        raise InvalidInput(f"a number of {info.name} does not fit {info.dtype}")
-    return as_dtype(array, info)
+            f"JSON Value: {json.dumps(other)[:100]} Type: {_type(other)} is not of expected type: {info.dtype}"
+        ) from None
+    except OverflowError:
+        raise InvalidInput(f"a number of {info.name} does not fit {info.dtype}") from None
 
 
 def _strings(leaves: list[Any], info: TensorInfo) -> np.ndarray:
@@ -226,6 +208,7 @@ def decode_examples(tensors: ModelTensors, body: bytes) -> dict[str, np.ndarray]
     Raises:
         MalformedBody: The body is not JSON, or has no examples.
         InvalidInput: The features do not fit the model.
+        BodyTooLarge: The context would become very large, which is repeated for each example.
     """
     document = _document(body)
     examples, context = document.get("examples"), document.get("context", {})
@@ -233,38 +216,68 @@ def decode_examples(tensors: ModelTensors, body: bytes) -> dict[str, np.ndarray]
         raise MalformedBody("'examples' must be a non-empty array of objects")
     if not isinstance(context, dict) or not all(isinstance(example, dict) for example in examples):
         raise MalformedBody("'context' and each of 'examples' must be an object of features")
-    rows = [{**context, **example} for example in examples]
-    for row in rows:
-        for name, feature in row.items():
-            _check_feature(name, feature)
-    names = [info.name for info in tensors.inputs]
-    for index, row in enumerate(rows):
-        if set(row) != set(names):
-            raise InvalidInput(f"example {index} must have the features {', '.join(names)}")
-    return {info.name: _feature_tensor([row[info.name] for row in rows], info) for info in tensors.inputs}
-
-
-def _check_feature(name: str, feature: Any) -> None:
-    """A feature is a value or a list of values of one kind: integers, floats, or strings."""
-    values = feature if isinstance(feature, list) else [feature]
-    kinds = {"bytes" if isinstance(v, str) or _is_base64(v) else type(v).__name__ for v in values}
-    kinds = {"int" if kind == "bool" else kind for kind in kinds}
-    if not kinds <= {"bytes", "int", "float"}:
-        raise InvalidInput(f"feature {name!r} must hold numbers or strings")
-    if len(kinds) > 1:
-        raise InvalidInput(
-            f"Unexpected element type in feature {name!r}: one list holds values of several types"
+    _check_names([info.name for info in tensors.inputs], context, examples)
+    if sum(map(_size, context.values())) * len(examples) > _MAX_REPEATED:
+        raise BodyTooLarge(
+            f"The context, repeated for each example, holds more than {_MAX_REPEATED} values or letters; send the "
+            "examples in parts, or without a context."
         )
+    return {info.name: _feature(info, context, examples) for info in tensors.inputs}
+
+
+def _check_names(
+    names: Sequence[str], context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]
+) -> None:
+    known = set(names)
+    missing, unknown = known - context.keys(), context.keys() - known
+    for index, example in enumerate(examples):
+        if unknown or not missing <= example.keys() or not example.keys() <= known:
+            raise InvalidInput(f"example {index} must have the features {', '.join(names)}")
+
+
+def _size(feature: Any) -> int:
+    """How many values a feature has, and letters of texts."""
+    values = feature if isinstance(feature, list) else [feature]
+    texts = (value["b64"] if _is_base64(value) else value for value in values)
+    return 1 + sum(1 + len(text) if isinstance(text, str) else 1 for text in texts)
+
+
+def _feature(
+    info: TensorInfo, context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]
+) -> np.ndarray:
+    """One input of all examples; what they have from the context is read once."""
+    own = [example[info.name] for example in examples if info.name in example]
+    if len(own) == len(examples):
+        return _feature_tensor(own, info)
+    tensor = _feature_tensor([context[info.name], *own], info)
+    has_own = np.array([info.name in example for example in examples])
+    shared: np.ndarray = tensor[np.where(has_own, np.cumsum(has_own), 0)]
+    return shared
 
 
 def _feature_tensor(features: list[Any], info: TensorInfo) -> np.ndarray:
-    kind = "" if info.dtype == "string" else np.dtype(info.dtype).kind
+    """A feature is a value or a list of values of one kind: integers, floats, or strings."""
     listed = [feature if isinstance(feature, list) else [feature] for feature in features]
-    if kind != "b":
+    values = list(chain.from_iterable(listed))
+    if len(_kinds(info, values)) > 1:
+        for feature in listed:
+            if len(_kinds(info, feature)) > 1:
+                raise InvalidInput(
+                    f"Unexpected element type in feature {info.name!r}: one list holds values of several types"
+                )
+    if info.dtype != "bool" and bool in set(map(type, values)):
         listed = [[int(v) if isinstance(v, bool) else v for v in feature] for feature in listed]
     if len(info.shape) == 1:
         return _tensor([feature[0] if len(feature) == 1 else feature for feature in listed], info)
     return _tensor(listed, info)
+
+
+def _kinds(info: TensorInfo, values: list[Any]) -> set[str | None]:
+    types = set(map(type, values))
+    kinds = {_FEATURE_KINDS.get(kind) for kind in types}
+    if None in kinds or (dict in types and not all(isinstance(v, str) or _is_base64(v) for v in values)):
+        raise InvalidInput(f"feature {info.name!r} must hold numbers or strings")
+    return kinds
 
 
 def encode_predict(

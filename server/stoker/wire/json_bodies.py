@@ -1,0 +1,172 @@
+"""JSON bodies before anything is made of them: what they may hold, how they are read, how a value is called.
+
+What Python makes of a JSON text can be many times as large, so each limit here is looked up in the bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import re
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from stoker.errors import BodyTooLarge, MalformedBody
+
+__all__ = [
+    "MAX_VALUES",
+    "check_slow",
+    "check_text",
+    "check_values",
+    "finite",
+    "kind_of",
+    "load",
+    "nesting_depth",
+    "parse_document",
+]
+
+MAX_VALUES: Final = 1 << 22
+"""How many values a body may hold; see `check_values`."""
+
+_MAX_DEPTH: Final = 100
+_PIECE_BYTES: Final = 1 << 18
+_MAX_WIDE_BYTES: Final = 48 << 20
+_WIDE_LETTER: Final = re.compile(rb"[\xc4-\xf4]")
+_LONG_BYTES: Final = 1 << 18
+_MAX_SLOW_BYTES: Final = 16 << 20
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def nesting_depth(body: bytes) -> int:
+    """How deeply brackets and braces are nested in a JSON text, for bodies that nobody has parsed yet.
+
+    Brackets inside strings count too: the result is an upper bound, which is enough to refuse a body.
+    """
+    codes = np.frombuffer(body, np.uint8)
+    depth = deepest = 0
+    # Piece by piece, for what is made of a whole body here would be many times as large.
+    for start in range(0, len(codes), _PIECE_BYTES):
+        # "[" and "{" differ from "]" and "}" by 2; both pairs map to one code with bit 5 cleared.
+        folded = codes[start : start + _PIECE_BYTES] & 0xDF
+        steps = (folded == 0x5B).astype(np.int32) - (folded == 0x5D)
+        levels = np.cumsum(steps, dtype=np.int32)
+        deepest = max(deepest, depth + int(levels.max()))
+        depth += int(levels[-1])
+    return deepest
+
+
+def check_values(body: bytes) -> None:
+    """Refuse JSON of so many values that what is made of them would take many times the body's memory.
+
+    A number or a list counts once, a string three times, an object more often: once for some 50 bytes of memory.
+
+    Raises:
+        BodyTooLarge: There are more than four million; or a long text has a letter for which Python takes two or four
+            bytes for each of its letters.
+    """
+    if len(body) <= MAX_VALUES:
+        return
+    if len(body) > _MAX_WIDE_BYTES and not body.isascii() and _WIDE_LETTER.search(body):
+        raise BodyTooLarge(
+            f"JSON with letters beyond U+00FF is read up to {_MAX_WIDE_BYTES >> 20} MiB; send it in parts, or as "
+            "binary data."
+        )
+    # What stands in strings counts too.
+    count = sum(map(body.count, (b",", b"[", b":", b'"'))) + 3 * body.count(b"{")
+    if count > MAX_VALUES:
+        raise BodyTooLarge(
+            f"The request body holds more than {MAX_VALUES} JSON values; send it in parts, or as binary data."
+        )
+
+
+def check_slow(body: bytes) -> None:
+    """Refuse what only Python's own parser of JSON reads, if it is long: nobody else is served meanwhile.
+
+    Raises:
+        BodyTooLarge: It has more than 16 MiB.
+    """
+    if len(body) > _MAX_SLOW_BYTES:
+        raise BodyTooLarge(
+            f"JSON with the words NaN or Infinity, or with something behind it, is read up to "
+            f"{_MAX_SLOW_BYTES >> 20} MiB; send it in parts, or as binary data."
+        )
+
+
+def parse_document(body: bytes) -> Any:
+    """Parse a JSON body that is nested at most 100 levels deep.
+
+    Raises:
+        MalformedBody: It is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
+        BodyTooLarge: See `check_values`.
+    """
+    if not body:
+        raise MalformedBody("The request body is empty.")
+    if nesting_depth(body) > _MAX_DEPTH:
+        raise MalformedBody(f"The request body is nested more than {_MAX_DEPTH} levels deep.")
+    check_values(body)
+    try:
+        return load(body.removeprefix(_BOM))
+    except orjson.JSONDecodeError as error:
+        check_text(body)
+        if b"NaN" in body or b"Infinity" in body:
+            raise MalformedBody(
+                "The request body is not valid JSON: NaN and Infinity are not numbers."
+            ) from None
+        raise MalformedBody(f"Request body is not valid JSON: {error}") from None
+
+
+def load(text: bytes) -> Any:
+    """`orjson.loads`; of a long text without collections of garbage meanwhile.
+
+    What it makes has no circles, and to look for them again and again takes twice as long as to make it.
+    """
+    if len(text) < _LONG_BYTES or not gc.isenabled():
+        return orjson.loads(text)
+    gc.disable()
+    try:
+        return orjson.loads(text)
+    finally:
+        gc.enable()
+
+
+def finite(number: str) -> float:
+    """Read a number of a JSON text that may hold the token Infinity: digits must not mean it.
+
+    Raises:
+        ValueError: It is too large for a double.
+    """
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def check_text(body: bytes) -> None:
+    """Raise MalformedBody unless the body is UTF-8."""
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        # The text of the Azure inference server.
+        raise MalformedBody(f"Input cannot be decoded as UTF-8: {error}") from None
+
+
+def kind_of(value: Any) -> str:
+    """Say in words what a JSON value is."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return json.dumps(value)
+        case str():
+            return "a string"
+        case int() | float():
+            return "a number"
+        case list():
+            return f"a list of {len(value)}"
+        case _:
+            return "an object"

@@ -1,0 +1,71 @@
+"""What JSON bodies may hold, and what they are made of before anybody looks inside."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+
+from stoker.errors import BodyTooLarge, MalformedBody
+from stoker.wire import json_bodies
+from stoker.wire.json_bodies import check_slow, check_text, check_values, nesting_depth, parse_document
+
+
+@settings(STEADY, max_examples=100)
+@given(
+    st.recursive(
+        st.integers() | st.booleans() | st.none() | st.just("text"),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("key"), inner),
+        max_leaves=8,
+    )
+)
+def test_nesting_depth_is_the_depth(value: Any) -> None:
+    """Without brackets in strings it is exact."""
+
+    def depth(value: Any) -> int:
+        match value:
+            case list():
+                return 1 + max(map(depth, value), default=0)
+            case dict():
+                return 1 + max(map(depth, value.values()), default=0)
+            case _:
+                return 0
+
+    assert nesting_depth(json.dumps(value).encode()) == depth(value)
+
+
+def test_text_is_checked_as_utf_8() -> None:
+    """ASCII and UTF-8 pass, anything else is refused with the place."""
+    check_text(b"plain")
+    check_text("naïve ✓".encode())
+    with pytest.raises(MalformedBody, match="in position 3"):
+        check_text(b"abc\xe9")
+
+
+def test_long_bodies_with_wide_letters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them makes Python take two or four bytes for each other letter of its text."""
+    monkeypatch.setattr(json_bodies, "MAX_VALUES", 10)
+    monkeypatch.setattr(json_bodies, "_MAX_WIDE_BYTES", 20)
+    for letter in "\u0100中😀\U0010ffff":
+        with pytest.raises(BodyTooLarge, match="letters beyond U"):
+            check_values(f'"{letter}"'.encode().ljust(21))
+        check_values(f'"{letter}"'.encode().ljust(20))
+    check_values('"a\x7f\x80é\xff"'.encode().ljust(21))
+
+
+def test_long_texts_for_the_slow_parser_are_refused() -> None:
+    """It takes a second for each dozen megabytes, in which the frontend does nothing else."""
+    check_slow(bytes(16 << 20))
+    with pytest.raises(BodyTooLarge, match="is read up to 16 MiB"):
+        check_slow(bytes((16 << 20) + 1))
+
+
+@pytest.mark.parametrize("unit", [b"0,", b"[0],", b"{},", b'"",', b'{"a":0},'])
+def test_more_values_than_memory_allows_are_refused(unit: bytes) -> None:
+    """Some bytes of JSON make ten times as many of Python's: so many of them are told to come in another form."""
+    few, many = (b'{"data": [' + unit * count + b'0], "x": 1}' for count in (1 << 19, 1 << 22))
+    check_values(few)
+    with pytest.raises(BodyTooLarge, match="4194304 JSON values"):
+        parse_document(many)
