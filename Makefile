@@ -18,7 +18,8 @@ $(STAMP): pyproject.toml clients/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Stoker needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt -e ./clients -e '.[training,load,bench,dev]'
+	@echo 'Some GB of packages are downloaded and installed now; the first time that takes minutes.'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt -e ./clients -e '.[training,load,bench,dev]'
 	touch $@
 
 serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line

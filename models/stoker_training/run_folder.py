@@ -15,7 +15,7 @@ from stoker.errors import OperatorError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ARTEFACTS", "METRICS", "WRITTEN_BY", "check_target", "replacing"]
+__all__ = ["ARTEFACTS", "METRICS", "WRITTEN_BY", "check_target", "check_writable", "replacing"]
 
 METRICS = "metrics.json"
 WRITTEN_BY = "stoker train"
@@ -58,6 +58,22 @@ def check_target(folder: Path) -> None:
             f"{folder} holds {', '.join(sorted(foreign))}, which this training would delete; "
             "move it away, or choose another folder with --output"
         )
+
+
+def check_writable(folder: Path) -> None:
+    """Make sure that `folder` can be made, before a training of minutes ends with that it cannot.
+
+    Raises:
+        OperatorError: Nothing can be written where it would be.
+    """
+    folder = folder.resolve()
+    nearest = next(parent for parent in folder.parents if parent.exists())
+    try:
+        Path(tempfile.mkdtemp(prefix=f".{folder.name}.incomplete-", dir=nearest)).rmdir()
+    except OSError as error:
+        raise OperatorError(
+            f"the run folder {folder} cannot be written: {error.strerror}; choose another one with --output"
+        ) from error
 
 
 @contextmanager

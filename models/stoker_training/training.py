@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.errors import OperatorError
 from stoker_training.digits import Digits, load_digits
-from stoker_training.run_folder import METRICS, WRITTEN_BY, check_target, replacing
+from stoker_training.run_folder import METRICS, WRITTEN_BY, check_target, check_writable, replacing
 from stoker_training.spec import TrainingResult, TrainingSpec
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ def train(spec: TrainingSpec, say: Callable[[str], None] = _print) -> TrainingRe
         say: Gets each line that the operator should see.
 
     Raises:
-        OperatorError: The data is missing or damaged, the output folder is in use for something else, or the
-            exported models disagree by more than `agreement.TOLERANCE`.
+        OperatorError: The data is missing or damaged, the output folder is in use for something else or cannot be
+            written, or the exported models disagree by more than `agreement.TOLERANCE`.
     """
     check_target(spec.output)
+    check_writable(spec.output)
     digits = None if spec.data is None else load_digits(spec.data, say)
     # TensorFlow takes seconds to import: what is wrong with the folders has been said by now.
     from stoker_training import agreement, devices, fitting

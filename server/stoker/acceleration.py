@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from stoker.errors import InvalidSettings
 
@@ -36,10 +35,6 @@ class Acceleration:
     memory_mb: int | None = None
     execution: Execution = "auto"
     xla: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return dataclasses.asdict(self)
 
 
 def check_acceleration(name: str, framework: str, acceleration: Acceleration) -> None:

@@ -57,7 +57,7 @@ class Background:
     def restart(
         self,
         who: str,
-        child: Child,
+        child: Child[Any, Any],
         backoff: Backoff,
         start: Callable[[], Awaitable[None]],
         reason: str = "",

@@ -9,19 +9,18 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings
+from stoker.frontend_messages import Route, RoutedVersion
 from stoker.metrics import MODEL_SLOTS
-from stoker.versions import DEFAULT_LABEL
+from stoker.versions import DEFAULT_LABEL, State
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployed
     from stoker.offers import Offer
 
 __all__ = ["Catalogue", "Model", "Slots", "Version", "shown_reason"]
-
-State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 
 _REASON_CHARS: Final = 500
 _READY_STATES: Final = {
@@ -115,24 +114,24 @@ class Model:
         elif self.default not in available:
             self.default = max(self.chosen.intersection(available), default=None)
 
-    def to_json(self) -> dict[str, Any]:
+    def route(self) -> Route:
         """Return what frontends are told."""
-        return {
-            "name": self.name,
-            "default": self.default,
-            "labels": self.labels,
-            "versions": [
-                {
-                    "version": number,
-                    "slot": version.slot,
-                    "state": version.state,
-                    "reason": version.reason,
-                    "error": version.error,
-                    "number": version.served.number if version.served else None,
-                }
+        return Route(
+            self.name,
+            self.default,
+            self.labels,
+            tuple(
+                RoutedVersion(
+                    number,
+                    version.slot,
+                    version.state,
+                    version.reason,
+                    version.error,
+                    version.served.number if version.served else None,
+                )
                 for number, version in sorted(self.versions.items())
-            ],
-        }
+            ),
+        )
 
     def index(self) -> Iterator[dict[str, str]]:
         """Return one entry for each version, as the model repository extension has them."""

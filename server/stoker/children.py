@@ -12,15 +12,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
-from stoker.control import ControlChannel, Message
+from stoker.control import ControlChannel
 from stoker.environments.interpreters import variables_for
+from stoker.message_codec import Codec
 from stoker.process_end import STACKS_SIGNAL
 
 __all__ = ["Backoff", "Child"]
 
 logger = logging.getLogger(__name__)
+
+_Sent = TypeVar("_Sent")
+_Received = TypeVar("_Received")
 
 # A process that yields the cores may be given none for a while, where they are busy.
 _STACKS_S: Final = 2.0
@@ -55,11 +59,15 @@ class Backoff:
         return delay_s
 
 
-class Child:
+class Child(Generic[_Sent, _Received]):
     """One running process. `on_message` is called for each of its messages, `on_exit` once."""
 
     def __init__(
-        self, name: str, module: str, channel: ControlChannel, process: asyncio.subprocess.Process
+        self,
+        name: str,
+        module: str,
+        channel: ControlChannel[_Sent, _Received],
+        process: asyncio.subprocess.Process,
     ) -> None:
         self.name = name
         self.module = module
@@ -72,19 +80,20 @@ class Child:
         cls,
         name: str,
         module: str,
-        on_message: Callable[[Child, Message], None],
-        on_exit: Callable[[Child], None],
+        codec: Codec[_Sent, _Received],
+        on_message: Callable[[Child[_Sent, _Received], _Received], None],
+        on_exit: Callable[[Child[_Sent, _Received]], None],
         *,
         interpreter: Path | None = None,
         variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> Child:
+    ) -> Child[_Sent, _Received]:
         """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is the supervisor's to answer.
 
         Its environment is this process's with `variables` added, and without keys: frontends are told them, and an
         entry script that prints its environment into the log does not print them.
         """
         python = interpreter or Path(sys.executable)
-        channel, far = ControlChannel.pair()
+        channel, far = ControlChannel.pair(codec)
         try:
             process = await asyncio.create_subprocess_exec(
                 python,
@@ -126,11 +135,12 @@ class Child:
             return f"was ended by {known.get(-code, f'signal {-code}')}"
         return f"exited with code {code}"
 
-    def send(self, kind: str, fds: Sequence[int] = (), **content: Any) -> None:
+    def send(self, message: _Sent, fds: Sequence[int] = ()) -> None:
         """Send it a message; one that cannot be sent ends it, for its successor gets everything anew."""
         try:
-            self.channel.send(kind, fds, **content)
+            self.channel.send(message, fds)
         except OSError as error:
+            kind = type(message).__name__
             logger.error("%s cannot be sent a message (%s), killing it: %s", self.name, kind, error)  # noqa: TRY400
             self.kill()
 
@@ -167,7 +177,11 @@ class Child:
             self.process.send_signal(STACKS_SIGNAL)
         asyncio.get_running_loop().call_later(_STACKS_S, end)
 
-    def _watch(self, on_message: Callable[[Child, Message], None], on_exit: Callable[[Child], None]) -> None:
+    def _watch(
+        self,
+        on_message: Callable[[Child[_Sent, _Received], _Received], None],
+        on_exit: Callable[[Child[_Sent, _Received]], None],
+    ) -> None:
         loop = asyncio.get_running_loop()
 
         def read() -> None:

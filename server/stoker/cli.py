@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Errors that the operator can mend are printed without a traceback.
     """
+    _prepare_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     command = ""
     try:
@@ -54,9 +57,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A file or folder that the operator has named, and that the system does not let be used.
         if error.filename is None:
+            if not _has_current_folder():
+                sys.stderr.write(
+                    f"stoker {command}: the current folder has been removed; change to another one\n"
+                )
+                return _NO_SUCH_USE
             raise
         sys.stderr.write(f"stoker {command}: {error.strerror}: {error.filename}\n")
         return _NO_SUCH_USE
+
+
+def _prepare_standard_streams() -> None:
+    """Make standard input, output and error usable, however little of them the caller has given."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Else the next file or socket would get the number, and what is printed.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+    # Python has none for those that were closed.
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for good
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for good
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path or a description may have letters that the locale has not.
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _has_current_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109  # the same
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

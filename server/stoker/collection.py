@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-__all__ = ["CollectionSettings", "Collects", "RecordFormat", "read_collection"]
+__all__ = ["CollectionSettings", "Collects", "RecordFormat", "is_sampled", "read_collection"]
 
 RecordFormat = Literal["jsonl", "parquet"]
 Collects = Literal["inputs", "outputs"]
@@ -38,6 +39,12 @@ class CollectionSettings:
         return {**dataclasses.asdict(self), "collections": list(self.collections)}
 
 
+def is_sampled(request_id: bytes, sample_rate: float) -> bool:
+    """Whether a request is among the sampled: the same id gives the same verdict, in every process and server."""
+    digest = hashlib.blake2b(request_id, digest_size=8).digest()
+    return int.from_bytes(digest, "big") < round(sample_rate * 2**64)
+
+
 def read_collection(value: Any) -> CollectionSettings | Literal[False]:
     """Read the setting `collect`: true, false, or a mapping of the attributes of `CollectionSettings`.
 
@@ -57,7 +64,9 @@ def read_collection(value: Any) -> CollectionSettings | Literal[False]:
         raise ValueError(f"must be true or false, or hold {', '.join(names)} by name")
     for name in value:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
+            # Part of a name is meant more likely than one that happens to have letters in common.
+            near = [known for known in names if str(name) in known.split("_")]
+            near = near or difflib.get_close_matches(str(name), names, n=1)
             raise ValueError(
                 f"has no {name!r}; " + (f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}")
             )

@@ -1,6 +1,6 @@
 """The control channel between the supervisor and each of its processes.
 
-A SOCK_SEQPACKET socketpair that carries one JSON object a packet, and file descriptors beside it. An object that is
+A SOCK_SEQPACKET socketpair that carries one message a packet, and file descriptors beside it. A message that is
 too large for a packet travels in shared memory, whose descriptor is the first one of a packet that says so. Either
 end sees EOF when the other process ends, however it ends; a process whose supervisor has gone exits.
 """
@@ -9,51 +9,56 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import os
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
-__all__ = ["ControlChannel", "Message"]
+from stoker.message_codec import Codec
+
+__all__ = ["ControlChannel"]
 
 logger = logging.getLogger(__name__)
 
-Message = dict[str, Any]
+_Sent = TypeVar("_Sent")
+_Received = TypeVar("_Received")
 
 # A packet must fit the socket's buffer, of which there are 208 KiB unless somebody has changed that.
 _PACKET_BYTES: Final = 1 << 16
+# No codec writes a message so.
 _IN_MEMORY: Final = b'"in memory"'
 _MAX_FDS: Final = 16
 
 
-class ControlChannel:
+class ControlChannel(Generic[_Sent, _Received]):
     """One end of a control channel."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, codec: Codec[_Sent, _Received]) -> None:
+        """Send and receive through a socket what the codec knows."""
         self._socket = sock
+        self._codec = codec
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
 
     @staticmethod
-    def pair() -> tuple[ControlChannel, socket.socket]:
+    def pair(codec: Codec[_Sent, _Received]) -> tuple[ControlChannel[_Sent, _Received], socket.socket]:
         """Make a channel: this process's end, which never blocks, and the socket for the child."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         near.setblocking(False)
-        return ControlChannel(near), far
+        return ControlChannel(near, codec), far
 
-    @classmethod
-    def inherited(cls, fd: int) -> ControlChannel:
+    @staticmethod
+    def inherited(fd: int, codec: Codec[_Sent, _Received]) -> ControlChannel[_Sent, _Received]:
         """The end that the supervisor passed to this process."""
         os.set_inheritable(fd, False)
-        return cls(socket.socket(fileno=fd))
+        return ControlChannel(socket.socket(fileno=fd), codec)
 
     def fileno(self) -> int:
         """The socket's file descriptor, to wait on."""
         return self._socket.fileno()
 
-    def send(self, kind: str, fds: Sequence[int] = (), **content: Any) -> bool:
+    def send(self, message: _Sent, fds: Sequence[int] = ()) -> bool:
         """Send a message; False if the other process has gone.
 
         On an end that does not block, what the other process is too busy to read is sent by the running event loop as
@@ -62,7 +67,7 @@ class ControlChannel:
         Raises:
             OSError: This process has too many descriptors open, or there is no memory for a large message.
         """
-        packet = json.dumps({"kind": kind, **content}).encode()
+        packet = self._codec.encode(message)
         if len(packet) <= _PACKET_BYTES:
             return self._send(packet, fds)
         memory_fd = _memory_with(packet)
@@ -103,7 +108,7 @@ class ControlChannel:
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
 
-    def receive(self) -> tuple[Message, list[int]] | None:
+    def receive(self) -> tuple[_Received, list[int]] | None:
         """Wait for a message; None at EOF.
 
         Returns:
@@ -132,7 +137,7 @@ class ControlChannel:
             logger.error("too many open files (ulimit -n): the descriptors of a message were lost")
             _close_all(fds)
             fds = []
-        return json.loads(packet), fds
+        return self._codec.decode(packet), fds
 
     def close(self) -> None:
         """Close this end."""

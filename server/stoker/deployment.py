@@ -34,6 +34,7 @@ __all__ = ["Deployed", "deploy", "resolve"]
 
 logger = logging.getLogger(__name__)
 
+_FOR_SCRIPTS: Final = ("uses", "environment_variables", "batching", "tensorflow_compat", "model_dir")
 # Azure's own default.
 _MAX_QUEUE_WAIT_MS: Final = 500
 
@@ -162,8 +163,9 @@ def _used_models(
         RepositoryError: A model is unknown or has changed since it was registered.
     """
     if source.framework != "script":
-        for name, given in (("uses", model.uses), ("environment_variables", model.environment_variables)):
-            if given:
+        defaults = ModelSettings()
+        for name in _FOR_SCRIPTS:
+            if getattr(model, name) != getattr(defaults, name):
                 raise InvalidSettings(f"{source.name} is no entry script: {name} is for those alone")
     if not model.uses:
         return None
@@ -270,6 +272,12 @@ def _with_data(
         servable, held = deployed.servable, hashlib.sha256(deployed.fingerprint.encode()).hexdigest()[:16]
         engines = workspace.create().engines_dir / f"{servable.name}-{servable.version}-{held}"
         deployed = dataclasses.replace(deployed, servable=dataclasses.replace(servable, engine_cache=engines))
+    if collection is not None and deployed.servable.framework == "script":
+        collected = workspace.model_data_dir / deployed.servable.name
+        servable = dataclasses.replace(
+            deployed.servable, collection=collection, model_data_dir=_absolute(collected)
+        )
+        deployed = dataclasses.replace(deployed, servable=servable)
     return dataclasses.replace(deployed, image=image, collection=collection, data_dir=data_dir)
 
 

@@ -6,29 +6,42 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, assert_never
 
 from stoker.children import Backoff, Child
+from stoker.device_messages import (
+    SUPERVISOR_END,
+    AddLane,
+    DeviceChosen,
+    Failed,
+    FromDevice,
+    Loaded,
+    LoadModel,
+    StartDevice,
+    ToDevice,
+    Unloaded,
+    UnloadModel,
+)
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.groups import Group, group
 from stoker.load_timer import LoadTimer
 from stoker.replicas import Replica, Replicas
 from stoker.start_up import DeviceReport
-from stoker.tensors import Signature
 from stoker.wire.images import image_layout
 from stoker.yielding import yield_cores
 
 if TYPE_CHECKING:
     from stoker.background import Supervision
-    from stoker.control import Message
     from stoker.deployment import Deployed
-
+    from stoker.tensors import Signature
 
 __all__ = ["DeviceProcess", "DeviceProcesses"]
 
 logger = logging.getLogger(__name__)
 
 _END_TIMEOUT_S = 5.0
+
+_DeviceChild = Child[ToDevice, FromDevice]
 
 
 @dataclass(eq=False)
@@ -50,7 +63,7 @@ class DeviceProcess:
     group: Group
     quiet: bool = False
     backoff: Backoff = field(default_factory=Backoff)
-    child: Child | None = None
+    child: _DeviceChild | None = None
     timer: LoadTimer | None = None
     report: DeviceReport | None = None
     failure: OperatorError | None = None
@@ -124,16 +137,16 @@ class DeviceProcesses:
             self.replicas.unload(process.group, model)
             if process.child is not None:
                 process.unloading.add(model.number)
-                process.child.send("unload", number=model.number)
+                process.child.send(UnloadModel(model.number))
         await self._changes.until(
             lambda: not any(model.number in process.unloading for process in self.processes)
         )
         self._note_ready(model)
 
-    def attach(self, process: DeviceProcess, fds: Sequence[int], content: dict[str, Any]) -> None:
+    def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
         """Give a process its ends of an arena and a doorbell."""
         if process.child is not None:
-            process.child.send("attach", fds, **content)
+            process.child.send(lane, fds)
 
     def is_loading(self, process: DeviceProcess) -> bool:
         """Whether a process that runs has not loaded all its models yet."""
@@ -154,6 +167,7 @@ class DeviceProcesses:
         child = await Child.start(
             "device process",
             "stoker.device",
+            SUPERVISOR_END,
             lambda _, message: self._on_message(process, message),
             lambda child: self._on_exit(process, child),
             # Only entry scripts have these, and an entry script has its processes for itself.
@@ -171,44 +185,49 @@ class DeviceProcesses:
             asyncio.get_running_loop().call_later,
         )
         niceness = yield_cores(child.process.pid) if process.quiet else None
-        child.send(
-            "start",
-            [self._metrics_fd],
+        start = StartDevice(
+            name=process.group.short_name,
             page=process.group.page,
             device=process.group.device,
             yields=process.quiet,
             niceness=niceness,
-            models=[_model_message(model) for model in process.group.models],
+            models=tuple(map(_load_model, process.group.models)),
         )
+        child.send(start, [self._metrics_fd])
 
-    def _on_message(self, process: DeviceProcess, message: Message) -> None:
-        match message["kind"]:
-            case "device":
-                process.report = DeviceReport(message["device"], message["description"], message["reason"])
-            case "loaded" if process.failure is None:
-                assert process.timer is not None, "it began with the process"
-                process.timer.next()
-                if process.group.has(message["number"]):
-                    self._on_model_loaded(process, message)
-            case "unloaded":
-                process.unloading.discard(message["number"])
+    def _on_message(self, process: DeviceProcess, message: FromDevice) -> None:
+        match message:
+            case DeviceChosen(device, description, reason):
+                process.report = DeviceReport(device, description, reason)
+            case Loaded():
+                if process.failure is None:
+                    self._on_loaded_in_time(process, message)
+            case Unloaded(number):
+                process.unloading.discard(number)
                 self._changes.tell()
-            case "failed":
-                process.failure = _ReportedFailure(message["message"], message["code"], message["exit_code"])
+            case Failed(text, code, exit_code):
+                process.failure = _ReportedFailure(text, code, exit_code)
+            case _:
+                assert_never(message)
 
-    def _on_model_loaded(self, process: DeviceProcess, message: Message) -> None:
+    def _on_loaded_in_time(self, process: DeviceProcess, message: Loaded) -> None:
+        assert process.timer is not None, "it began with the process"
+        process.timer.next()
+        if process.group.has(message.number):
+            self._on_model_loaded(process, message)
+
+    def _on_model_loaded(self, process: DeviceProcess, message: Loaded) -> None:
         assert process.child is not None, "it is alive"
         assert process.report is not None, "it says which device it uses before it loads"
-        signature = Signature.from_json(message["signature"])
         try:
-            _check_image(process.group.model(message["number"]), signature)
+            _check_image(process.group.model(message.number), message.signature)
             replica = self.replicas.add(
                 process.group,
-                message["number"],
-                signature,
+                message.number,
+                message.signature,
                 process.report.device,
-                load_s=message["load_s"],
-                warm_up_s=message["warm_up_s"],
+                load_s=message.load_s,
+                warm_up_s=message.warm_up_s,
             )
         except OperatorError as error:
             process.failure = error
@@ -232,7 +251,7 @@ class DeviceProcesses:
         )
         process.child.kill_where_it_hangs()
 
-    def _on_exit(self, process: DeviceProcess, child: Child) -> None:
+    def _on_exit(self, process: DeviceProcess, child: _DeviceChild) -> None:
         if process.timer is not None:
             process.timer.stop()
         process.child = None
@@ -277,11 +296,5 @@ def _check_image(model: Deployed, signature: Signature) -> None:
             raise InvalidSettings(f"{model.servable.name}: {error}") from None
 
 
-def _model_message(model: Deployed) -> dict[str, Any]:
-    return {
-        "number": model.number,
-        "servable": model.servable.to_json(),
-        "max_delay_ms": model.max_delay_ms,
-        "slot": model.slot,
-        "threads": model.threads,
-    }
+def _load_model(model: Deployed) -> LoadModel:
+    return LoadModel(model.number, model.servable, model.max_delay_ms, model.slot, model.threads)

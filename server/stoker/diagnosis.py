@@ -27,6 +27,7 @@ from stoker.devices import choose_device
 from stoker.environments.check import installed_version
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import OperatorError
+from stoker.grpc_port import reserve_grpc_port
 from stoker.repository import Repository
 from stoker.settings import ServerSettings
 from stoker.workspace import Workspace
@@ -40,6 +41,7 @@ _FEW_FILES: Final = 1024
 _ENOUGH_FILES: Final = 16_384
 _SPARSE_BYTES: Final = 1 << 30
 _LITTLE_MEMORY_BYTES: Final = 1 << 30
+_LEAST_FREE_BYTES: Final = 16 << 20
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # only its size is looked at
 
 
@@ -76,6 +78,8 @@ def diagnose(
         say: Is told in a line what takes time.
     """
     checks = [_python(), _packages(), _workspace(workspace), _port(settings.host, settings.port)]
+    if settings.grpc_port:
+        checks.append(_grpc_port(settings))
     checks += [_memory(), _limits()]
     with ExitStack() as leases:
         try:
@@ -140,9 +144,13 @@ def _workspace(workspace: Workspace) -> Check:
             "wrong",
             f"{nearest} cannot be written by you; choose another workspace with --workspace",
         )
-    free = _size(shutil.disk_usage(nearest).free)
+    free_bytes = shutil.disk_usage(nearest).free
     there = "" if root.exists() else ", made when something is first written to it"
-    return Check("workspace", "ok", f"{root}, {free} free{there}")
+    if free_bytes < _LEAST_FREE_BYTES:
+        return Check(
+            "workspace", "wrong", f"{root}, only {_size(free_bytes)} free: keys could not be kept{there}"
+        )
+    return Check("workspace", "ok", f"{root}, {_size(free_bytes)} free{there}")
 
 
 def _port(host: str, port: int) -> Check:
@@ -157,6 +165,19 @@ def _port(host: str, port: int) -> Check:
             return Check("port", "wrong", str(error))
         return Check("port", "note", f"a Stoker server listens on {host} port {port} and is {state}")
     return Check("port", "ok", f"{host} port {port} is free")
+
+
+def _grpc_port(settings: ServerSettings) -> Check:
+    try:
+        # The port of HTTP is looked at for itself; this one is only for the address.
+        with bind(settings.host, 0, 1)[0] as beside:
+            reserve_grpc_port(settings, beside).close()
+    except OperatorError as error:
+        running = settings.port and _running_server(settings.host, settings.port) is not None
+        return Check("grpc port", "note" if running else "wrong", str(error))
+    return Check(
+        "grpc port", "ok", f"{settings.host} port {settings.grpc_port} is free, its packages are there"
+    )
 
 
 def _running_server(host: str, port: int) -> str | None:
@@ -259,9 +280,9 @@ def _usable_by(
 
 def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[str], None]) -> Iterator[Check]:
     servable = model.servable
-    yield Check(
-        f"model {servable.name}", "ok", f"version {servable.version} ({servable.framework}), {servable.path}"
-    )
+    text = f"version {servable.version} ({servable.framework}), {servable.path}"
+    lacking = _lacking(model)
+    yield Check(f"model {servable.name}", "wrong" if lacking else "ok", text, lacking)
     if model.environment is None:
         return
     name = f"packages of {servable.name}"
@@ -274,6 +295,15 @@ def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[st
         yield Check(name, "wrong", str(error))
         return
     yield _environment(name, environment)
+
+
+def _lacking(model: Deployed) -> tuple[str, ...]:
+    """What the framework of a model needs and this Python has not; Stoker installs it in what it manages itself."""
+    if model.servable.framework != "tensorflow" or find_spec("tensorflow") is not None:
+        return ()
+    if model.environment is not None and model.environment.managed_by_system:
+        return ()
+    return ("a SavedModel needs TensorFlow; install it with: pip install 'stoker[tensorflow]'",)
 
 
 def _environment(name: str, environment: ModelEnvironment) -> Check:

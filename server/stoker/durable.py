@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["lock_file", "locked", "private_folder", "replace_file", "sync_folder"]
 
 
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name the file that was meant: calls by descriptor name none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 def private_folder(folder: Path) -> Path:
     """Create `folder` and its missing parents for the owner alone (mode 0700); keep those that exist."""
     if not folder.is_dir():
@@ -28,24 +38,30 @@ def sync_folder(folder: Path) -> None:
     """Write the folder's own entries to the disk, so that a finished rename survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with _naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Put a file with this content at `path`: readers see the old content or the new, never a part."""
+    """Put a file with this content at `path`: readers see the old content or the new, never a part.
+
+    Raises:
+        OSError: It cannot be written; `filename` is `path`.
+    """
     staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        staged.rename(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
+    with _naming(path):
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            staged.rename(path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
 
 
@@ -63,7 +79,8 @@ def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(descriptor, operation if wait else operation | fcntl.LOCK_NB)
+        with _naming(path):
+            fcntl.flock(descriptor, operation if wait else operation | fcntl.LOCK_NB)
     except BaseException:
         os.close(descriptor)
         raise

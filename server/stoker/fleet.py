@@ -11,8 +11,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
+from stoker.device_messages import AddLane
 from stoker.device_processes import DeviceProcess, DeviceProcesses
-from stoker.frontend_processes import FrontendProcess, FrontendProcesses
+from stoker.frontend_messages import AttachReplica
+from stoker.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from stoker.background import Supervision
     from stoker.catalogue import Catalogue
     from stoker.children import Child
-    from stoker.control import Message
     from stoker.deployment import Deployed
+    from stoker.frontend_messages import Ask, Route
     from stoker.replicas import Replica
     from stoker.settings import ServerSettings
     from stoker.start_up import ModelReport
@@ -50,7 +52,7 @@ class Fleet:
         keys_dir: Path,
         sockets: Sequence[socket.socket],
         supervision: Supervision,
-        on_request: Callable[[Child, Message], None],
+        on_request: Callable[[FrontendChild, Ask], None],
     ) -> None:
         """Begin with none running.
 
@@ -79,7 +81,7 @@ class Fleet:
         """By a model's number the room that its answers need, if that is more than its signature says."""
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[Child[Any, Any]]:
         """All processes that run."""
         devices = [process.child for process in self.devices.processes if process.child is not None]
         return [*devices, *self.frontends.children]
@@ -104,7 +106,9 @@ class Fleet:
     async def end(self) -> None:
         """End all processes; those that load or import something hear nothing, and are killed sooner."""
         devices, frontends = self.devices, self.frontends
-        busy = {process.child: devices.is_loading(process) for process in devices.processes}
+        busy: dict[Child[Any, Any] | None, bool] = {
+            process.child: devices.is_loading(process) for process in devices.processes
+        }
         busy |= {process.child: not process.listening for process in frontends.processes}
         await asyncio.gather(
             *(
@@ -134,9 +138,9 @@ class Fleet:
         await self.devices.unload(model)
         self._answer_bytes.pop(model.number, None)
 
-    def publish(self, model: dict[str, Any]) -> None:
-        """Tell frontends what a model's names mean from now on; see `Model.to_json`."""
-        self.frontends.publish(model)
+    def publish(self, route: Route) -> None:
+        """Tell frontends what a model's names mean from now on."""
+        self.frontends.publish(route)
 
     async def _joined(self, started: Sequence[DeviceProcess], models: Sequence[Deployed]) -> None:
         """Wait until all replicas of these models are loaded and joined with all frontends."""
@@ -210,15 +214,11 @@ class Fleet:
         if answer_bytes is not None:
             signature = signature.with_answers(answer_bytes)
         capacity = capacity_rows(signature, replica.model.servable.max_batch_rows)
-        content: dict[str, Any] = {
-            "number": replica.model.number,
-            "signature": signature.to_json(),
-            "capacity": capacity,
-        }
+        number = replica.model.number
         with ExitStack() as ours:
             arena_fd = Arena.create(signature, capacity)
             ours.callback(os.close, arena_fd)
             near, far = map(ours.enter_context, socket.socketpair())
-            self.devices.attach(process, [arena_fd, far.fileno()], content)
-            content["generation"] = replica.generation
-            self.frontends.attach(frontend, [arena_fd, near.fileno()], content)
+            self.devices.attach(process, AddLane(number, signature, capacity), [arena_fd, far.fileno()])
+            attach = AttachReplica(number, replica.generation, signature, capacity)
+            self.frontends.attach(frontend, attach, [arena_fd, near.fileno()])

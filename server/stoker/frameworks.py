@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -11,7 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["FRAMEWORKS", "LOOKED_FOR", "SERVED_ALONE", "Detected", "Framework", "detect", "find_models"]
+__all__ = [
+    "FRAMEWORKS",
+    "LOOKED_FOR",
+    "SERVED_ALONE",
+    "Detected",
+    "Framework",
+    "check_folder",
+    "detect",
+    "find_models",
+]
 
 Framework = Literal["script", "tensorflow", "onnx", "tf1-checkpoint", "files"]
 """`files` are any that an entry script loads; nothing is recognised as that, it has to be said."""
@@ -51,10 +61,12 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
         framework: What it is, where it could be several things.
 
     Raises:
-        RepositoryError: It is nothing that was looked for, or several things; the message says which.
+        RepositoryError: It is nothing that was looked for, or several things, or cannot be read; the message says
+            which.
     """
     if not path.exists():
         raise RepositoryError(f"{path} does not exist")
+    check_folder(path)
     if framework == "files":
         return Detected(framework, path)
     found = find_models(path)
@@ -64,6 +76,7 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
         # An entry script loads what lies beside it, so the other files are its own.
         found = found[:1]
     if len(found) == 1:
+        _check_readable(found[0])
         return found[0]
     if not found:
         wanted = f"a model of the framework {framework}" if framework else LOOKED_FOR
@@ -71,6 +84,27 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
         raise RepositoryError(f"{path} holds no model; looked for {wanted}{hint}")
     kinds = ", ".join(f"{model.framework} ({model.path.name})" for model in found)
     raise RepositoryError(f"{path} could be several models: {kinds}; give the path of the one that is meant")
+
+
+def check_folder(path: Path) -> None:
+    """Raise RepositoryError for a folder in which nothing can be looked at."""
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+        raise RepositoryError(f"the folder {path} cannot be read: permission denied")
+
+
+def _check_readable(model: Detected) -> None:
+    """Refuse what the libraries that load it would refuse without saying why."""
+    candidates = [model.path / name for name in _SAVED_MODEL_FILES] if model.path.is_dir() else [model.path]
+    for path in candidates:
+        if path.is_file() and not os.access(path, os.R_OK):
+            raise RepositoryError(f"{path} cannot be read: permission denied")
+    if model.framework != "script":
+        try:
+            os.fsencode(model.path).decode("utf-8")
+        except UnicodeDecodeError:
+            raise RepositoryError(
+                f"{model.path} has bytes in its name that are no UTF-8, as its framework takes it; rename it"
+            ) from None
 
 
 def find_models(path: Path) -> list[Detected]:

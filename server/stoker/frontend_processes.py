@@ -8,22 +8,50 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from stoker.children import Backoff, Child
+from stoker.frontend_messages import (
+    SUPERVISOR_END,
+    Ask,
+    AskIndex,
+    AskLoad,
+    AskUnload,
+    Attached,
+    AttachFailed,
+    AttachReplica,
+    DetachReplica,
+    FromFrontend,
+    Listen,
+    Listening,
+    Outgrown,
+    Refusal,
+    Reply,
+    Retire,
+    Retired,
+    Route,
+    Serve,
+    Started,
+    StartFrontend,
+    Stopped,
+    ToFrontend,
+)
+from stoker.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
 from stoker.grpc_port import address_of
+from stoker.keyring import Keys
 from stoker.metrics import MetricMemory
 
 if TYPE_CHECKING:
     from stoker.background import Supervision
     from stoker.catalogue import Catalogue
-    from stoker.control import Message
     from stoker.deployment import Deployed
     from stoker.settings import ServerSettings
 
-__all__ = ["FrontendProcess", "FrontendProcesses"]
+__all__ = ["FrontendChild", "FrontendProcess", "FrontendProcesses"]
 
 logger = logging.getLogger(__name__)
+
+FrontendChild = Child[ToFrontend, FromFrontend]
 
 _HUNG_LOOKS: Final = 30
 
@@ -47,7 +75,7 @@ class FrontendProcess:
     page: int
     sockets: list[socket.socket]
     backoff: Backoff = field(default_factory=Backoff)
-    child: Child | None = None
+    child: FrontendChild | None = None
     beats: int = 0
     still_looks: int = 0
     started: bool = False
@@ -71,7 +99,7 @@ class FrontendProcesses:
         sockets: Sequence[socket.socket],
         supervision: Supervision,
         on_started: Callable[[FrontendProcess], None],
-        on_request: Callable[[Child, Message], None],
+        on_request: Callable[[FrontendChild, Ask], None],
         on_outgrown: Callable[[FrontendProcess, int, int], None],
         on_attach_failed: Callable[[FrontendProcess, int], None],
     ) -> None:
@@ -104,7 +132,7 @@ class FrontendProcesses:
         self._named_alone = catalogue.only is not None
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[FrontendChild]:
         """The processes that run."""
         return [process.child for process in self.processes if process.child is not None]
 
@@ -118,43 +146,43 @@ class FrontendProcesses:
         self._models[model.number] = model
         for process in self._running():
             process.serving.add(model.number)
-            self._send(process, "serve", service=self._service_message(process, model))
+            self._send(process, Serve(self._service_rules(process, model)))
 
-    def publish(self, model: dict[str, Any]) -> None:
-        """Tell all what a model's names mean from now on; see `Model.to_json`."""
-        self.tell("route", model=model)
+    def publish(self, route: Route) -> None:
+        """Tell all what a model's names mean from now on."""
+        self.tell(route)
 
     async def retire(self, model: Deployed) -> None:
         """Stop using a model to which nobody is sent any more, and return when its last requests are answered."""
         self._models.pop(model.number, None)
         for process in self._running():
-            self._send(process, "retire", number=model.number)
+            self._send(process, Retire(model.number))
         await self._changes.until(
             lambda: not any(model.number in process.serving for process in self._running())
         )
 
-    def attach(self, process: FrontendProcess, fds: Sequence[int], content: dict[str, Any]) -> None:
+    def attach(self, process: FrontendProcess, replica: AttachReplica, fds: Sequence[int]) -> None:
         """Give a frontend its ends of an arena and a doorbell."""
-        self._send(process, "attach", fds, **content)
+        self._send(process, replica, fds)
 
     def detach(self, generation: int) -> None:
         """Tell all that a replica has gone."""
         for process in self._running():
-            self._send(process, "detach", generation=generation)
+            self._send(process, DetachReplica(generation))
 
     def have(self, generations: set[int]) -> bool:
         """Whether all that have started score with these replicas; the others get them when they start."""
         return all(generations <= process.attached for process in self.processes if process.started)
 
-    def tell(self, kind: str, **content: Any) -> None:
+    def tell(self, message: ToFrontend) -> None:
         """Send all of them a message."""
         for process in self._running():
-            self._send(process, kind, **content)
+            self._send(process, message)
 
-    def reply(self, asker: Child, ticket: int, **content: Any) -> None:
+    def reply(self, asker: FrontendChild, reply: Reply | Refusal) -> None:
         """Answer what a frontend has asked; its successor, if it has one by now, has not asked it."""
         if asker in self.children:
-            asker.send("reply", ticket=ticket, **content)
+            asker.send(reply)
 
     def end_hung(self) -> None:
         """End those whose event loops do not turn any more; to be called once a second.
@@ -180,105 +208,106 @@ class FrontendProcesses:
     def _running(self) -> Iterable[FrontendProcess]:
         return (process for process in self.processes if process.child is not None)
 
-    def _send(self, process: FrontendProcess, kind: str, fds: Sequence[int] = (), **content: Any) -> None:
+    def _send(self, process: FrontendProcess, message: ToFrontend, fds: Sequence[int] = ()) -> None:
         if process.child is not None:
-            process.child.send(kind, fds, **content)
+            process.child.send(message, fds)
 
     async def _start(self, process: FrontendProcess) -> None:
         child = await Child.start(
             "frontend",
             "stoker.gateway.frontend",
+            SUPERVISOR_END,
             lambda child, message: self._on_message(process, child, message),
             lambda child: self._on_exit(process, child),
         )
         process.child = child
         process.still_looks = 0
         process.serving = set(self._models)
-        settings = self._settings
         child.send(
-            "start",
-            [self._metrics_fd, *(sock.fileno() for sock in process.sockets)],
+            self._start_message(process), [self._metrics_fd, *(sock.fileno() for sock in process.sockets)]
+        )
+
+    def _start_message(self, process: FrontendProcess) -> StartFrontend:
+        settings = self._settings
+        return StartFrontend(
             page=process.page,
-            auth=settings.auth,
-            token_auth=settings.token_auth,
+            server=ServerRules(
+                auth=settings.auth,
+                token_auth=settings.token_auth,
+                keys_dir=self._keys_dir,
+                max_body_bytes=settings.max_body_bytes,
+                max_image_pixels=settings.max_image_pixels,
+                frontends=len(self.processes),
+            ),
             metrics_need_key=settings.metrics_auth,
-            keys_dir=str(self._keys_dir),
-            max_body_bytes=settings.max_body_bytes,
-            max_image_pixels=settings.max_image_pixels,
             cors_origins=settings.cors_origins,
             tells_version=settings.tells_version,
-            naming={
-                "title": settings.service_name if self._named_alone else None,
-                "version": settings.service_version,
-                "path_prefix": settings.service_path_prefix,
-            },
-            frontends=len(self.processes),
-            grpc=_grpc_message(settings, process.sockets[0]),
-            admin=self._admin_message(),
-            services=[self._service_message(process, model) for model in self._models.values()],
-            models=[model.to_json() for model in self._catalogue.models.values()],
+            title=settings.service_name if self._named_alone else None,
+            service_version=settings.service_version,
+            path_prefix=settings.service_path_prefix,
+            grpc=_grpc_rules(settings, process.sockets[0]),
+            admin=self._admin_rules(),
+            services=tuple(self._service_rules(process, model) for model in self._models.values()),
+            models=tuple(model.route() for model in self._catalogue.models.values()),
             only=self._catalogue.only,
         )
 
-    def _admin_message(self) -> dict[str, Any]:
-        """Who may load and unload models through the API."""
+    def _admin_rules(self) -> AdminRules:
         settings = self._settings
         hosts = [sock.getsockname()[0] for process in self.processes for sock in process.sockets]
-        return {
-            "polls": settings.poll_s > 0,
-            "needs_key": settings.auth or settings.token_auth or settings.admin_key is not None,
-            "key": settings.admin_key,
-            "local": all(ip_address(host).is_loopback for host in hosts),
-        }
+        return AdminRules(
+            polls=settings.poll_s > 0,
+            needs_key=settings.auth or settings.token_auth or settings.admin_key is not None,
+            key=settings.admin_key,
+            local=all(ip_address(host).is_loopback for host in hosts),
+        )
 
-    def _service_message(self, process: FrontendProcess, model: Deployed) -> dict[str, Any]:
-        settings, keys = self._settings, None
-        if settings.primary_key or settings.secondary_key:
-            keys = {
-                "primary": settings.primary_key or settings.secondary_key,
-                "secondary": settings.secondary_key or settings.primary_key,
-            }
-        return {
-            "number": model.number,
-            "name": model.servable.name,
-            "version": model.servable.version,
-            "framework": model.servable.framework,
-            "slot": model.slot,
-            "timeout_ms": model.timeout_ms,
-            "max_concurrent_requests": model.limit_of(process.page, len(self.processes)),
-            "max_queue_wait_ms": model.max_queue_wait_ms,
-            "description": model.description,
-            "swagger_files": {number: str(file) for number, file in model.swagger_files.items()},
-            "keys": keys,
-            "image": model.image and model.image.to_json(),
-            "collection": model.collection and model.collection.to_json(),
-            "data_dir": model.data_dir and str(model.data_dir),
-        }
+    def _service_rules(self, process: FrontendProcess, model: Deployed) -> ServiceRules:
+        servable, settings = model.servable, self._settings
+        return ServiceRules(
+            number=model.number,
+            name=servable.name,
+            version=servable.version,
+            framework=servable.framework,
+            slot=model.slot,
+            timeout_ms=model.timeout_ms,
+            max_queue_wait_ms=model.max_queue_wait_ms,
+            max_concurrent_requests=model.limit_of(process.page, len(self.processes)),
+            description=model.description,
+            swagger_files=model.swagger_files,
+            keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
+            image=model.image,
+            collection=model.collection,
+            data_dir=model.data_dir,
+        )
 
-    def _on_message(self, process: FrontendProcess, child: Child, message: Message) -> None:
-        match message["kind"]:
-            case "started":
+    def _on_message(self, process: FrontendProcess, child: FrontendChild, message: FromFrontend) -> None:
+        match message:
+            case Started():
                 process.started = True
                 self._on_started(process)
                 # Only now: a frontend that replaces another one finds connections waiting.
-                self._send(process, "listen")
-            case "listening":
+                self._send(process, Listen())
+            case Listening():
                 process.listening = True
-            case "attach_failed":
-                self._on_attach_failed(process, message["generation"])
-            case "attached":
-                process.attached.add(message["generation"])
-            case "retired":
-                process.serving.discard(message["number"])
-            case "outgrown":
-                self._on_outgrown(process, message["generation"], message["answer_bytes"])
-            case "request":
+            case AttachFailed(generation):
+                self._on_attach_failed(process, generation)
+            case Attached(generation):
+                process.attached.add(generation)
+            case Retired(number):
+                process.serving.discard(number)
+            case Outgrown(generation, answer_bytes):
+                self._on_outgrown(process, generation, answer_bytes)
+            case AskIndex() | AskLoad() | AskUnload():
                 self._on_request(child, message)
-            case "stopped" if message["cut_off"]:
-                logger.warning("%d connections did not end in time and were cut off", message["cut_off"])
+            case Stopped(cut_off):
+                if cut_off:
+                    logger.warning("%d connections did not end in time and were cut off", cut_off)
+            case _:
+                assert_never(message)
         self._changes.tell()
 
-    def _on_exit(self, process: FrontendProcess, child: Child) -> None:
+    def _on_exit(self, process: FrontendProcess, child: FrontendChild) -> None:
         process.child = None
         process.started = process.listening = False
         process.attached.clear()
@@ -290,13 +319,12 @@ class FrontendProcesses:
         self._background.restart("a frontend", child, process.backoff, lambda: self._start(process))
 
 
-def _grpc_message(settings: ServerSettings, beside: socket.socket) -> dict[str, Any] | None:
-    """The arguments of a frontend's gRPC server; None for none."""
+def _grpc_rules(settings: ServerSettings, beside: socket.socket) -> GrpcRules | None:
     if not settings.grpc_port:
         return None
-    return {
-        "address": address_of(beside, settings.grpc_port),
-        "max_message_bytes": settings.max_body_bytes,
-        "certificate": settings.grpc_tls_cert and str(settings.grpc_tls_cert),
-        "key": settings.grpc_tls_key and str(settings.grpc_tls_key),
-    }
+    return GrpcRules(
+        address=address_of(beside, settings.grpc_port),
+        max_message_bytes=settings.max_body_bytes,
+        certificate=settings.grpc_tls_cert,
+        key=settings.grpc_tls_key,
+    )

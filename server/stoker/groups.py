@@ -33,6 +33,11 @@ class Group:
         """Its models."""
         return [model for model, _ in self.members]
 
+    @property
+    def short_name(self) -> str:
+        """What tells its process from others in the log: its model, or the device where it has several."""
+        return str(self) if len(self.members) == 1 else self.device
+
     def model(self, number: int) -> Deployed:
         """Its model with this number."""
         return next(model for model in self.models if model.number == number)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.errors import OperatorError, RepositoryError
-from stoker.frameworks import LOOKED_FOR, Detected, Framework, detect, find_models
+from stoker.frameworks import LOOKED_FOR, Detected, Framework, check_folder, detect, find_models
 from stoker.names import checked_name, name_from_file
 from stoker.repository import MANIFEST, Registered, Repository
 
@@ -27,6 +27,15 @@ _MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*([0-9]{1,9})\b", re.MULT
 _CONFIG = "config.pbtxt"
 # Files that are always called so: their folder's name says more.
 _CONVENTIONAL_STEMS = {"score", "model", "main"}
+# What people save, by the endings of the files, with what to do about it.
+_KERAS = 'export it as a SavedModel (model.export("saved_model"))'
+_PYTORCH = "export it (torch.onnx.export)"
+_ARCHIVE = "unpack it"
+_HINTS = {
+    **dict.fromkeys((".keras", ".h5", ".hdf5"), _KERAS),
+    **dict.fromkeys((".pt", ".pth"), _PYTORCH),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,7 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     """
     if not path.exists():
         raise RepositoryError(f"{path} does not exist")
+    check_folder(path)
     # Links keep the name that the operator gave them; `..` has none.
     path = path.resolve() if ".." in path.parts else path.absolute()
     strict = broken is None
@@ -135,6 +145,12 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
         found = _single(path) or _layout(path, broken)
     if strict and broken:
         raise next(iter(broken.values()))
+    if not found and not broken and path.is_file():
+        hint = _HINTS.get(path.suffix.lower(), "")
+        raise RepositoryError(
+            f"{path} is no file that Stoker loads by itself (score.py, *.onnx, saved_model.pb): "
+            f"{hint}{hint and ', or '}write a score.py whose init() loads it"
+        )
     if not found and not broken:
         raise RepositoryError(
             f"nothing to serve in {path}; looked for {LOOKED_FOR}, for numbered versions of such a model "
@@ -162,6 +178,9 @@ def _single(path: Path) -> list[ModelSource]:
     if not find_models(path):
         return []
     detected = _servable(detect(path))
+    if detected.framework == "tensorflow":
+        # A saved_model.pb stands for its folder.
+        path = detected.path
     if not path.is_dir():
         stem = path.parent.name if path.stem in _CONVENTIONAL_STEMS else path.stem
         return [ModelSource(name_from_file(stem), 1, detected.framework, detected.path)]
@@ -215,6 +234,7 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
 def _version(name: str, version: int, folder: Path) -> ModelSource:
     # Triton keeps models that have several files in a folder with the file's name.
     folders = [folder / "model.savedmodel", folder / "model.onnx"]
+    check_folder(folder)
     holder = next((candidate for candidate in folders if candidate.is_dir()), folder)
     if not find_models(holder):
         content = ", ".join(sorted(entry.name for entry in holder.iterdir())[:5]) or "nothing"

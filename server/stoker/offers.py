@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stoker.workspace import Workspace
 
-__all__ = ["Offer", "find_offers", "registered_offer"]
+__all__ = ["Offer", "find_offers", "left_out", "registered_offer"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,6 +121,14 @@ def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Off
         if count > 1:
             raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
     return {offer.name: offer for offer in found}
+
+
+def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:
+    """The registered models that are not served though none is named: those that an entry script has to load."""
+    repository = Repository(workspace.models_dir)
+    if settings.models:
+        return []
+    return [name for name in repository.names() if not _is_served(repository, name)]
 
 
 def registered_offer(settings: ServerSettings, workspace: Workspace, name: str) -> Offer:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.durable import lock_file, locked, private_folder, replace_file, sync_folder
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
-from stoker.frameworks import FRAMEWORKS, Framework, detect
+from stoker.frameworks import FRAMEWORKS, Detected, Framework, detect
 from stoker.model_files import FileRecord, check_files, copy_files, source_files
 from stoker.names import checked_name, is_name, parse_reference
 
@@ -187,6 +187,7 @@ class Repository:
         description: str = "",
         tags: Mapping[str, str] = MappingProxyType({}),
         signature: Mapping[str, Any] | None = None,
+        read_signature: Callable[[Detected], Mapping[str, Any] | None] | None = None,
         image: Mapping[str, Any] | None = None,
         properties: Mapping[str, str] = MappingProxyType({}),
         progress: Callable[[int, int], None] | None = None,
@@ -201,6 +202,7 @@ class Repository:
             description: Free text.
             tags: Free labels.
             signature: The model's signature as JSON, where the caller has read it.
+            read_signature: Reads it from the copy, where `signature` is None; if it raises, nothing is registered.
             image: The model's image input as JSON, if it takes images.
             properties: Further labels.
             progress: Called with the bytes copied so far and the bytes in all.
@@ -223,6 +225,8 @@ class Repository:
                 files = copy_files(source, staged / _FILES, progress)
                 (staged / _LEASE).touch(mode=0o600)
                 entry = detected.path.relative_to(root) if root.is_dir() else PurePosixPath(root.name)
+                if signature is None and read_signature is not None:
+                    signature = read_signature(Detected(detected.framework, staged / _FILES / entry))
                 unnumbered = Registered(
                     name=name,
                     version=0,
@@ -288,8 +292,14 @@ class Repository:
         return self._read(name, version)
 
     def names(self) -> Sequence[str]:
-        """Return the names of all models that have a version, in alphabetical order."""
+        """Return the names of all models that have a version, in alphabetical order.
+
+        Raises:
+            RepositoryError: What should be the folder of the models is a file.
+        """
         if not self.models_dir.is_dir():
+            if self.models_dir.exists():
+                raise RepositoryError(f"{self.models_dir} should be a folder; move the file away")
             return []
         names = (entry.name for entry in self.models_dir.iterdir() if is_name(entry.name))
         return sorted(name for name in names if self.versions(name))
@@ -386,7 +396,7 @@ class Repository:
         model_dir = private_folder(self.models_dir / staged.name)
         last_path = model_dir / _LAST_VERSION
         with locked(model_dir / _LOCK):
-            last = int(last_path.read_text("ascii")) if last_path.exists() else 0
+            last = _read_last(last_path) if last_path.exists() else 0
             version = 1 + max([last, *self.versions(staged.name)])
             registered = replace(staged, version=version, folder=model_dir / str(version))
             manifest = json.dumps(registered.to_json(), indent=2).encode() + b"\n"
@@ -395,6 +405,16 @@ class Repository:
             staged.folder.rename(registered.folder)
             sync_folder(model_dir)
         return registered
+
+
+def _read_last(path: Path) -> int:
+    content = path.read_bytes().strip()
+    if not content.isdigit():
+        raise CorruptModel(
+            f"{path} should hold the highest version that was ever given out, and holds {content[:20]!r}; write that "
+            "number into it, so that none is given out twice"
+        )
+    return int(content)
 
 
 def _sweep(staging: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, assert_never
 
 from stoker.errors import StokerError
-from stoker.versions import VersionPolicy, read_versions
+from stoker.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 
 if TYPE_CHECKING:
     from stoker.background import Background
-    from stoker.children import Child
-    from stoker.control import Message
-    from stoker.frontend_processes import FrontendProcesses
+    from stoker.frontend_processes import FrontendChild, FrontendProcesses
     from stoker.rollout import Rollout
 
 __all__ = ["Requests"]
@@ -21,48 +19,40 @@ logger = logging.getLogger(__name__)
 
 
 class Requests:
-    """Answers each `request` of a frontend with `reply`; see `stoker.gateway.administration`."""
+    """Answers what frontends ask; see `stoker.gateway.administration`."""
 
     def __init__(self, rollout: Rollout, frontends: FrontendProcesses, background: Background) -> None:
         self._rollout = rollout
         self._frontends = frontends
         self._background = background
 
-    def take(self, asker: Child, message: Message) -> None:
+    def take(self, asker: FrontendChild, ask: Ask) -> None:
         """Begin to answer a request."""
-        self._background.spawn(self._answer(asker, message))
+        self._background.spawn(self._answer(asker, ask))
 
-    async def _answer(self, asker: Child, message: Message) -> None:
-        ticket = message["ticket"]
+    async def _answer(self, asker: FrontendChild, ask: Ask) -> None:
         try:
-            entries = await self._perform(message)
+            entries = await self._perform(ask)
         except StokerError as error:
-            self._refuse(asker, ticket, error)
+            self._refuse(asker, ask, error)
         except Exception:
-            logger.exception("the request to %s a model failed", message["operation"])
-            self._refuse(asker, ticket, StokerError("An unexpected internal error occurred."))
+            logger.exception("what a frontend has asked failed: %s", ask)
+            self._refuse(asker, ask, StokerError("An unexpected internal error occurred."))
         else:
-            self._frontends.reply(asker, ticket, entries=entries)
+            self._frontends.reply(asker, Reply(ask.ticket, tuple(entries)))
 
-    async def _perform(self, message: Message) -> list[dict[str, str]]:
-        version: int | None = message.get("version")
-        match message["operation"]:
-            case "index":
-                return await self._rollout.index(ready=message["ready"])
-            case "load":
-                versions: Any = message.get("versions")
-                policy = None if versions is None else VersionPolicy.of(read_versions(versions))
-                await self._rollout.load(message["model"], policy, version)
-            case "unload":
-                await self._rollout.unload(message["model"], version)
+    async def _perform(self, ask: Ask) -> list[dict[str, str]]:
+        match ask:
+            case AskIndex():
+                return await self._rollout.index(ready=ask.ready)
+            case AskLoad():
+                await self._rollout.load(ask.model, ask.policy, ask.version)
+            case AskUnload():
+                await self._rollout.unload(ask.model, ask.version)
+            case _:
+                assert_never(ask)
         return []
 
-    def _refuse(self, asker: Child, ticket: int, error: StokerError) -> None:
-        self._frontends.reply(
-            asker,
-            ticket,
-            status=error.status,
-            code=error.code,
-            error=str(error)[:2000],
-            retry_after_s=error.retry_after_s,
-        )
+    def _refuse(self, asker: FrontendChild, ask: Ask, error: StokerError) -> None:
+        refusal = Refusal(ask.ticket, error.status, error.code, str(error)[:2000], error.retry_after_s)
+        self._frontends.reply(asker, refusal)

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakValueDictionary
 
 from stoker.background import in_thread
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.deployment import Deployed
+    from stoker.frontend_messages import Route
     from stoker.metrics import MetricMemory
     from stoker.offers import Offer
 
@@ -45,8 +46,8 @@ class Processes(Protocol):
     async def remove(self, model: Deployed) -> None:
         """Let it finish its requests, and unload it."""
 
-    def publish(self, model: dict[str, Any]) -> None:
-        """Tell frontends what a model's names mean from now on; see `Model.to_json`."""
+    def publish(self, route: Route) -> None:
+        """Tell frontends what a model's names mean from now on."""
 
 
 class Stock(Protocol):
@@ -78,7 +79,7 @@ class Rollout:
         self._fleet = fleet
         self._stock = stock
         self._memory = memory
-        self._published: dict[str, dict[str, Any]] = {}
+        self._published: dict[str, Route] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
@@ -334,10 +335,10 @@ class Rollout:
         self._publish(model)
 
     def _publish(self, model: Model) -> None:
-        content = model.to_json()
-        if self._published.get(model.name) != content:
-            self._published[model.name] = content
-            self._fleet.publish(content)
+        route = model.route()
+        if self._published.get(model.name) != route:
+            self._published[model.name] = route
+            self._fleet.publish(route)
 
     async def _retire_all(self, model: Model) -> None:
         model.chosen, model.wished = set(), {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from stoker.acceleration import Acceleration
+from stoker.collection import CollectionSettings
 
 __all__ = ["SAMPLE_INPUT", "Device", "Servable"]
 
@@ -70,6 +70,8 @@ class Servable:
         batch_buckets: Sizes in rows that batches are filled up to; None for what suits the device.
         acceleration: How it uses a GPU.
         engine_cache: Folder for what TensorRT builds of it; None to build it at each start.
+        collection: How an entry script may collect rows itself; None if nothing is collected.
+        model_data_dir: Where the files of these rows go.
     """
 
     name: str
@@ -89,6 +91,8 @@ class Servable:
     batch_buckets: tuple[int, ...] | None = None
     acceleration: Acceleration = field(default_factory=Acceleration)
     engine_cache: Path | None = None
+    collection: CollectionSettings | None = None
+    model_data_dir: Path | None = None
 
     @property
     def sample_file(self) -> Path | None:
@@ -97,19 +101,3 @@ class Servable:
             return self.sample_input
         beside = (folder / SAMPLE_INPUT for folder in (self.model_dir, self.path.parent))
         return next(filter(Path.is_file, beside), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        values["acceleration"] = self.acceleration.to_json()
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Servable:
-        """Inverse of `to_json`."""
-        names = ("path", "model_dir", "sample_input", "engine_cache")
-        read: dict[str, Any] = {name: Path(values[name]) for name in names if values.get(name) is not None}
-        if values.get("batch_buckets") is not None:
-            read["batch_buckets"] = tuple(values["batch_buckets"])
-        read["acceleration"] = Acceleration(**values["acceleration"])
-        return cls(**{**values, **read})

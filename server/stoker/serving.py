@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import mimetypes
 import os
+import shlex
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stoker import __version__
 from stoker.binding import bind
@@ -20,6 +22,7 @@ from stoker.deployment import Deployed
 from stoker.grpc_port import reserve_grpc_port
 from stoker.keyring import AdminKey, Keyring
 from stoker.logs import configure_logging
+from stoker.offers import left_out
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings import ServerSettings
 from stoker.start_up import DeviceReport, ModelReport, StartUp
@@ -29,6 +32,10 @@ from stoker.tensors import Signature
 from stoker.workspace import Workspace
 
 __all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
+
+_STANDARD_OUTPUT: Final = 1
 
 
 def serve(settings: ServerSettings, workspace: Workspace) -> None:
@@ -70,8 +77,18 @@ def _provide_admin_key(settings: ServerSettings, workspace: Workspace) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    """Print a line for the operator, if somebody takes it: a server serves whether its summary is read or not."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        logger.warning(
+            "standard output cannot be written (%s), so the server goes on without it", error.strerror
+        )
+        # What is left of the line would be tried again, and fail again, up to the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, _STANDARD_OUTPUT)
+        os.close(nowhere)
 
 
 def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up: StartUp) -> list[str]:
@@ -83,13 +100,14 @@ def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up:
         )
         lines.append(
             f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
-            f"batches of at most {_most_rows(servable)} rows"
+            f"{_batches(servable, model.signature)}"
         )
         lines += _batching_lines(model)
         lines += _replica_lines(model)
         lines += _environment_lines(model.deployed)
         lines += _data_lines(model.deployed)
     lines += [f"  azure    {note}" for note in settings.notes]
+    lines += [f"  note     {note}" for note in _notes(settings, workspace)]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
     base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     # Of several versions of a model, the newest one's sample serves for all.
@@ -102,8 +120,15 @@ def _banner(settings: ServerSettings, workspace: Workspace, port: int, start_up:
     return lines
 
 
-def _most_rows(servable: Servable) -> int:
-    return servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
+def _batches(servable: Servable, signature: Signature) -> str:
+    """How large batches are, in words."""
+    if signature.tensors is not None and not signature.tensors.batched:
+        return "one request after the other"
+    if signature.script is not None:
+        most = signature.script.max_requests
+        return f"batches of at most {most} requests" if most > 1 else "one request after the other"
+    most = servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
+    return f"batches of at most {most} rows"
 
 
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
@@ -138,6 +163,16 @@ def _environment_lines(model: Deployed) -> list[str]:
     return [f"  packages {first}", *(f"           {line}" for line in others)]
 
 
+def _notes(settings: ServerSettings, workspace: Workspace) -> list[str]:
+    """What the operator may not expect: models that are not served, variables that are not used."""
+    names = left_out(settings, workspace)
+    unserved = [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} registered and not served: an entry script has to "
+        "load it (--use-model)"
+    ]
+    return [*settings.unknown_variables, *(unserved if names else [])]
+
+
 def _data_lines(model: Deployed) -> list[str]:
     lines = []
     if model.image is not None:
@@ -169,23 +204,25 @@ def _service_lines(settings: ServerSettings, workspace: Workspace, model: ModelR
     sample = _sample_file(workspace, model)
     if sample is not None:
         header = f'-H "Authorization: Bearer {bearer}" ' if bearer else ""
-        lines.append(f"  try      curl -s {header}{_data(sample)} {uri}")
+        lines.append(f"  try      curl -s {header}{_data(sample)} {shlex.quote(uri)}")
     return lines
 
 
 def _data(sample: Path) -> str:
     """What curl is told, to send a file as it is."""
+    at = shlex.quote(f"@{_shown(sample)}")
     media_type = mimetypes.guess_type(sample.name)[0]
     if media_type in (None, "application/json"):
-        return f"-d @{_shown(sample)}"
-    return f'-H "Content-Type: {media_type}" --data-binary @{_shown(sample)}'
+        return f"-d {at}"
+    return f'-H "Content-Type: {media_type}" --data-binary {at}'
 
 
 def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[list[str], str]:
     """What callers have to send: for the operator, and as a shell takes it."""
     if not (settings.auth or settings.token_auth):
         return ["  keys     none needed (--no-auth)"], ""
-    stoker, service = _command("stoker"), f"--name {name} --workspace {_shown(workspace.root)}"
+    stoker = shlex.quote(_command("stoker"))
+    service = f"--name {name} --workspace {shlex.quote(_shown(workspace.root))}"
     if settings.keys_file:
         keys, bearer = f"from {settings.keys_file}", "$KEY"
     elif settings.given_keys:
@@ -210,7 +247,11 @@ def _command(name: str) -> str:
 
 def _shown(path: Path) -> str:
     """A path as short as it can be typed here."""
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except FileNotFoundError:
+        # The current folder has been removed.
+        return str(path)
     return str(path) if relative.startswith("..") else relative
 
 
@@ -240,9 +281,12 @@ def _made_up(signature: Signature) -> Any:
     """A body for a model of which no sample is known; empty if only the model knows."""
     if signature.script is not None:
         return (signature.script.input_schema or {}).get("example")
-    if signature.takes != "rows":
+    tensors = signature.model_tensors
+    if tensors is None or any(-1 in info.shape[1:] for info in tensors.inputs):
         return None
-    data: Any = {spec.name: [_zeros(spec.shape, spec.dtype)] for spec in signature.inputs}
+    data: Any = {
+        info.name: _zeros([max(size, 1) for size in info.shape], info.dtype) for info in tensors.inputs
+    }
     if len(data) == 1:
         (data,) = data.values()
     return {"data": data}
@@ -250,5 +294,5 @@ def _made_up(signature: Signature) -> Any:
 
 def _zeros(shape: Sequence[int], dtype: str) -> Any:
     if not shape:
-        return False if dtype == "bool" else 0
+        return {"bool": False, "string": ""}.get(dtype, 0)
     return [_zeros(shape[1:], dtype) for _ in range(shape[0])]

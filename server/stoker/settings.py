@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -49,6 +49,19 @@ __all__ = [
 
 _AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
 """Variables of the Azure inference server that are heeded too; those of Stoker win."""
+
+
+_OTHER_VARIABLES: Final = (
+    "WORKSPACE",
+    "KEY",
+    "PRIMARY_KEY",
+    "SECONDARY_KEY",
+    "ADMIN_KEY",
+    "INTRA_OP_THREADS",
+)
+"""What `STOKER_` stands before besides settings."""
+_ALIKE: Final = 0.75
+"""How alike a variable's name is to a setting's that was probably meant, as difflib counts it."""
 
 
 def _setting(default: Any, convert: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
@@ -306,6 +319,8 @@ class ServerSettings:
     """What models have where their own settings say nothing; before the server's settings."""
     notes: tuple[str, ...] = ()
     """Lines for the operator about settings that were taken over from another server's."""
+    unknown_variables: tuple[str, ...] = ()
+    """Lines for the operator about variables that look like settings and are none."""
     service_name: str | None = None
     """What descriptions call the only service; SERVICE_NAME."""
     service_version: str = "1.0"
@@ -427,10 +442,21 @@ def load_settings(
     values.update(_keys(environ, imported))
     values["admin_key"] = environ.get("STOKER_ADMIN_KEY") or None
     values.update(_naming(environ))
+    values["unknown_variables"] = tuple(_unknown_variables(environ))
     for source in imported:
         values["model_defaults"] = values.get("model_defaults", ModelSettings()).over(source.model)
         values["notes"] = (*values.get("notes", ()), *source.notes)
     return ServerSettings(**values)
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """What is to be said of variables that are called nearly as a setting's; others may be somebody else's."""
+    known = [name.upper() for name in _settable(ServerSettings)]
+    for variable in sorted(environ):
+        prefix, _, name = variable.partition("STOKER_")
+        if not prefix and name not in (*known, *_OTHER_VARIABLES):
+            for near in difflib.get_close_matches(name, known, 1, _ALIKE):
+                yield f"{variable} is no setting and is not used; did you mean STOKER_{near}?"
 
 
 def _naming(environ: Mapping[str, str]) -> dict[str, Any]:

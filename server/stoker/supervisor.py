@@ -21,6 +21,7 @@ from stoker.background import Supervision, in_thread
 from stoker.catalogue import Catalogue
 from stoker.deployment import Deployed
 from stoker.fleet import Fleet
+from stoker.frontend_messages import Ask, Drain, Stop
 from stoker.metrics import SUPERVISOR_PAGE, MetricMemory
 from stoker.nvml import GpuReader
 from stoker.requests import Requests
@@ -30,8 +31,7 @@ from stoker.start_up import StartUp
 from stoker.watch import Watch
 
 if TYPE_CHECKING:
-    from stoker.children import Child
-    from stoker.control import Message
+    from stoker.frontend_processes import FrontendChild
     from stoker.offers import Offer
     from stoker.rollout import Stock
 
@@ -124,8 +124,8 @@ class Supervisor:
         self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s))
         self._background.spawn(self._watch.run())
 
-    def _on_request(self, asker: Child, message: Message) -> None:
-        self._requests.take(asker, message)
+    def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
+        self._requests.take(asker, ask)
 
     def _on_signal(self, grace_s: float) -> None:
         now_s = time.monotonic()
@@ -144,12 +144,12 @@ class Supervisor:
         """Readiness off, a grace in which all is still answered, then the port closes and the last answers go out."""
         frontends = self._fleet.frontends
         children = frontends.children
-        frontends.tell("drain")
+        frontends.tell(Drain())
         await asyncio.sleep(self._stop_grace_s)
         frontends.close_sockets()
         longest_s = max((model.timeout_ms for model in self._catalogue.served), default=0) / 1000
         timeout_s = min(_DRAIN_TIMEOUT_S, longest_s)
-        frontends.tell("stop", timeout_s=timeout_s)
+        frontends.tell(Stop(timeout_s))
         waits = [asyncio.ensure_future(child.process.wait()) for child in children]
         if waits:
             await asyncio.wait(waits, timeout=timeout_s + _END_TIMEOUT_S)

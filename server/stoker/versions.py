@@ -1,19 +1,22 @@
-"""Which versions of a model are served: the policy, and the labels that name versions for callers."""
+"""Which versions of a model are served: the policy, their life, and the labels that name versions for callers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
 from stoker.names import NAME_RULE, is_name
 
-__all__ = ["DEFAULT_LABEL", "VersionPolicy", "check_named", "read_labels", "read_versions"]
+__all__ = ["DEFAULT_LABEL", "State", "VersionPolicy", "check_named", "read_labels", "read_versions"]
 
 DEFAULT_LABEL: Final = "default"
 """The label of the version that is meant where none is named."""
+
+State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+"""The life of a version, in the words of TensorFlow Serving."""
 
 _VERSION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _LATEST: Final = re.compile(r"latest(?::([1-9][0-9]{0,3}))?", re.ASCII)

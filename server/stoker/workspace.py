@@ -85,6 +85,11 @@ class Workspace:
         return self.root / "data"
 
     @property
+    def model_data_dir(self) -> Path:
+        """Folder of what entry scripts have collected themselves, by service."""
+        return self.root / "modeldata"
+
+    @property
     def engines_dir(self) -> Path:
         """Folder of what TensorRT has built of models, by model and version."""
         return self.root / "engines"

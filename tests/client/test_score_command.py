@@ -191,7 +191,12 @@ def test_a_folder_without_the_test_files_is_named(server: PuppetServer, tmp_path
         ("bad.json", b"{", "cannot be read: Expecting"),
         ("text.json", b'"text"', "a list of rows"),
         ("nan.json", b"[[1, NaN]]", r"\[0\]\[1\] is nan: only finite numbers"),
-        ("latin.json", b"[\xff]", "cannot be read: "),
+        ("latin.json", b"[\xff]", "cannot be read: it is no UTF-8 text"),
+        (
+            "digit.jpg",
+            b"\xff\xd8\xff",
+            "an image goes as it is to a model that takes images: curl .*digit.jpg URI",
+        ),
         ("deep.json", b"[" * 100_000, "cannot be read: "),
         ("bad.npy", b"junk", "cannot be read: "),
         ("empty.npy", b"", "cannot be read: "),
@@ -219,6 +224,19 @@ def test_a_server_that_is_not_running_is_explained(tmp_path: Path) -> None:
         uri = f"http://127.0.0.1:{holder.getsockname()[1]}/score"
         with pytest.raises(OperatorError, match=r"cannot reach http://127(.|\n)*`stoker serve` starts it"):
             run("--data", tmp_path / "one.json", "--uri", uri, "--key", KEY)
+
+
+def test_a_uri_without_a_path_is_explained(
+    serve: Callable[[Behaviour], PuppetServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who gives only the address is told what a scoring URI looks like; who gives a path is not."""
+    server = serve(
+        lambda _: answer({"message": "The method is not allowed", "code": "method_not_allowed"}, 405)
+    )
+    (tmp_path / "one.json").write_text("[[1]]")
+    for uri, told in ((server.origin, True), (f"{server.origin}/", True), (f"{server.origin}/score", False)):
+        assert run("--data", tmp_path / "one.json", "--uri", uri, "--key", KEY) == 1
+        assert (f"ends in /score: --uri {server.origin}/score" in capsys.readouterr().err) == told
 
 
 def test_an_error_of_the_server_is_printed(

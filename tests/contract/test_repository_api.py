@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 
+from stoker.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.frontend_rules import AdminRules
 from stoker.gateway.administration import AdminAccess, Administration, admin_access
 from stoker.keyring import AdminKey, Keys, KeyVerifier
+from stoker.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"
-ENTRIES = [{"name": "model", "version": "1", "state": "READY"}, {"name": "other"}]
+ENTRIES = ({"name": "model", "version": "1", "state": "READY"}, {"name": "other"})
 
 
 class PuppetSupervisor:
@@ -27,8 +30,8 @@ class PuppetSupervisor:
     """
 
     def __init__(self, server: InProcessServer) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.refusal: dict[str, Any] = {}
+        self.asked: list[Ask] = []
+        self.refusal: Refusal | None = None
         self._server = server
         self.allow(AdminAccess(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY))))
 
@@ -36,12 +39,13 @@ class PuppetSupervisor:
         """Let these load and unload."""
         self._server.gateway.administration = Administration(self._ask, access)
 
-    def _ask(self, **content: Any) -> None:
-        self.asked.append(content)
-        ticket = content.pop("ticket")
+    def _ask(self, ask: Ask) -> None:
+        self.asked.append(ask)
         administration = self._server.gateway.administration
         assert administration is not None
-        administration.take_reply({"ticket": ticket, **(self.refusal or {"entries": ENTRIES})})
+        administration.take_reply(
+            replace(self.refusal, ticket=ask.ticket) if self.refusal else Reply(ask.ticket, ENTRIES)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +70,9 @@ def post(
 
 def test_the_index_needs_no_key(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """It is put together of the parts that the supervisor sends; `ready` has to be a boolean."""
-    assert post(running, "/index", headers=()).json() == ENTRIES
+    assert post(running, "/index", headers=()).json() == list(ENTRIES)
     assert post(running, "/index", '{"ready": true}', ()).status == 200
-    assert [asked["ready"] for asked in supervisor.asked] == [False, True]
+    assert supervisor.asked == [AskIndex(0, ready=False), AskIndex(1, ready=True)]
     answer = post(running, "/index", '{"ready": 1}', ())
     assert (answer.status, answer.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
     assert running.ask("GET", "/v2/repository/index").status == 405
@@ -77,52 +81,51 @@ def test_the_index_needs_no_key(running: InProcessServer, supervisor: PuppetSupe
 @pytest.mark.parametrize(
     ("path", "body", "asked"),
     [
-        ("/models/model/load", "", {"operation": "load", "model": "model"}),
-        ("/models/model/load", '{"parameters": {}}', {"operation": "load", "model": "model"}),
-        ("/models/a%20b/versions/3/load", "", {"operation": "load", "model": "a b", "version": 3}),
-        ("/models/model/unload", "", {"operation": "unload", "model": "model"}),
+        ("/models/model/load", "", AskLoad(0, "model")),
+        ("/models/model/load", '{"parameters": {}}', AskLoad(0, "model")),
+        ("/models/a%20b/versions/3/load", "", AskLoad(0, "a b", 3)),
+        ("/models/model/unload", "", AskUnload(0, "model")),
         (
             "/models/model/unload",
             '{"parameters": {"unload_dependents": true}}',
-            {"operation": "unload", "model": "model"},
+            AskUnload(0, "model"),
         ),
-        ("/models/model/versions/3/unload", "", {"operation": "unload", "model": "model", "version": 3}),
+        ("/models/model/versions/3/unload", "", AskUnload(0, "model", 3)),
     ],
 )
 def test_what_the_supervisor_is_asked(
-    running: InProcessServer, supervisor: PuppetSupervisor, path: str, body: str, asked: dict[str, Any]
+    running: InProcessServer, supervisor: PuppetSupervisor, path: str, body: str, asked: Ask
 ) -> None:
     """A load and an unload are answered with 200 and nothing else when they are done."""
     answer = post(running, path, body)
     assert (answer.status, answer.body) == (200, b"")
-    (content,) = supervisor.asked
-    assert {name: value for name, value in content.items() if value is not None} == asked
+    assert supervisor.asked == [asked]
 
 
 def test_a_refusal_has_the_code_of_its_error(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """The protocol's JSON has no place for it, so a header tells a load that has taken too long from others."""
-    supervisor.refusal = {"error": "too late", "status": 500, "code": "load_timeout", "retry_after_s": None}
+    supervisor.refusal = Refusal(0, 500, "load_timeout", "too late")
     answer = post(running, "/models/model/load")
     assert (answer.status, answer.json()) == (500, {"error": "too late"})
     assert answer.header("x-stoker-error-code") == "load_timeout"
 
 
 @pytest.mark.parametrize(
-    ("policy", "versions"),
+    ("policy", "wanted"),
     [
-        ('{"latest": {"num_versions": 2}}', "latest:2"),
-        ('{"latest": {}}', "latest"),
-        ('{"all": {}}', "all"),
-        ('{"specific": {"versions": ["7", 3]}}', (3, 7)),
+        ('{"latest": {"num_versions": 2}}', VersionPolicy(newest=2)),
+        ('{"latest": {}}', VersionPolicy(newest=1)),
+        ('{"all": {}}', VersionPolicy(newest=None)),
+        ('{"specific": {"versions": ["7", 3]}}', VersionPolicy(newest=None, named=(3, 7))),
     ],
 )
 def test_a_load_can_bring_a_version_policy(
-    running: InProcessServer, supervisor: PuppetSupervisor, policy: str, versions: Any
+    running: InProcessServer, supervisor: PuppetSupervisor, policy: str, wanted: VersionPolicy
 ) -> None:
     """As Triton's clients give it: a model configuration as JSON within JSON."""
     config = f'{{"name": "model", "version_policy": {policy}}}'
     assert post(running, "/models/model/load", json.dumps({"parameters": {"config": config}})).status == 200
-    assert supervisor.asked[0]["versions"] == versions
+    assert supervisor.asked == [AskLoad(0, "model", policy=wanted)]
 
 
 @pytest.mark.parametrize(
@@ -194,11 +197,11 @@ def test_where_no_key_is_needed(
     running: InProcessServer, supervisor: PuppetSupervisor, tmp_path: Path
 ) -> None:
     """This machine may, pages of browsers may not; a server that others can reach does it for nobody."""
-    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=False, key=None, local=True))
+    supervisor.allow(admin_access(tmp_path, AdminRules(polls=False, needs_key=False, key=None, local=True)))
     assert post(running, "/models/model/load", headers=()).status == 200
     page = post(running, "/models/model/load", headers=[("Origin", "http://localhost")])
     assert (page.status, len(supervisor.asked)) == (403, 1)
-    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=False, key=None, local=False))
+    supervisor.allow(admin_access(tmp_path, AdminRules(polls=False, needs_key=False, key=None, local=False)))
     answer = post(running, "/models/model/load", headers=())
     assert (answer.status, len(supervisor.asked)) == (403, 1)
     assert "STOKER_ADMIN_KEY" in answer.json()["error"]
@@ -208,18 +211,18 @@ def test_the_stored_key_can_be_replaced(
     running: InProcessServer, supervisor: PuppetSupervisor, tmp_path: Path
 ) -> None:
     """Frontends follow it as they follow the keys of services; without one nobody may."""
-    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=True, key=None, local=True))
+    supervisor.allow(admin_access(tmp_path, AdminRules(polls=False, needs_key=True, key=None, local=True)))
     assert post(running, "/models/model/load").status == 403
     keyring = AdminKey(tmp_path)
     first = keyring.ensure().primary
-    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=True, key=None, local=False))
+    supervisor.allow(admin_access(tmp_path, AdminRules(polls=False, needs_key=True, key=None, local=False)))
     assert post(running, "/models/model/load", headers=[bearer(first)]).status == 200
     second = keyring.replace()
     assert [post(running, "/models/model/load", headers=[bearer(key)]).status for key in (first, second)] == [
         401,
         200,
     ]
-    supervisor.allow(admin_access(tmp_path, polls=False, needs_key=True, key=KEY, local=True))
+    supervisor.allow(admin_access(tmp_path, AdminRules(polls=False, needs_key=True, key=KEY, local=True)))
     assert post(running, "/models/model/load").status == 200
 
 
@@ -233,7 +236,7 @@ def test_a_server_that_polls_is_not_told(running: InProcessServer, supervisor: P
 
 def test_what_the_supervisor_refuses(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """Its status and its text reach the caller."""
-    supervisor.refusal = {"status": 500, "code": "load_failed", "error": "no model", "retry_after_s": None}
+    supervisor.refusal = Refusal(0, 500, "load_failed", "no model")
     answer = post(running, "/models/model/load")
     assert (answer.status, answer.json()) == (500, {"error": "no model"})
 

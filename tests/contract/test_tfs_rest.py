@@ -15,7 +15,8 @@ from tests.contract.in_process import InProcessServer, script
 from tests.contract.protocol_models import DATATYPES, MATRIX
 from tests.live_server import PRIMARY, LiveServer
 
-from stoker.gateway.served_models import ServedModel, ServedVersion, State
+from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.versions import State
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.5]]
 SCORES = (np.array(ROWS, np.float32) @ MATRIX).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -100,6 +101,53 @@ def test_a_killed_frontend_leaves_what_it_had_written(tmp_path: Path) -> None:
         assert len(list((server.workspace / "data").rglob("*.jsonl"))) == 2
         server.kill()
         assert len(collected(server, "doubler")) == 2
+
+
+COLLECTING_SCRIPT = """
+import atexit
+import json
+import numpy as np
+from azureml.monitoring import ModelDataCollector
+
+def init():
+    global inputs, predictions
+    inputs = ModelDataCollector("best_model", designation="inputs", feature_names=["a", "b"])
+    predictions = ModelDataCollector("best_model", designation="predictions", feature_names=["sum"])
+    atexit.register(lambda: (predictions.collect(["the last"]), print("the script has ended")))
+
+def run(raw_data):
+    data = np.array(json.loads(raw_data)["data"])
+    correlations = inputs.collect(data)
+    predictions.collect(predictions.add_correlations(data.sum(1), correlations))
+    return data.sum(1).tolist()
+"""
+"""As Microsoft's page on collecting data from models in production has it."""
+
+
+def test_a_script_collects_by_itself(tmp_path: Path) -> None:
+    """Rows that a script collects by azureml.monitoring are files with the request's id; its atexit is heard."""
+    script = write_script(tmp_path / "script", COLLECTING_SCRIPT)
+    (script.parent / "sample_input.json").write_text('{"data": [[1, 2], [3, 5]]}')
+    with LiveServer(tmp_path, script, "--frontends", "1", "--collect") as server:
+        with server.connect() as connection:
+            body = b'{"data": [[1, 2], [3, 4]]}'
+            assert connection.ask(scoring("/score", server.key, body, [("x-request-id", "mine")])).json() == [
+                3,
+                7,
+            ]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        output = server.output()
+        rows = {
+            file.parents[3].name: list(csv.reader(file.read_text().splitlines()))
+            for file in server.workspace.glob("modeldata/script/best_model/1/*/*/*/*/*.csv")
+        }
+    assert [row[1:2] + row[3:] for row in rows["inputs"]] == [
+        ["$RequestId", "a", "b"], ["mine", "1", "2"], ["mine", "3", "4"],
+    ]  # fmt: skip
+    assert [row[3] for row in rows["predictions"]] == ["sum", "3", "7", "the last"]
+    assert rows["predictions"][1][2] == rows["inputs"][1][2]
+    assert "the script has ended" in output
 
 
 def test_nothing_collected_is_said(tmp_path: Path) -> None:

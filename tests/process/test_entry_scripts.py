@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.http.raw_http import Answer, scoring
 from tests.live_server import PRIMARY, LiveServer, wait_until
+from tests.process.conftest import Serve
 from tests.tiny_models import write_script
 
 TIMEOUT_MS = 1000
@@ -31,6 +33,18 @@ def run(raw_data):
     print("from stderr", file=sys.stderr)
     logging.getLogger("mine").warning("from logging")
     return open("labels.txt").read()
+"""
+
+HOLDS_THE_LOCK = """
+import re
+
+def init():
+    pass
+
+def run(raw_data):
+    if "hold" in raw_data:
+        re.match("(a+)+$", "a" * 60 + "b")
+    return raw_data
 """
 
 
@@ -62,10 +76,10 @@ def test_what_a_script_writes_is_in_the_log_with_the_id_of_the_request(server: L
     ask(server, b"[]", "id-for-the-log")
     lines = [line.partition(" ")[2] for line in server.output().splitlines()]
     for line in (
-        "INFO [device] stoker.script.print - initialised",
-        "INFO [device] stoker.script.print - request id-for-the-log: hello from print",
-        "INFO [device] stoker.script.print - request id-for-the-log: from stderr",
-        "WARNING [device] mine - request id-for-the-log: from logging",
+        "INFO [device code0] stoker.script.print - initialised",
+        "INFO [device code0] stoker.script.print - request id-for-the-log: hello from print",
+        "INFO [device code0] stoker.script.print - request id-for-the-log: from stderr",
+        "WARNING [device code0] mine - request id-for-the-log: from logging",
     ):
         assert line in lines
 
@@ -87,3 +101,17 @@ def test_a_run_that_cannot_be_interrupted_costs_its_process(server: LiveServer) 
     wait_until(lambda: server.ready, "it is ready")
     assert ask(server, b"[]").status == 200
     assert "does not heed the interruption" in server.output()
+
+
+def test_a_run_that_keeps_the_interpreter_lock_costs_its_process(serve: Serve, tmp_path: Path) -> None:
+    """No thread of Python runs in the process any more, so a timer of C ends it; the next process answers."""
+    script = write_script(tmp_path / "code", HOLDS_THE_LOCK)
+    server = serve(script, "--frontends", "1", "--timeout-ms", "300", "--device", "cpu")
+    (pid,) = server.device_pids()
+    assert ask(server, b'"hold"').status >= 500
+    wait_until(lambda: server.device_pids() not in ([pid], []), "another process has begun")
+    wait_until(lambda: server.ready and ask(server, b"[]").status == 200, "it answers")
+    log = server.output()
+    assert "Timeout (0:00:07.3" in log
+    assert "in match" in log
+    assert "exited with code 1; starting it again" in log

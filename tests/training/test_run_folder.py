@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import OperatorError
 from stoker_training import run_folder
-from stoker_training.run_folder import METRICS, WRITTEN_BY, check_target, replacing
+from stoker_training.run_folder import METRICS, WRITTEN_BY, check_target, check_writable, replacing
 
 
 def write_run(folder, seed):
@@ -129,6 +129,14 @@ def test_a_file_is_refused(tmp_path):
     (tmp_path / "outputs").write_text("")
     with pytest.raises(OperatorError, match="is not a folder"):
         check_target(tmp_path / "outputs")
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    """Where no folder can be made none is promised; where one can be, nothing is left of the attempt."""
+    with pytest.raises(OperatorError, match="the run folder /proc/stoker/outputs cannot be written"):
+        check_writable(Path("/proc/stoker/outputs"))
+    check_writable(tmp_path / "a" / "outputs")
+    assert entries(tmp_path) == []
 
 
 def test_a_mount_point_is_refused(tmp_path, monkeypatch):

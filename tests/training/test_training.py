@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -79,13 +81,14 @@ def test_a_refused_training_leaves_nothing_behind(tiny_mnist, tmp_path, monkeypa
 
 
 def test_what_is_wrong_with_the_output_is_said_before_training(tiny_mnist, tmp_path, monkeypatch):
-    """Nobody waits ten minutes to learn that the output folder is in use."""
+    """Nobody waits ten minutes to learn that the output folder is in use, or cannot be written."""
     from stoker_training import fitting
 
     monkeypatch.setattr(fitting, "fit", None)
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(OperatorError, match="choose another one with --output"):
-        train(TrainingSpec(output=tmp_path, data=tiny_mnist))
+    for output in (tmp_path, Path("/proc/outputs")):
+        with pytest.raises(OperatorError, match="choose another one with --output"):
+            train(TrainingSpec(output=output, data=tiny_mnist))
 
 
 def test_training_under_a_strategy_exports_plain_weights(tiny_mnist):

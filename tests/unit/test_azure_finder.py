@@ -212,3 +212,14 @@ def test_the_table_cannot_be_changed() -> None:
     assert stoker.azure.install is finder.install
     with pytest.raises(TypeError):
         IMPORTS["a"] = "b"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["Run", "Experiment", "Dataset", "Datastore"])
+def test_what_is_of_training_is_explained(name: str) -> None:
+    """A script that imports a class of training is told what to do; other names are missing as ever."""
+    with pytest.raises(
+        ImportError, match=rf"azureml\.core\.{name} is for training .*take it out of the script"
+    ):
+        exec(f"from azureml.core import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec("from azureml.core import Nothing")

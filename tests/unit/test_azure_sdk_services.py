@@ -506,6 +506,17 @@ def test_a_local_service_is_reloaded(deploy: Deploy, starts: Starts) -> None:
     assert (service.port, service.state) == (port, "running")
 
 
+def test_a_service_that_starts_is_waited_for(deploy: Deploy, tmp_path: Path) -> None:
+    """What is posted right after a reload gets the answer of the new process, or the reason why there is none."""
+    service = deploy("on-local", LocalWebservice.deploy_configuration(free_port()))
+    service.reload()
+    assert service.run("[]")[1] == "[]"
+    (tmp_path / "fail").touch()
+    service.reload()
+    with pytest.raises(WebserviceException, match=r"(?s)its state is failed: .*no weights"):
+        service.run("[]")
+
+
 # --- keys and ports of those who were there before ---
 
 

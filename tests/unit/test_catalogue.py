@@ -90,9 +90,9 @@ def test_what_frontends_are_told_is_in_the_order_of_the_versions() -> None:
     """Versions are numbers: 12 comes behind 5."""
     digits = model(12, 5)
     digits.settle()
-    told = digits.to_json()
-    assert [version["version"] for version in told["versions"]] == [5, 12]
-    assert (told["default"], told["labels"]) == (12, {})
+    told = digits.route()
+    assert [version.version for version in told.versions] == [5, 12]
+    assert (told.default, told.labels) == (12, {})
     assert list(digits.index()) == [
         {"name": "digits", "version": "5", "state": "READY"},
         {"name": "digits", "version": "12", "state": "READY"},

@@ -6,23 +6,31 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
 
 from stoker.children import Child
-from stoker.control import Message
+from stoker.message_codec import Codec
 
 TELLS_ITS_ENVIRONMENT = """
-import json
 import os
 import sys
+from dataclasses import dataclass
 
 from stoker.control import ControlChannel
+from stoker.message_codec import Codec
 
-channel = ControlChannel.inherited(int(sys.argv[sys.argv.index("--control-fd") + 1]))
-channel.send("told", environment=dict(os.environ), padding="x" * 200_000)
+@dataclass
+class Told:
+    environment: dict[str, str]
+    padding: str
+
+channel = ControlChannel.inherited(int(sys.argv[sys.argv.index("--control-fd") + 1]), Codec(Told, Told))
+channel.send(Told(dict(os.environ), "x" * 200_000))
 sys.exit(5)
 """
 
@@ -62,6 +70,18 @@ print(codes)
 """
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a child says."""
+
+    environment: dict[str, str]
+    padding: str
+
+
+TellingChild = Child[Told, Told]
+CODEC: Final[Codec[Told, Told]] = Codec(Told, Told)
+
+
 def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an entry script prints of its environment is in the log; what it said last is heard after its end."""
     (tmp_path / "tells.py").write_text(TELLS_ITS_ENVIRONMENT)
@@ -70,12 +90,13 @@ def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: py
     for name in (*keys, "STOKER_HOST", "STOKER_KEY_OF_A_HOUSE"):
         monkeypatch.setenv(name, "a secret")
 
-    async def scene() -> tuple[Message, Child]:
-        said: list[Message] = []
+    async def scene() -> tuple[Told, TellingChild]:
+        said: list[Told] = []
         ended = asyncio.get_running_loop().create_future()
         child = await Child.start(
             "child",
             "tells",
+            CODEC,
             lambda _, message: said.append(message),
             ended.set_result,
             variables={"WORDS": "two"},
@@ -85,7 +106,7 @@ def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: py
         (message,) = said
         return message, child
 
-    async def scenes() -> tuple[Message, Child]:
+    async def scenes() -> tuple[Told, TellingChild]:
         await scene()
         before = open_descriptors()
         told = await scene()
@@ -93,7 +114,7 @@ def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: py
         return told
 
     message, child = asyncio.run(scenes())
-    environment = message["environment"]
+    environment = message.environment
     assert [name for name in environment if name in keys] == []
     assert (environment["STOKER_HOST"], environment["STOKER_KEY_OF_A_HOUSE"]) == ("a secret", "a secret")
     assert (environment["WORDS"], child.describe_exit()) == ("two", "exited with code 5")
@@ -108,9 +129,11 @@ def test_a_child_of_which_a_message_was_lost_is_ended(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def scene(module: str) -> str:
-        said: list[Message] = []
+        said: list[Told] = []
         ended = asyncio.get_running_loop().create_future()
-        child = await Child.start("child", module, lambda _, message: said.append(message), ended.set_result)
+        child = await Child.start(
+            "child", module, CODEC, lambda _, message: said.append(message), ended.set_result
+        )
         async with asyncio.timeout(30):
             with room_for_descriptors(0):
                 await ended

@@ -45,6 +45,7 @@ def test_a_mapping_says_how() -> None:
     [
         ("often", "must be true or false, or hold sample_rate, format, max_mb, collections by name"),
         ({"sample_rat": 1}, "has no 'sample_rat'; did you mean sample_rate?"),
+        ({"rate": 1}, "has no 'rate'; did you mean sample_rate?"),
         ({"sample_rate": 0}, "has a sample_rate that is not above 0 and at most 1"),
         ({"sample_rate": 1.5}, "has a sample_rate"),
         ({"sample_rate": True}, "has a sample_rate"),

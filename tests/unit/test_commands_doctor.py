@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from tests.live_server import free_port
 
-from stoker import device_survey, devices, diagnosis
+from stoker import device_survey, devices, diagnosis, grpc_port
 from stoker.commands import doctor
 from stoker.diagnosis import Check, diagnose
 from stoker.gpu_facts import Driver, Gpu
@@ -132,6 +133,31 @@ def test_a_workspace_that_cannot_be_written_is_wrong(tmp_path: Path, monkeypatch
     assert "--workspace" in check.text
 
 
+def test_a_full_disk_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server could not keep its keys there."""
+    usage = diagnosis.shutil.disk_usage(tmp_path)
+    free_bytes = 1 << 30
+    monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda _: usage._replace(free=free_bytes))
+    assert diagnosis._workspace(Workspace(tmp_path)).outcome == "ok"
+    free_bytes = 0
+    check = diagnosis._workspace(Workspace(tmp_path))
+    assert (check.outcome, "only 0 MiB free" in check.text) == ("wrong", True)
+
+
+def test_the_grpc_port_and_its_packages_are_looked_at(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port for gRPC that could not be served is wrong; without one nothing is said."""
+    port = free_port()
+    assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "ok"
+    assert "grpc port" not in checks_of(workspace)
+    with socket.create_server(("127.0.0.1", port)):
+        assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "wrong"
+    monkeypatch.setattr(grpc_port, "_installed", lambda _: False)
+    check = checks_of(workspace, grpc_port=port)["grpc port"]
+    assert (check.outcome, "pip install 'stoker[grpc]'" in check.text) == ("wrong", True)
+
+
 def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
     """Something else on the port keeps a server from starting; a running Stoker is worth a note."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -241,6 +267,29 @@ def test_a_model_that_is_not_there_is_wrong(workspace: Workspace) -> None:
     """What `stoker serve` would refuse."""
     check = checks_of(workspace, ModelSettings(registered="nobody"))["models"]
     assert (check.outcome, "nobody" in check.text) == ("wrong", True)
+
+
+@pytest.mark.parametrize("managed", ["user", "system"])
+def test_a_saved_model_without_tensorflow_is_wrong(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, managed: str
+) -> None:
+    """What `stoker serve` would refuse, unless Stoker installs TensorFlow itself."""
+    (tmp_path / "iris").mkdir()
+    (tmp_path / "iris" / "saved_model.pb").touch()
+    (tmp_path / "packages.txt").touch()
+    found = diagnosis.find_spec
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: None if name == "tensorflow" else found(name))
+    model = ModelSettings(
+        path=tmp_path / "iris", environment=tmp_path / "packages.txt", environment_managed=managed
+    )
+    check = checks_of(workspace, model)["model iris"]
+    if managed == "system":
+        assert (check.outcome, check.items) == ("ok", ())
+    else:
+        assert check.outcome == "wrong"
+        assert check.items == (
+            "a SavedModel needs TensorFlow; install it with: pip install 'stoker[tensorflow]'",
+        )
 
 
 def test_notes_alone_are_not_wrong(tmp_path: Path, workspace: Workspace) -> None:

@@ -123,6 +123,32 @@ def test_a_model_that_does_not_load_here_is_registered_with_a_note(
     assert Repository(workspace / "models").get("broken").signature is None
 
 
+def test_an_onnx_file_without_its_weights_is_refused(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They lie beside it under a name of their own, so a copy of the file alone would never load; the folder does."""
+    onnx = pytest.importorskip("onnx", reason="onnx, of the training extra, is not installed")
+    helper, number = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "add",
+        [helper.make_tensor_value_info("x", number, ["n", 512])],
+        [helper.make_tensor_value_info("y", number, ["n", 512])],
+        [helper.make_tensor("w", number, [512], bytes(2048), raw=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    folder = tmp_path / "ext"
+    folder.mkdir()
+    onnx.save(
+        model, folder / "ext.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
+    with pytest.raises(RepositoryError, match=f"register the folder: stoker models register ext {folder}$"):
+        run("register", "ext", folder / "ext.onnx")
+    assert run("register", "ext", folder) == 0
+    assert capsys.readouterr().out == "ext:1\n"
+    assert Repository(workspace / "models").get("ext").signature is not None
+
+
 def test_a_probe_that_dies_is_told_from_a_bad_model(
     workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

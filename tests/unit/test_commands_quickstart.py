@@ -1,12 +1,14 @@
 """`stoker quickstart`: what it registers, without the training and the server."""
 
 import argparse
+import socket
 from pathlib import Path
 
 import pytest
 
-from stoker import serving
+from stoker import devices, serving
 from stoker.commands import quickstart
+from stoker.errors import DeviceUnavailable, InvalidSettings
 from stoker.image_input import ImageInput, read_image_input
 from stoker.repository import Repository
 from stoker.settings import ServerSettings
@@ -29,8 +31,24 @@ def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pyt
     parser = argparse.ArgumentParser()
     quickstart.add_arguments(parser)
     for _ in range(2):
-        assert quickstart.run(parser.parse_args(["--workspace", str(tmp_path / "w")])) == 0
+        assert quickstart.run(parser.parse_args(["--workspace", str(tmp_path / "w"), "--port", "0"])) == 0
     (registered,) = Repository(served[1].models_dir).list()
     assert registered.reference == "mnist:1"
     assert registered.image is not None
     assert read_image_input(dict(registered.image)) == ImageInput(28, 28, 1, scale=255, invert=True)
+
+
+def test_what_would_end_the_server_is_said_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that is taken and a GPU that is not there are found out at once."""
+    monkeypatch.setattr(quickstart, "_train", lambda *_: pytest.fail("it has trained"))
+    monkeypatch.setattr(devices, "gpus", list)
+    parser = argparse.ArgumentParser()
+    quickstart.add_arguments(parser)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidSettings, match=f"port {port}"):
+            quickstart.run(parser.parse_args(["--workspace", str(tmp_path), "--port", str(port)]))
+    with pytest.raises(DeviceUnavailable, match="cuda:0 cannot be used"):
+        quickstart.run(parser.parse_args(["--workspace", str(tmp_path), "--port", "0", "--device", "cuda:0"]))

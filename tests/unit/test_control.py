@@ -8,13 +8,34 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
 
 import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
 
 from stoker.control import ControlChannel
+from stoker.message_codec import Codec
 
-Pair = tuple[ControlChannel, ControlChannel]
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A message of any length."""
+
+    text: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A message of no length."""
+
+
+Messages = Text | Next
+Channel = ControlChannel[Messages, Messages]
+Pair = tuple[Channel, Channel]
+
+CODEC: Final[Codec[Messages, Messages]] = Codec(Messages, Messages)
 
 LARGE = "模型" * 400_000
 """A text that no packet holds, and whose JSON is twelve bytes for each two letters."""
@@ -24,8 +45,8 @@ LARGE = "模型" * 400_000
 def pair() -> Iterator[Pair]:
     """The supervisor's end, which does not block, and the other process's; both close what they were given."""
     before = open_descriptors()
-    supervisor, far = ControlChannel.pair()
-    with closing(supervisor), closing(ControlChannel(far)) as process:
+    supervisor, far = ControlChannel.pair(CODEC)
+    with closing(supervisor), closing(ControlChannel(far, CODEC)) as process:
         yield supervisor, process
     assert open_descriptors() == before
 
@@ -35,17 +56,17 @@ def test_messages_of_any_length_go_both_ways_with_descriptors(pair: Pair, text: 
     """Whatever its length is, and however JSON writes its letters: as a script's sample, or a traceback, may be."""
     reading, writing = os.pipe()
     for sender, receiver in (pair, reversed(pair)):
-        assert sender.send("loaded", [writing], text=text, number=3)
-        assert sender.send("next")
+        assert sender.send(Text(text, 3), [writing])
+        assert sender.send(Next())
         received = receiver.receive()
         assert received is not None
         message, (fd,) = received
-        assert message == {"kind": "loaded", "text": text, "number": 3}
+        assert message == Text(text, 3)
         assert not os.get_inheritable(fd)
         os.write(fd, b"!")
         os.close(fd)
         assert os.read(reading, 2) == b"!"
-        assert receiver.receive() == ({"kind": "next"}, [])
+        assert receiver.receive() == (Next(), [])
     os.close(reading)
     os.close(writing)
 
@@ -58,10 +79,10 @@ def test_what_the_other_process_is_too_busy_to_read_comes_later_in_order(pair: P
     async def scene() -> list[int]:
         sent = 0
         while not supervisor._unsent:
-            supervisor.send("attach", number=sent, text="x" * 60_000)
+            supervisor.send(Text("x" * 60_000, sent))
             sent += 1
         reading, writing = os.pipe()
-        supervisor.send("attach", [writing], number=sent, text=LARGE)
+        supervisor.send(Text(LARGE, sent), [writing])
         os.close(writing)
         numbers = []
         while len(numbers) <= sent:
@@ -72,9 +93,10 @@ def test_what_the_other_process_is_too_busy_to_read_comes_later_in_order(pair: P
                 continue
             assert received is not None
             message, fds = received
-            numbers.append(message["number"])
+            assert isinstance(message, Text)
+            numbers.append(message.number)
         (fd,) = fds
-        assert message["text"] == LARGE
+        assert message.text == LARGE
         os.write(fd, b"!")
         assert os.read(reading, 2) == b"!"
         os.close(fd)
@@ -91,34 +113,34 @@ def test_descriptors_that_were_lost_are_none_and_not_some(
 ) -> None:
     """The kernel cuts off those for which there is no room, and says so only in a flag."""
     supervisor, process = pair
-    supervisor.send("attach", [0, 1], text=text)
-    supervisor.send("next")
+    supervisor.send(Text(text), [0, 1])
+    supervisor.send(Next())
     with room_for_descriptors(1):
-        assert process.receive() == ({"kind": "attach", "text": text}, [])
-        assert process.receive() == ({"kind": "next"}, [])
+        assert process.receive() == (Text(text), [])
+        assert process.receive() == (Next(), [])
     assert "too many open files" in caplog.text
 
 
 def test_a_message_that_was_lost_is_an_error(pair: Pair) -> None:
     """A large one is behind a descriptor; the next one is there."""
     supervisor, process = pair
-    supervisor.send("start", [0], text=LARGE)
-    supervisor.send("next")
+    supervisor.send(Text(LARGE), [0])
+    supervisor.send(Next())
     with room_for_descriptors(0):
         with pytest.raises(OSError, match="a message of another process was lost") as lost:
             process.receive()
         assert lost.value.errno == errno.EMFILE
         with pytest.raises(OSError, match="Too many open files"):
-            process.send("loaded", text=LARGE)
-        assert process.receive() == ({"kind": "next"}, [])
+            process.send(Text(LARGE))
+        assert process.receive() == (Next(), [])
 
 
 def test_a_process_that_has_gone_is_not_an_error(pair: Pair) -> None:
     """What is sent to it is for nobody, however large, and its end reads as EOF."""
     supervisor, process = pair
     process.close()
-    assert not supervisor.send("route")
-    assert not supervisor.send("route", [0], text=LARGE)
+    assert not supervisor.send(Next())
+    assert not supervisor.send(Text(LARGE), [0])
     assert supervisor.receive() is None
 
 
@@ -127,7 +149,7 @@ def test_an_inherited_end_is_not_inherited_further() -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near:
         os.set_inheritable(far.fileno(), True)
-        channel = ControlChannel.inherited(far.detach())
+        channel = ControlChannel.inherited(far.detach(), CODEC)
         assert not os.get_inheritable(channel.fileno())
         channel.close()
         assert near.recv(1) == b""

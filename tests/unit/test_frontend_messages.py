@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -18,13 +18,36 @@ from tests.http.raw_http import AsyncConnection, request
 from tests.puppets import ROWS
 
 from stoker.arena import Arena
-from stoker.control import ControlChannel, Message
+from stoker.control import ControlChannel
+from stoker.frontend_messages import (
+    FRONTEND_END,
+    SUPERVISOR_END,
+    AskLoad,
+    Attached,
+    AttachFailed,
+    AttachReplica,
+    FromFrontend,
+    Listen,
+    Listening,
+    Reply,
+    Retired,
+    Route,
+    RoutedVersion,
+    Started,
+    StartFrontend,
+    Stop,
+    Stopped,
+    ToFrontend,
+)
+from stoker.frontend_rules import AdminRules, ServerRules, ServiceRules
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.metrics import MetricMemory
 
 KEY = "admin-key-of-the-tests-00001"
 PATIENCE_S = 20
+
+Said = TypeVar("Said")
 
 
 class Supervisor:
@@ -38,10 +61,10 @@ class Supervisor:
     """
 
     def __init__(self, keys_dir: Path) -> None:
-        self._channel, far = ControlChannel.pair()
-        self.frontend = _Frontend(ControlChannel(far))
+        self._channel, far = ControlChannel.pair(SUPERVISOR_END)
+        self.frontend = _Frontend(ControlChannel(far, FRONTEND_END))
         self.running = asyncio.ensure_future(self.frontend.run())
-        self._said: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._said: asyncio.Queue[FromFrontend | None] = asyncio.Queue()
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
         metrics_fd = MetricMemory.create()
         self.page = MetricMemory(metrics_fd).page(0)
@@ -49,51 +72,53 @@ class Supervisor:
             ours.callback(os.close, metrics_fd)
             sock = ours.enter_context(socket.create_server(("127.0.0.1", 0)))
             self.port = sock.getsockname()[1]
-            self.tell(
-                "start",
-                [metrics_fd, sock.fileno()],
+            start = StartFrontend(
                 page=0,
-                auth=False,
-                token_auth=False,
+                server=ServerRules(
+                    auth=False,
+                    token_auth=False,
+                    keys_dir=keys_dir,
+                    max_body_bytes=1000,
+                    max_image_pixels=1000,
+                    frontends=1,
+                ),
                 metrics_need_key=False,
-                keys_dir=str(keys_dir),
-                max_body_bytes=1000,
-                max_image_pixels=1000,
-                cors_origins=[],
+                cors_origins=(),
                 tells_version=False,
-                naming={"title": None, "version": None, "path_prefix": None},
-                frontends=1,
+                title=None,
+                service_version="1.0",
+                path_prefix="",
                 grpc=None,
-                admin={"polls": False, "needs_key": True, "key": KEY, "local": True},
-                services=[_service("digits", 0)],
-                models=[_model("digits", 0)],
+                admin=AdminRules(polls=False, needs_key=True, key=KEY, local=True),
+                services=(_service("digits", 0),),
+                models=(Route("digits", 1, {}, (RoutedVersion(1, 0, "AVAILABLE", number=0),)),),
                 only="digits",
             )
+            self.tell(start, [metrics_fd, sock.fileno()])
 
-    def tell(self, kind: str, fds: list[int] | None = None, **content: Any) -> None:
+    def tell(self, message: ToFrontend, fds: Sequence[int] = ()) -> None:
         """Send the frontend a message."""
-        assert self._channel.send(kind, fds or [], **content)
+        assert self._channel.send(message, fds)
 
-    async def hear(self, kind: str) -> Message:
+    async def hear(self, kind: type[Said]) -> Said:
         """The next message of the frontend; it has to be of this kind."""
         async with asyncio.timeout(PATIENCE_S):
             message = await self._said.get()
         assert message is not None, "the frontend has ended"
-        assert message["kind"] == kind, message
+        assert isinstance(message, kind), message
         return message
 
     async def listen(self) -> None:
         """Let it take connections."""
-        await self.hear("started")
-        self.tell("listen")
-        await self.hear("listening")
+        await self.hear(Started)
+        self.tell(Listen())
+        await self.hear(Listening)
 
     def attach(self, generation: int = 1) -> socket.socket:
         """Give it an arena, and return the device's end of the doorbell."""
         near, far = socket.socketpair()
         arena_fd = Arena.create(ROWS, 4)
-        content = {"number": 0, "signature": ROWS.to_json(), "capacity": 4, "generation": generation}
-        self.tell("attach", [arena_fd, near.fileno()], **content)
+        self.tell(AttachReplica(0, generation, ROWS, 4), [arena_fd, near.fileno()])
         os.close(arena_fd)
         near.close()
         return far
@@ -119,35 +144,10 @@ class Supervisor:
         self._said.put_nowait(received and received[0])
 
 
-def _service(name: str, number: int) -> dict[str, Any]:
-    return {
-        "number": number,
-        "name": name,
-        "version": 1,
-        "framework": "onnx",
-        "slot": number,
-        "timeout_ms": 1000,
-        "max_concurrent_requests": None,
-        "max_queue_wait_ms": 0,
-        "description": None,
-        "swagger_files": {},
-        "keys": None,
-        "image": None,
-        "collection": None,
-        "data_dir": None,
-    }
-
-
-def _model(name: str, number: int) -> dict[str, Any]:
-    version = {
-        "version": 1,
-        "slot": number,
-        "state": "AVAILABLE",
-        "reason": "",
-        "error": "",
-        "number": number,
-    }
-    return {"name": name, "default": 1, "labels": {}, "versions": [version]}
+def _service(name: str, number: int) -> ServiceRules:
+    return ServiceRules(
+        number, name, version=1, framework="onnx", slot=number, timeout_ms=1000, max_queue_wait_ms=0
+    )
 
 
 Play = Callable[[Callable[[Supervisor], Awaitable[None]]], None]
@@ -186,12 +186,12 @@ def test_a_replica_for_which_there_is_no_room_costs_that_replica(
             assert (await kept.ask(request("GET", "/v2/health/live"))).status == 200
             before = open_descriptors()
             with supervisor.attach(3) as doorbell, room_for_descriptors(room):
-                assert (await supervisor.hear("attach_failed"))["generation"] == 3
+                assert await supervisor.hear(AttachFailed) == AttachFailed(3)
                 assert doorbell.recv(1) == b"", "the device is told too"
             assert open_descriptors() == before
             assert (await kept.ask(request("GET", "/v2/health/ready"))).status == 503
             with supervisor.attach(3):
-                assert (await supervisor.hear("attached"))["generation"] == 3
+                assert await supervisor.hear(Attached) == Attached(3)
                 assert (await kept.ask(request("GET", "/v2/health/ready"))).status == 200
 
     play(scene)
@@ -202,8 +202,8 @@ def test_a_message_that_is_lost_ends_the_frontend(play: Play, caplog: pytest.Log
     """It would not know what its supervisor believes that it knows; its successor is told all."""
 
     async def scene(supervisor: Supervisor) -> None:
-        await supervisor.hear("started")
-        supervisor.tell("route", model={"name": "x" * 100_000})
+        await supervisor.hear(Started)
+        supervisor.tell(Route("x" * 100_000, None, {}, ()))
         with room_for_descriptors(0):
             await supervisor.running
 
@@ -225,16 +225,16 @@ def test_a_load_that_goes_on_does_not_hold_up_the_end(play: Play) -> None:
             assert (await later.ask(request("GET", "/"))).status == 200
             later.tell(ask[:-4])
             loading.tell(ask)
-            asked = await supervisor.hear("request")
-            supervisor.tell("stop", timeout_s=PATIENCE_S)
+            asked = await supervisor.hear(AskLoad)
+            supervisor.tell(Stop(PATIENCE_S))
             answers = [await loading.answer()]
             later.tell(ask[-4:])
             answers.append(await later.answer())
             for answer in answers:
                 assert (answer.status, answer.header("x-stoker-error-code")) == (503, "not_ready")
                 assert answer.json() == {"error": "The server is shutting down."}
-            supervisor.tell("reply", ticket=asked["ticket"], entries=[])
-            assert (await supervisor.hear("stopped"))["cut_off"] == 0
+            supervisor.tell(Reply(asked.ticket))
+            assert await supervisor.hear(Stopped) == Stopped(cut_off=0)
             await supervisor.running
 
     play(scene)
@@ -249,13 +249,13 @@ def test_messages_are_heeded_while_the_last_requests_are_answered(play: Play) ->
             ask = request("POST", "/nothing", [], b"{}")
             assert (await connection.ask(request("GET", "/"))).status == 200
             connection.tell(ask[:-1])
-            supervisor.tell("stop", timeout_s=PATIENCE_S)
+            supervisor.tell(Stop(PATIENCE_S))
             with supervisor.attach():
-                await supervisor.hear("attached")
-                supervisor.tell("listen")
+                await supervisor.hear(Attached)
+                supervisor.tell(Listen())
                 connection.tell(ask[-1:])
                 assert (await connection.answer()).status == 404
-                await supervisor.hear("stopped")
+                await supervisor.hear(Stopped)
 
     play(scene)
 
@@ -268,9 +268,9 @@ def test_a_supervisor_that_goes_is_not_stopped_for(play: Play) -> None:
         async with await AsyncConnection.open(supervisor.port) as connection:
             assert (await connection.ask(request("GET", "/"))).status == 200
             connection.tell(request("POST", "/score", [], b"{}")[:-1])
-            supervisor.tell("stop", timeout_s=PATIENCE_S)
+            supervisor.tell(Stop(PATIENCE_S))
             with supervisor.attach():
-                await supervisor.hear("attached")
+                await supervisor.hear(Attached)
             supervisor._channel._socket.shutdown(socket.SHUT_RDWR)
             await supervisor.running
             assert supervisor.frontend._stopping is not None
@@ -284,7 +284,7 @@ def test_a_fault_while_services_are_looked_after_ends_only_that_look(play: Play)
     """The next one is called for before anything can go wrong, and the loop shows that it turns."""
 
     async def scene(supervisor: Supervisor) -> None:
-        await supervisor.hear("started")
+        await supervisor.hear(Started)
         frontend, called = supervisor.frontend, []
         loop = frontend._loop
         frontend._loop = SimpleNamespace(call_later=lambda *call: called.append(call))  # type: ignore[assignment]
@@ -305,7 +305,7 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
     """Deadlines, counts and retirement go on; the log has the fault once, not many times a second."""
 
     async def scene(supervisor: Supervisor) -> None:
-        await supervisor.hear("started")
+        await supervisor.hear(Started)
         roster = supervisor.frontend._roster
         assert roster is not None
         roster.serve(_service("letters", 1))
@@ -318,7 +318,7 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
         assert len(swept) == 2
         roster.retire(1)
         roster.sweep()
-        assert (await supervisor.hear("retired"))["number"] == 1
+        assert await supervisor.hear(Retired) == Retired(1)
 
     play(scene)
     assert caplog.text.count("looking after digits version 1 failed") == 1

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from tests.puppets import ROWS, PuppetRuntime
 
 from stoker.arena import Arena
 from stoker.errors import NotReady, UnknownService
+from stoker.frontend_messages import AttachReplica, Route, RoutedVersion
+from stoker.frontend_rules import ServerRules, ServiceRules
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.roster import Roster
 from stoker.gateway.served_models import ServedModel, ServedVersion
@@ -151,7 +154,14 @@ class Frontend:
         self.arriving = False
         self.workers: list[Worker] = []
         self._memory = memory
-        server = {"keys_dir": "nowhere", "auth": False, "token_auth": False, "max_body_bytes": 1000}
+        server = ServerRules(
+            auth=False,
+            token_auth=False,
+            keys_dir=Path("nowhere"),
+            max_body_bytes=1000,
+            max_image_pixels=1000,
+            frontends=1,
+        )
         self.outgrown: list[tuple[int, int]] = []
         self.roster = Roster(
             self.gateway,
@@ -164,39 +174,33 @@ class Frontend:
 
     def load(self, number: int, version: int) -> None:
         """Serve a version, joined to a device that doubles."""
-        content: dict[str, Any] = {"max_concurrent_requests": None, "image": None, "collection": None}
-        content |= {
-            "number": number,
-            "name": "digits",
-            "version": version,
-            "framework": "onnx",
-            "slot": number,
-        }
-        self.roster.serve({**content, "timeout_ms": 1000, "description": None, "swagger_files": {}})
+        self.roster.serve(
+            ServiceRules(
+                number=number,
+                name="digits",
+                version=version,
+                framework="onnx",
+                slot=number,
+                timeout_ms=1000,
+                max_queue_wait_ms=0,
+            )
+        )
         fd = Arena.create(ROWS, 4)
         near, far = socket.socketpair()
         worker = Worker(PuppetRuntime(), BatchPolicy(4), self._memory.page(64).model(number))
         worker.add_lane(Lane(Arena(fd, ROWS, 4), far))
         worker.turn(0)
         self.workers.append(worker)
-        joined = {"number": number, "signature": ROWS.to_json(), "capacity": 4, "generation": number}
+        joined = AttachReplica(number, generation=number, signature=ROWS, capacity_rows=4)
         assert self.roster.attach(joined, [fd, near.detach()])
 
     def route(self, **numbers: int) -> None:
         """Send everybody to the last of these versions."""
-        versions = [
-            {
-                "version": version[1:],
-                "slot": 0,
-                "state": "AVAILABLE",
-                "number": number,
-                "reason": "",
-                "error": "",
-            }
+        versions = tuple(
+            RoutedVersion(int(version[1:]), slot=0, state="AVAILABLE", number=number)
             for version, number in numbers.items()
-        ]
-        default = versions[-1]["version"]
-        self.roster.route({"name": "digits", "versions": versions, "default": default, "labels": {}})
+        )
+        self.roster.route(Route("digits", versions[-1].version, {}, versions))
 
     def turn_devices(self) -> None:
         """Let the devices answer what they have."""
@@ -252,7 +256,7 @@ def test_a_replaced_service_answers_what_it_has_begun(memory: MetricMemory) -> N
         assert old.exchanges == []
         frontend.roster.retire(1)
         assert frontend.retired == [1, 1], "a supervisor that asks again is answered"
-        assert not frontend.roster.attach({"number": 1, "generation": 9}, [os.dup(0), os.dup(0)])
+        assert not frontend.roster.attach(AttachReplica(1, 9, ROWS, 4), [os.dup(0), os.dup(0)])
 
     play(memory, scene)
 
@@ -293,7 +297,7 @@ def test_larger_rows_are_joined_under_the_same_generation(memory: MetricMemory) 
         frontend.roster.retire(1)
         fd = Arena.create(ROWS, 8)
         near, far = socket.socketpair()
-        joined = {"number": 1, "signature": ROWS.to_json(), "capacity": 8, "generation": 1}
+        joined = AttachReplica(1, generation=1, signature=ROWS, capacity_rows=8)
         assert frontend.roster.attach(joined, [fd, near.detach()])
         (new,) = service.exchanges
         assert (new.arena.capacity, old.lost) == (8, False)

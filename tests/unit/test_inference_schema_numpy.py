@@ -252,6 +252,21 @@ def test_an_example_is_a_valid_value(sample: np.ndarray) -> None:
     assert repr(convert(sample, value)) == repr(sample)
 
 
+def test_one_long_text_does_not_cost_memory_for_all() -> None:
+    """Numpy makes each text as long as the longest: 44 kB of them would take 610 MB; the caller is told instead."""
+    sample = np.array(["a"])
+    with pytest.raises(ValueError, match="a text of 20000 characters among 8001 items"):
+        convert(sample, ["a" * 20_000] + [""] * 8000, enforce_column_type=False)
+    with pytest.raises(ValueError, match="a text of 20000 characters among 8001 items"):
+        convert(sample, ["a" * 20_000] + [1.5] * 8000, enforce_column_type=False)
+    assert convert(sample, ["a" * 900] + ["b"] * 999, enforce_column_type=False).shape == (1000,)
+    assert convert(np.zeros((1, 2)), [["a", 1], ["b", 2]], enforce_column_type=False).tolist() == [
+        ["a", "1"],
+        ["b", "2"],
+    ]
+    assert convert(sample, ["a" * 20_000, *[None] * 8000], enforce_column_type=False).dtype == object
+
+
 def test_samples_that_cannot_be_described() -> None:
     """No array, no dimension, a dtype that Swagger has no word for."""
     with pytest.raises(TypeError, match="must provide a sample Numpy array"):

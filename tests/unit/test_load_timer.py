@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,3 +94,23 @@ def test_nobody_is_late_once_all_are_loaded_or_the_process_has_ended(clock: Hand
     ended.stop()
     clock.advance(1000)
     assert late == late_too == []
+
+
+def test_a_long_load_gives_signs_of_life_at_growing_distances(
+    clock: HandAlarms, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the name of the model that is being loaded; none of one that is loaded, or given up."""
+    caplog.set_level(logging.INFO)
+    timer, _ = started(clock)
+    timer.next()
+    for _ in range(100):
+        clock.advance(1)
+    ended = LoadTimer([model("slow", 600)], lambda _: None, clock.call_later)
+    for _ in range(99):
+        clock.advance(1)
+    ended.stop()
+    clock.advance(100)
+    signs = [("letters", 10), ("letters", 20), ("slow", 10), ("slow", 20), ("slow", 40), ("slow", 80)]
+    assert caplog.messages == [
+        f"{name} version 1 has been loading for {elapsed_s} s" for name, elapsed_s in signs
+    ]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,10 +148,14 @@ def test_used_models_are_verified(
 def test_only_a_script_uses_models(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack, script: Path
 ) -> None:
-    """Other models have neither that folder nor variables, and nobody has two model folders."""
+    """Other models have no settings of scripts, and nobody has two model folders."""
     model = register(repository, tmp_path / "digits.onnx", "digits")
     with pytest.raises(InvalidSettings, match="digits is no entry script: uses is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", uses=(model.reference,))
+    scripts: dict[str, Any] = {"batching": "merge", "tensorflow_compat": "v1", "model_dir": tmp_path}
+    for name, value in scripts.items():
+        with pytest.raises(InvalidSettings, match=f"digits is no entry script: {name} is for those alone"):
+            serve(workspace, leases, path=tmp_path / "digits.onnx", **{name: value})
     with pytest.raises(InvalidSettings, match="environment_variables is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", environment_variables={"A": "1"})
     with pytest.raises(InvalidSettings, match="app has model_dir and uses"):

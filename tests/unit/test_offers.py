@@ -15,8 +15,9 @@ from stoker.commands import serve as serve_command
 from stoker.deployment import resolve
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.labels import LABELS_FILE, change_labels, labels_mark, stored_labels
-from stoker.offers import find_offers
+from stoker.offers import find_offers, left_out
 from stoker.repository import Repository
+from stoker.serving import _notes
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
 
@@ -91,6 +92,25 @@ def test_a_version_without_a_model_matters_only_if_it_is_asked_for(workspace: Wo
     assert loaded(workspace, path=base, versions=(10,)) == ["digits:10"]
     offer = find_offers(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
     assert (offer.versions, list(offer.broken)) == ((2, 3, 10), [11])
+
+
+def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_path: Path) -> None:
+    """With no model named the registered ones are served, and those that cannot be are said."""
+    repository = Repository(workspace.models_dir)
+    write(tmp_path / "script" / "score.py")
+    write(tmp_path / "weights" / "model.pkl")
+    repository.register("script", tmp_path / "script", now=datetime(2026, 10, 18, tzinfo=UTC))
+    repository.register(
+        "weights", tmp_path / "weights", now=datetime(2026, 10, 18, tzinfo=UTC), framework="files"
+    )
+    assert [*find_offers(ServerSettings(), workspace)] == ["script"]
+    assert left_out(ServerSettings(), workspace) == ["weights"]
+    named = ServerSettings(models=(ModelSettings(registered="script"),))
+    assert left_out(named, workspace) == []
+    assert _notes(ServerSettings(unknown_variables=("STOKER_X is no setting",)), workspace) == [
+        "STOKER_X is no setting",
+        "weights is registered and not served: an entry script has to load it (--use-model)",
+    ]
 
 
 def test_registered_models(workspace: Workspace, base: Path) -> None:

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from stoker import errors
 from stoker.errors import InvalidInput, ModelFailed, NotReady, Overloaded, StokerError
+from stoker.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import servicer, streams
@@ -35,6 +36,7 @@ from stoker.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature, TensorSpec
+from stoker.versions import VersionPolicy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
@@ -329,18 +331,20 @@ class PuppetSupervisor:
     """
 
     gateway: Gateway
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    refusal: dict[str, Any] = field(default_factory=dict)
+    asked: list[Ask] = field(default_factory=list)
+    refusal: Refusal | None = None
 
     def __post_init__(self) -> None:
         keys = KeyVerifier(Path("never-read"), ".admin", Keys(ADMIN_KEY, ADMIN_KEY))
         self.gateway.administration = Administration(self.ask, AdminAccess(keys))
 
-    def ask(self, *, ticket: int, **content: Any) -> None:
-        self.asked.append(content)
+    def ask(self, ask: Ask) -> None:
+        self.asked.append(ask)
         assert self.gateway.administration is not None
-        entries = [{"name": "digits", "version": "3", "state": "READY"}, {"name": "other"}]
-        self.gateway.administration.take_reply({"ticket": ticket, **(self.refusal or {"entries": entries})})
+        entries = ({"name": "digits", "version": "3", "state": "READY"}, {"name": "other"})
+        self.gateway.administration.take_reply(
+            replace(self.refusal, ticket=ask.ticket) if self.refusal else Reply(ask.ticket, entries)
+        )
 
 
 async def test_the_index_needs_no_key() -> None:
@@ -350,7 +354,7 @@ async def test_the_index_needs_no_key() -> None:
         first, other = (await stage.ask("RepositoryIndex", ready=True)).models
         assert (first.name, first.version, first.state) == ("digits", "3", "READY")
         assert (other.name, other.version) == ("other", "")
-        assert supervisor.asked == [{"operation": "index", "ready": True}]
+        assert supervisor.asked == [AskIndex(0, ready=True)]
 
 
 async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
@@ -363,9 +367,9 @@ async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
         flag = {"unload_dependents": {"bool_param": True}}
         await stage.ask("RepositoryModelUnload", model_name="digits", parameters=flag, metadata=ADMIN)
         assert supervisor.asked == [
-            {"operation": "load", "model": "digits", "version": None, "versions": None},
-            {"operation": "load", "model": "digits", "version": None, "versions": "all"},
-            {"operation": "unload", "model": "digits", "version": None},
+            AskLoad(0, "digits"),
+            AskLoad(1, "digits", policy=VersionPolicy(newest=None)),
+            AskUnload(2, "digits"),
         ]
 
 
@@ -404,7 +408,7 @@ async def test_a_load_that_took_too_long_is_told_by_its_code() -> None:
     """Its status is that of every load that fails."""
     async with staged() as stage:
         supervisor = PuppetSupervisor(stage.gateway)
-        supervisor.refusal = {"error": "late", "status": 500, "code": "load_timeout", "retry_after_s": None}
+        supervisor.refusal = Refusal(0, 500, "load_timeout", "late")
         error = await refused(stage.ask("RepositoryModelLoad", model_name="digits", metadata=ADMIN))
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "late")
         assert dict(error.trailing_metadata())["error-code"] == "load_timeout"
@@ -428,7 +432,7 @@ async def test_what_the_supervisor_refuses_has_its_status(status: int, code: str
     """That of its error over HTTP, in the terms of gRPC."""
     async with staged() as stage:
         supervisor = PuppetSupervisor(stage.gateway)
-        supervisor.refusal = {"error": "no", "status": status, "code": "c", "retry_after_s": None}
+        supervisor.refusal = Refusal(0, status, "c", "no")
         error = await refused(stage.ask("RepositoryModelLoad", model_name="m", metadata=ADMIN))
         assert (error.code().name, error.details()) == (code, "no")
 

@@ -21,6 +21,7 @@ from stoker.errors import (
     RepositoryError,
     UnknownModel,
 )
+from stoker.frameworks import Detected
 from stoker.names import checked_name, is_name, name_from_file, parse_reference
 from stoker.repository import _KINDS, Registered, Repository
 
@@ -620,3 +621,49 @@ def test_a_number_is_skipped_rather_than_reused(repository: Repository, script: 
     last = repository.models_dir / "digits" / ".last_version"
     last.write_text("2\n")
     assert repository.register("digits", script, now=NOW).version == 3
+
+
+@pytest.mark.parametrize("content", [b"nonsense\n", b"", b"\xff", b"-1"])
+def test_a_damaged_last_number_is_told_with_its_file(
+    repository: Repository, script: Path, content: bytes
+) -> None:
+    """A number that is made up might have been given out before, to a version that was deleted."""
+    registered_script(repository, script)
+    last = repository.models_dir / "digits" / ".last_version"
+    last.write_bytes(content)
+    with pytest.raises(CorruptModel, match=f"{last} should hold the highest version"):
+        repository.register("digits", script, now=NOW)
+    last.write_text("5\n")
+    assert repository.register("digits", script, now=NOW).version == 6
+
+
+def test_a_file_in_place_of_the_models_is_not_taken_for_no_models(
+    repository: Repository, script: Path
+) -> None:
+    """It is told, whatever is asked for."""
+    repository.models_dir.parent.mkdir(parents=True, exist_ok=True)
+    repository.models_dir.touch()
+    for ask in (repository.list, lambda: repository.get("digits")):
+        with pytest.raises(RepositoryError, match=f"{repository.models_dir} should be a folder"):
+            ask()
+    with pytest.raises(RepositoryError, match="File exists"):
+        repository.register("digits", script, now=NOW)
+
+
+def test_a_signature_is_read_from_the_copy(repository: Repository, script: Path) -> None:
+    """From nothing else, for the original has files beside it; where it cannot be read nothing is registered."""
+
+    def read(copy: Detected) -> dict[str, str]:
+        assert copy.path.is_relative_to(repository.models_dir)
+        return {"read": copy.path.name}
+
+    assert repository.register("digits", script, now=NOW, read_signature=read).signature == {
+        "read": "score.py"
+    }
+
+    def refuse(_: Detected) -> None:
+        raise RepositoryError("it needs files beside it")
+
+    with pytest.raises(RepositoryError, match="files beside it"):
+        repository.register("digits", script, now=NOW, read_signature=refuse)
+    assert repository.versions("digits") == [1]

@@ -1,5 +1,6 @@
 """Which framework files belong to, and which models a folder in somebody's layout holds."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -277,3 +278,58 @@ def test_model_names_of_a_layout_are_checked(tmp_path: Path) -> None:
     """A model folder whose name cannot be part of a URL is refused."""
     with pytest.raises(InvalidSettings, match="'my net' cannot be a model name"):
         discover(touch(tmp_path, "my net/1/model.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        ("model.keras", r'export it as a SavedModel \(model.export\("saved_model"\)\), or write a score.py'),
+        ("weights.H5", "export it as a SavedModel"),
+        ("model.pt", r"export it \(torch.onnx.export\), or write a score.py"),
+        ("model.tar.gz", "unpack it, or write a score.py"),
+        ("model.pkl", r"saved_model.pb\): write a score.py whose init\(\) loads it"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path: Path, file: str, hint: str) -> None:
+    """In one sentence: layouts of folders are of no interest to who has named a file."""
+    with pytest.raises(RepositoryError, match=f"{file} is no file that Stoker loads by itself .*{hint}"):
+        discover(touch(tmp_path, file) / file)
+
+
+def test_a_saved_models_file_stands_for_its_folder(tmp_path: Path) -> None:
+    """In its name and version too."""
+    touch(tmp_path, "iris/3/saved_model.pb", "flat/saved_model.pb")
+    for path in (tmp_path / "iris" / "3", tmp_path / "flat"):
+        assert discover(path / "saved_model.pb") == discover(path)
+    (source,) = discover(tmp_path / "iris" / "3" / "saved_model.pb")
+    assert (source.name, source.version, source.path) == ("iris", 3, tmp_path / "iris" / "3")
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("small.onnx", "small.onnx"),
+        ("repo/net/1/saved_model.pb", "repo/net/1/saved_model.pb"),
+        ("repo/net/1", "repo/net/1/saved_model.pb"),
+        ("secret", "secret"),
+        ("repo", "repo/net/1"),
+    ],
+)
+def test_what_may_not_be_read_is_refused_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, refused: str
+) -> None:
+    """By its own path, before a framework says something else of it."""
+    touch(tmp_path, "small.onnx", "repo/net/1/saved_model.pb", "secret/model.onnx")
+    monkeypatch.setattr("stoker.frameworks.os.access", lambda asked, _: Path(asked) != tmp_path / refused)
+    with pytest.raises(RepositoryError, match=f"{tmp_path / refused} cannot be read: permission denied"):
+        discover(tmp_path / path)
+
+
+def test_names_that_are_no_text_are_refused_unless_python_opens_the_file(tmp_path: Path) -> None:
+    """Frameworks take paths as UTF-8; entry scripts are Python's own business."""
+    model, script = (tmp_path / os.fsdecode(name) for name in (b"b\xffd.onnx", b"b\xffd.py"))
+    model.touch()
+    script.touch()
+    with pytest.raises(RepositoryError, match=r"bytes in its name that are no UTF-8.*; rename it"):
+        detect(model)
+    assert detect(script).framework == "script"

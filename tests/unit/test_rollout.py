@@ -26,6 +26,7 @@ from stoker.errors import (
     UnknownModel,
     UnknownService,
 )
+from stoker.frontend_messages import Route
 from stoker.labels import change_labels, labels_mark
 from stoker.layouts import ModelSource
 from stoker.metrics import MODEL_SLOTS, MetricMemory
@@ -60,7 +61,7 @@ class PuppetFleet:
         self.log: list[str] = []
         self.broken: set[int] = set()
         self.hanging: dict[str, Hang] = {}
-        self.told: dict[str, dict[str, Any]] = {}
+        self.told: dict[str, Route] = {}
 
     async def add(self, model: Deployed) -> None:
         await asyncio.sleep(0)
@@ -76,9 +77,9 @@ class PuppetFleet:
         self.log.append(f"unload {_named(model)}")
         await asyncio.sleep(0)
 
-    def publish(self, model: dict[str, Any]) -> None:
-        self.told[model["name"]] = model
-        line = f"{model['name']} is {model['default']}"
+    def publish(self, route: Route) -> None:
+        self.told[route.name] = route
+        line = f"{route.name} is {route.default}"
         if line not in self.log[-1:]:
             self.log.append(line)
 
@@ -89,7 +90,7 @@ class PuppetFleet:
 
     def states(self, name: str = "digits") -> dict[int, str]:
         """The states that frontends know of."""
-        return {version["version"]: version["state"] for version in self.told[name]["versions"]}
+        return {version.version: version.state for version in self.told[name].versions}
 
 
 def _named(model: Deployed) -> str:
@@ -260,7 +261,7 @@ def test_a_fault_while_a_version_is_taken_is_a_load_that_failed(
         with pytest.raises(LoadFailed, match=r"version 7: an unexpected error, .*KeyError\('packages'\)"):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
-        assert stage.fleet.told["digits"]["versions"][1]["error"] == "load_failed"
+        assert stage.fleet.told["digits"].versions[1].error == "load_failed"
         assert stage.stock.held == set()
         monkeypatch.setattr(stage.stock, "take", take)
         await stage.rollout.load("digits")
@@ -289,8 +290,8 @@ def test_the_code_of_a_failure_is_told_to_frontends_and_forgotten_with_it(play: 
 
     async def scene(stage: Stage) -> None:
         def told() -> list[tuple[str, str, str]]:
-            versions = stage.fleet.told["digits"]["versions"]
-            return [(version["state"], version["reason"], version["error"]) for version in versions]
+            versions = stage.fleet.told["digits"].versions
+            return [(version.state, version.reason, version.error) for version in versions]
 
         stage.stock.files["digits", 7] = "no weights"
         stage.fleet.broken = {7}
@@ -330,7 +331,7 @@ def test_a_load_that_hangs_holds_up_no_other_model(play: Play) -> None:
             await loading
         await unloading
         assert stage.fleet.states() == {3: "END", 7: "END"}
-        assert stage.fleet.told["digits"]["versions"][1]["error"] == "load_timeout"
+        assert stage.fleet.told["digits"].versions[1].error == "load_timeout"
 
     play(scene)
 
@@ -375,9 +376,9 @@ def test_labels_that_could_not_be_followed_are_looked_at_again(
         monkeypatch.setattr(stage.stock, "offer", away)
         for _ in range(5):
             await stage.watch.look_at_labels()
-            assert stage.fleet.told["digits"]["labels"] == {}
+            assert stage.fleet.told["digits"].labels == {}
         await stage.watch.look_at_labels()
-        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+        assert stage.fleet.told["digits"].labels == {"stable": 3}
 
     play(scene)
     assert caplog.text.count("the labels of digits stay as they are") == 2
@@ -405,7 +406,7 @@ def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
         change_labels(stage.stock.base / "letters", {"stable": 1})
         looking = asyncio.ensure_future(stage.watch.look_at_labels())
         await in_thread(hanging.wait, 30)
-        while not stage.fleet.told["letters"]["labels"]:  # noqa: ASYNC110  # threads move it
+        while not stage.fleet.told["letters"].labels:  # noqa: ASYNC110  # threads move it
             await asyncio.sleep(0)
         await stage.watch.look_at_labels()
         assert not looking.done()
@@ -431,12 +432,12 @@ def test_labels_are_followed_while_another_model_hangs(play: Play) -> None:
         change_labels(stage.stock.base / "digits", {"stable": 3})
         change_labels(stage.stock.base / "letters", {"canary": 2})
         await stage.watch.look_at_labels()
-        assert stage.fleet.told["letters"]["labels"] == {"canary": 2}
+        assert stage.fleet.told["letters"].labels == {"canary": 2}
         assert not looking.done()
         hang.over.set()
         await looking
         await stage.watch.look_at_labels()
-        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+        assert stage.fleet.told["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
 
     play(scene)
@@ -479,14 +480,14 @@ def test_changed_files_are_loaded_beside_what_is_served(play: Play) -> None:
             "unload digits 3",
         ]
         assert stage.fleet.states() == {3: "AVAILABLE"}
-        (version,) = stage.fleet.told["digits"]["versions"]
-        assert version["number"] in stage.stock.held
+        (version,) = stage.fleet.told["digits"].versions
+        assert version.number in stage.stock.held
         stage.stock.files["digits", 3] = "broken weights"
         stage.fleet.broken = {3}
         with pytest.raises(LoadFailed):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "AVAILABLE"}
-        assert stage.fleet.told["digits"]["versions"][0]["number"] == version["number"]
+        assert stage.fleet.told["digits"].versions[0].number == version.number
 
     play(scene)
 
@@ -500,9 +501,9 @@ def test_other_policies_and_single_versions(play: Play) -> None:
         await stage.rollout.load("digits", VersionPolicy.of((3, 7)))
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "AVAILABLE"}
         await stage.rollout.load("digits", version=5)
-        assert (stage.fleet.told["digits"]["default"], sorted(stage.fleet.states())) == (7, [3, 5, 7])
+        assert (stage.fleet.told["digits"].default, sorted(stage.fleet.states())) == (7, [3, 5, 7])
         await stage.rollout.unload("digits", 7)
-        assert stage.fleet.told["digits"]["default"] == 5
+        assert stage.fleet.told["digits"].default == 5
         await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "END", 5: "END", 7: "END", 9: "AVAILABLE"}
         with pytest.raises(RequestError, match="digits has no version 8"):
@@ -554,14 +555,14 @@ def test_labels_bring_and_take_versions(play: Play) -> None:
         assert stage.fleet.happened() == []
         change_labels(base, {"canary": 5})
         await stage.watch.look_at_labels()
-        assert stage.fleet.told["digits"]["labels"] == {"canary": 5}
-        assert stage.fleet.told["digits"]["default"] == 3, "a canary is for those who ask for it"
+        assert stage.fleet.told["digits"].labels == {"canary": 5}
+        assert stage.fleet.told["digits"].default == 3, "a canary is for those who ask for it"
         with pytest.raises(RequestError, match="it has the label 'canary'"):
             await stage.rollout.unload("digits", 5)
         change_labels(base, {"canary": 7, "default": 3})
         await stage.watch.look_at_labels()
-        assert stage.fleet.told["digits"]["labels"] == {"canary": 7, "default": 3}
-        assert stage.fleet.told["digits"]["default"] == 3
+        assert stage.fleet.told["digits"].labels == {"canary": 7, "default": 3}
+        assert stage.fleet.told["digits"].default == 3
         assert stage.fleet.states() == {3: "AVAILABLE", 5: "END", 7: "AVAILABLE"}
         change_labels(base, {}, ["canary", "default"])
         await stage.watch.look_at_labels()
@@ -583,7 +584,7 @@ def test_a_label_whose_version_does_not_load_stays_where_it_is(play: Play) -> No
         for version in (3, 7):
             change_labels(base, {"stable": version})
             await stage.watch.look_at_labels()
-        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+        assert stage.fleet.told["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
 
     play(scene)
@@ -598,7 +599,7 @@ def test_unloading_a_version_leaves_those_with_labels(play: Play) -> None:
         await stage.watch.look_at_labels()
         await stage.rollout.unload("digits", 3)
         assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
-        assert (stage.fleet.told["digits"]["default"], stage.fleet.told["digits"]["labels"]) == (
+        assert (stage.fleet.told["digits"].default, stage.fleet.told["digits"].labels) == (
             None,
             {"canary": 7},
         )
@@ -625,8 +626,8 @@ def test_a_label_that_cannot_move_keeps_its_version_and_nothing_else(play: Play)
         with pytest.raises(LoadFailed, match="version 9"):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "END", 5: "AVAILABLE", 9: "END", 12: "AVAILABLE"}
-        assert stage.fleet.told["digits"]["labels"] == {"stable": 5}
-        assert stage.fleet.told["digits"]["default"] == 12
+        assert stage.fleet.told["digits"].labels == {"stable": 5}
+        assert stage.fleet.told["digits"].default == 12
         with pytest.raises(RequestError, match="it has the label 'stable'"):
             await stage.rollout.unload("digits", 5)
         stage.fleet.broken = set()
@@ -645,7 +646,7 @@ def test_moving_a_label_loads_no_files_that_have_changed(play: Play) -> None:
         change_labels(stage.stock.base / "digits", {"canary": 7, "stable": 3})
         await stage.watch.look_at_labels()
         assert [line for line in stage.fleet.happened() if "load" in line] == ["load digits 7"]
-        assert stage.fleet.told["digits"]["labels"] == {"canary": 7, "stable": 3}
+        assert stage.fleet.told["digits"].labels == {"canary": 7, "stable": 3}
 
     play(scene)
 
@@ -659,7 +660,7 @@ def test_a_label_of_a_version_that_is_being_replaced_stays(play: Play) -> None:
         await stage.look(2)
         stage.stock.broken = {("digits", 3)}
         await stage.look(2)
-        assert stage.fleet.told["digits"]["labels"] == {"stable": 3}
+        assert stage.fleet.told["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "AVAILABLE"}
 
     play(scene)
@@ -699,7 +700,7 @@ def test_the_watch_unloads_what_has_vanished(play: Play) -> None:
         del files["digits", 7], files["letters", 1]
         await stage.look(2)
         assert stage.fleet.states("digits") == {3: "AVAILABLE", 7: "END"}
-        assert (stage.fleet.states("letters"), stage.fleet.told["letters"]["default"]) == ({1: "END"}, None)
+        assert (stage.fleet.states("letters"), stage.fleet.told["letters"].default) == ({1: "END"}, None)
         stage.stock.away = True
         await stage.look(2)
         assert stage.fleet.states("digits") == {3: "AVAILABLE", 7: "END"}
@@ -754,8 +755,8 @@ def test_a_version_that_gets_the_slot_of_another_begins_with_zeros(play: Play) -
             stage.stock.files["digits", version] = "weights"
             await stage.rollout.load("digits")
             del stage.stock.files["digits", version - 1]
-        last = stage.fleet.told["digits"]["versions"][-1]
-        assert (last["slot"], last["state"]) == (0, "AVAILABLE")
+        last = stage.fleet.told["digits"].versions[-1]
+        assert (last.slot, last.state) == (0, "AVAILABLE")
         assert 3 not in stage.fleet.states()
         assert stage.memory.totals().model(0).requests()[503] == 0
 

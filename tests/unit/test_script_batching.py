@@ -460,7 +460,7 @@ def test_scripts_read_merged_and_lone_bodies_faster(quickened: list[Any]) -> Non
 
 
 def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:
-    """In the deployment file, with paths relative to it; and how they reach the device process."""
+    """In the deployment file, with paths relative to it."""
     (tmp_path / "score.py").write_text("")
     (tmp_path / "sample.json").write_text("")
     file = tmp_path / "deployment.yaml"
@@ -474,8 +474,6 @@ def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:
         )
     assert (first.batching, first.sample_input) == ("none", tmp_path / "sample.json")
     assert (second.batching, second.sample_input) == ("auto", None)
-    for model in (first, second):
-        assert Servable.from_json(json.loads(json.dumps(model.to_json()))) == model
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import LoadFailed
-from stoker.scripts.environment import app_root, enter_script_process, script_folders, script_variables
+from stoker.scripts.environment import (
+    app_root,
+    enter_script_process,
+    leave_script_process,
+    script_folders,
+    script_variables,
+)
 from stoker.servable import Device, Servable
 
 CPU = Device("cpu", 0, "a processor")
@@ -143,3 +151,22 @@ def test_an_unknown_log_level_is_said(
     enter_script_process(servable)
     assert "AZUREML_LOG_LEVEL LOUD is not a level" in caplog.text
     assert logging.getLogger().level == before
+
+
+def test_what_was_registered_for_the_end_is_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of `atexit` run, then the process ends, once."""
+    done: list[str] = []
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: done.append("functions"))
+    leave_script_process(lambda: done.append("end"))
+    assert done == ["functions", "end"]
+
+
+def test_functions_for_the_end_that_hang_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A function that does not return within the time costs no more than that time."""
+    ended = threading.Event()
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.wait(60) or pytest.fail("it was waited for"))
+    leave_script_process(ended.set, within_s=0.01)
+    assert ended.is_set()
+    assert "registered by atexit do not return" in caplog.text

@@ -13,7 +13,6 @@ import pytest
 from stoker.deployment import resolve
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.scripts.tensorflow_v1 import TensorflowUse, first_v1_use, give_v1_api, read_uses
-from stoker.servable import Servable
 from stoker.settings import load_settings
 from stoker.workspace import Workspace
 
@@ -163,7 +162,7 @@ def test_the_setting_reaches_the_script(tmp_path: Path, wish: str) -> None:
     settings = load_settings({}, {}, file, ())
     with ExitStack() as leases:
         (deployed,) = resolve(settings, Workspace(tmp_path / "workspace"), leases)
-    assert Servable.from_json(deployed.servable.to_json()).tensorflow_compat == wish
+    assert deployed.servable.tensorflow_compat == wish
     file.write_text("models: [{path: score.py, tensorflow_compat: v2}]\n")
     with pytest.raises(InvalidSettings, match="tensorflow_compat must be auto or v1 or off"):
         load_settings({}, {}, file, ())

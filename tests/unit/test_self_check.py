@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.tiny_models import write_doubler
 
+from stoker.scripts import variations as variations_module
 from stoker.scripts.agreement import answer_difference, difference
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathering import GatheredCalls
@@ -344,6 +345,22 @@ def test_variations_differ_and_keep_their_structure(rows: list[Any], count: int)
     outlines = [repr(outline(row)) for row in given_rows]
     assert all(repr(outline(row)) in outlines for row in made)
     assert repr(variations(rows, count)) == repr(made)
+
+
+def test_large_rows_without_variations_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image of zeros cannot be varied: that is found out in a few attempts, of half a second each."""
+    attempts = []
+    made = variations_module._varied
+
+    def counted(*args: Any) -> Any:
+        attempts.append(1)
+        return made(*args)
+
+    monkeypatch.setattr(variations_module, "_varied", counted)
+    monkeypatch.setattr(variations_module, "_MOST_FRUITLESS_LEAVES", 250)
+    zeros = [0.0] * 100
+    assert variations([zeros], 6) == [zeros]
+    assert len(attempts) == 3
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,27 @@ def test_defaults_need_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("STOKER_PROT", "STOKER_PORT"),
+        ("STOKER_MAX_DELAY", "STOKER_MAX_DELAY_MS"),
+        ("STOKER_URL", None),
+        ("STOKER_KEY", None),
+        ("STOKER_WORKSPACE", None),
+        ("STOKER_PORT_8080_TCP_PORT", None),
+        ("STOKER_SERVICE_HOST", None),
+        ("MY_STOKER_PROT", None),
+    ],
+)
+def test_a_variable_that_is_nearly_a_setting_is_told(
+    tmp_path: Path, variable: str, meant: str | None
+) -> None:
+    """A slip of the pen is said in the summary; variables of others, such as Kubernetes', are not ours to judge."""
+    expected = () if meant is None else (f"{variable} is no setting and is not used; did you mean {meant}?",)
+    assert load(tmp_path, environ={variable: "9000"}).unknown_variables == expected
+
+
+@pytest.mark.parametrize(
     ("file", "variable", "argument", "port"),
     [
         (None, None, None, 8080),

@@ -1,24 +1,112 @@
-"""What the summary of the start says of devices and replicas."""
+"""What the summary of the start says, and that it is said whether somebody reads it or not."""
 
+import dataclasses
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.puppets import ROWS
+from tests.puppets import BODIES, ROWS
 
 from stoker.deployment import Deployed
 from stoker.placement import place
+from stoker.script_form import ScriptForm
 from stoker.servable import Servable
-from stoker.serving import _device_lines, _most_rows, _replica_lines
+from stoker.serving import _batches, _device_lines, _replica_lines, _sample_file, _service_lines
+from stoker.settings import ServerSettings
 from stoker.start_up import DeviceReport, ModelReport
+from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.workspace import Workspace
+
+UNBATCHED = dataclasses.replace(
+    BODIES,
+    takes="tensors",
+    tensors=ModelTensors(
+        (TensorInfo("x", "float32", (1, 2)), TensorInfo("words", "string", (1,))), (), batched=False
+    ),
+)
+
+
+def _servable(**settings: object) -> Servable:
+    return Servable("digits", 1, "onnx", Path("x"), Path("y"), 64, 64, **settings)  # type: ignore[arg-type]
+
+
+def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",)) -> ModelReport:
+    placement = place(list(devices), len(devices), cores=2)
+    deployed = Deployed(_servable(), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    return ModelReport(deployed, signature, list(devices), 0.5, 0.25)
 
 
 @pytest.mark.parametrize(("buckets", "rows"), [(None, 64), ((), 64), ((1, 8), 8)])
 def test_the_largest_batch_is_the_largest_bucket(buckets: tuple[int, ...] | None, rows: int) -> None:
     """Batches above the largest bucket never run, whatever max_batch_rows says."""
-    servable = Servable(
-        "digits", 1, "onnx", Path("x"), Path(), max_batch_rows=64, max_body_bytes=64, batch_buckets=buckets
+    assert _batches(_servable(batch_buckets=buckets), ROWS) == f"batches of at most {rows} rows"
+
+
+def test_what_is_never_batched_has_no_largest_batch() -> None:
+    """A script that takes requests one by one, and a model without a free first axis."""
+    alone, merged = (
+        dataclasses.replace(BODIES, script=ScriptForm(max_requests=most_requests))
+        for most_requests in (1, 32)
     )
-    assert _most_rows(servable) == rows
+    for signature in (alone, UNBATCHED):
+        assert _batches(_servable(), signature) == "one request after the other"
+    assert _batches(_servable(), merged) == "batches of at most 32 requests"
+
+
+def test_a_model_of_declared_sizes_has_a_sample_of_zeros(tmp_path: Path) -> None:
+    """Also one that is never batched; of one whose sizes are free nobody knows what it takes."""
+    workspace = Workspace(tmp_path / "workspace")
+    written = _sample_file(workspace, _report(UNBATCHED))
+    assert written is not None
+    assert json.loads(written.read_text()) == {"data": {"x": [[0, 0]], "words": [""]}}
+    free = ModelTensors((TensorInfo("x", "float32", (-1, -1)),), (), batched=True)
+    assert _sample_file(workspace, _report(dataclasses.replace(UNBATCHED, tensors=free))) is None
+
+
+def test_commands_of_the_summary_can_be_pasted_into_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the workspace is called: the shell gives each command the arguments that were meant."""
+    workspace = Workspace(tmp_path / "my work's; $HOME")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    lines = _service_lines(ServerSettings(), workspace, _report(ROWS), "http://[::1]:8080/score")
+    (command,) = (line.partition("try")[2].strip() for line in lines if line.startswith("  try"))
+    shell = 'curl() { printf "%s\\n" "$@"; }; stoker() { printf "%s|" "$@"; }; ' + command
+    told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=30)
+    assert told.stdout.splitlines() == [
+        "-s",
+        "-H",
+        f"Authorization: Bearer keys|show|primary|--name|digits|--workspace|{workspace.root}|",
+        "-d",
+        f"@{workspace.run_dir}/digits.sample_input.json",
+        "http://[::1]:8080/score",
+    ]
+
+
+def test_a_summary_that_cannot_be_written_ends_nothing() -> None:
+    """On a full disk the log has a line of it, once, and the process goes on and ends well."""
+    code = "from stoker.serving import _say; _say('one'); _say('two'); print('three')"
+    with Path("/dev/full").open("wb") as full:
+        said = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=30
+        )
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.count(b"standard output cannot be written (No space left on device)") == 1
+
+
+def test_a_summary_that_nobody_reads_any_more_ends_nothing() -> None:
+    """The reader of a pipe may have seen enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from stoker.serving import _say; _say('one'); _say('two')"
+    said = subprocess.run(
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=30
+    )
+    os.close(writer)
+    assert said.returncode == 0, said.stderr
 
 
 def test_processes_that_share_a_device_are_counted() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.descriptors import room_for_descriptors
@@ -20,8 +20,38 @@ from stoker import supervisor as supervisor_module
 from stoker.acceleration import Acceleration
 from stoker.children import Backoff
 from stoker.deployment import Deployed
+from stoker.device_messages import (
+    AddLane,
+    DeviceChosen,
+    Failed,
+    FromDevice,
+    Loaded,
+    StartDevice,
+    Unloaded,
+    UnloadModel,
+)
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
+from stoker.frontend_messages import (
+    AskIndex,
+    AskUnload,
+    Attached,
+    AttachFailed,
+    AttachReplica,
+    DetachReplica,
+    FromFrontend,
+    Listen,
+    Listening,
+    Outgrown,
+    Refusal,
+    Reply,
+    Retire,
+    Retired,
+    Serve,
+    Started,
+    StartFrontend,
+)
 from stoker.groups import group
+from stoker.message_codec import Codec
 from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory, Totals
 from stoker.placement import Placement
 from stoker.replicas import Replicas
@@ -31,6 +61,8 @@ from stoker.settings import ServerSettings
 from stoker.start_up import StartUp
 from stoker.supervisor import Supervisor
 from stoker.tensors import Signature, TensorSpec
+
+Received = TypeVar("Received")
 
 WIDER = Signature((TensorSpec("x", "float32", (3,)),), ROWS.outputs)
 
@@ -98,6 +130,18 @@ def test_the_replicas_of_a_model_are_in_different_processes() -> None:
     ]
 
 
+def test_a_process_is_called_by_what_tells_it_from_others() -> None:
+    """An only model by its name, with the number of its replica where there are several; else the device."""
+    models = [model("a", "cpu"), model("b", "cpu"), model("odd", "cpu", "cpu", framework="script")]
+    numbered = [replace(deployed, slot=slot, number=slot) for slot, deployed in enumerate(models)]
+    assert [formed.short_name for formed in group(numbered)] == [
+        "cpu",
+        "odd (replica 1 of 2)",
+        "odd (replica 2 of 2)",
+    ]
+    assert [formed.short_name for formed in group(numbered[:1])] == ["a"]
+
+
 def test_every_process_has_a_page_of_the_metrics_and_there_are_so_many() -> None:
     """Pages are counted up; more processes than pages are refused before any of them starts."""
     most = SUPERVISOR_PAGE - FIRST_DEVICE_PAGE
@@ -147,16 +191,18 @@ class PuppetChild:
     """A process that says what the test tells it to say, and keeps what it is sent."""
 
     module: str
-    on_message: Callable[[Any, dict[str, Any]], None]
+    codec: Codec[Any, Any]
+    on_message: Callable[[Any, Any], None]
     on_exit: Callable[[Any], None]
-    sent: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
     killed: bool = False
     hung: bool = False
     ended: tuple[float, bool] | None = None
     lived_s: float = 1.0
 
-    def send(self, kind: str, fds: Sequence[int] = (), **content: Any) -> None:
-        self.sent.append({"kind": kind, **content})
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        self.codec.encode(message)
+        self.sent.append(message)
 
     @property
     def process(self) -> SimpleNamespace:
@@ -165,25 +211,24 @@ class PuppetChild:
 
         return SimpleNamespace(wait=wait, pid=-1)
 
-    def say(self, kind: str, **content: Any) -> None:
-        self.on_message(self, {"kind": kind, **content})
+    def say(self, message: FromDevice | FromFrontend) -> None:
+        self.on_message(self, message)
 
     def load(self, signature: Signature = ROWS) -> None:
         """Be a device process that has loaded all its models."""
-        (start,) = self.received("start")
-        self.say("device", device="cpu", description="a CPU", reason="as asked for")
-        for place in start["models"]:
-            number = place["number"]
-            self.say("loaded", number=number, signature=signature.to_json(), load_s=0.5, warm_up_s=0.25)
+        (start,) = self.received(StartDevice)
+        self.say(DeviceChosen("cpu", "a CPU", "as asked for"))
+        for place in start.models:
+            self.say(Loaded(place.number, signature, load_s=0.5, warm_up_s=0.25))
 
     def confirm(self) -> None:
         """Be a frontend that listens, and confirms what it was told to attach."""
-        self.say("listening")
-        for message in self.received("attach"):
-            self.say("attached", generation=message["generation"])
+        self.say(Listening())
+        for attach in self.received(AttachReplica):
+            self.say(Attached(attach.generation))
 
-    def received(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.sent if message["kind"] == kind]
+    def received(self, kind: type[Received]) -> list[Received]:
+        return [message for message in self.sent if isinstance(message, kind)]
 
     def die(self) -> None:
         self.on_exit(self)
@@ -248,7 +293,7 @@ class Stage:
     async def start(self) -> None:
         """Let every process come up."""
         for frontend in self.frontends:
-            frontend.say("started")
+            frontend.say(Started())
         for device in self.devices:
             device.load()
         for frontend in self.frontends:
@@ -265,13 +310,15 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     children: list[PuppetChild] = []
     system = System()
 
-    async def start(_: str, module: str, on_message: Any, on_exit: Any, **__: Any) -> PuppetChild:
+    async def start(
+        _: str, module: str, codec: Codec[Any, Any], on_message: Any, on_exit: Any, **__: Any
+    ) -> PuppetChild:
         if system.gate is not None:
             await system.gate.wait()
         if system.refusals:
             system.refusals -= 1
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        children.append(PuppetChild(module, on_message, on_exit))
+        children.append(PuppetChild(module, codec, on_message, on_exit))
         return children[-1]
 
     class NoGpu:
@@ -317,12 +364,12 @@ def test_start_up_waits_for_all_replicas(play: Play) -> None:
     """Each replica is told its device, page and threads; the server is ready when every frontend has all of them."""
 
     async def scene(stage: Stage) -> None:
-        starts = [device.received("start")[0] for device in stage.devices]
-        assert [(start["device"], start["page"]) for start in starts] == [("cuda:0", 64), ("cuda:1", 65)]
-        assert [start["models"][0]["threads"] for start in starts] == [2, 2]
+        starts = [device.received(StartDevice)[0] for device in stage.devices]
+        assert [(start.device, start.page) for start in starts] == [("cuda:0", 64), ("cuda:1", 65)]
+        assert [start.models[0].threads for start in starts] == [2, 2]
         first, second = stage.frontends
         for frontend in (first, second):
-            frontend.say("started")
+            frontend.say(Started())
         stage.devices[0].load()
         first.confirm()
         second.confirm()
@@ -346,19 +393,19 @@ def test_a_replica_that_ends_is_detached_alone_and_comes_back(play: Play) -> Non
     async def scene(stage: Stage) -> None:
         await stage.start()
         assert len(stage.ready) == 1
-        (generation, other) = (message["generation"] for message in stage.frontends[0].received("attach"))
+        (generation, other) = (message.generation for message in stage.frontends[0].received(AttachReplica))
         stage.devices[0].die()
         for frontend in stage.frontends:
-            assert frontend.received("detach") == [{"kind": "detach", "generation": generation}]
+            assert frontend.received(DetachReplica) == [DetachReplica(generation)]
         assert stage.ready_replicas == 1
         await until(lambda: len(stage.devices) == 3)
         stage.devices[2].load()
         assert stage.ready_replicas == 2
         for frontend in stage.frontends:
-            *_, attached = frontend.received("attach")
-            assert attached["generation"] not in (generation, other)
-        assert len(stage.devices[2].received("attach")) == 2
-        assert len(stage.devices[1].received("attach")) == 2, "the other one is left alone"
+            *_, attached = frontend.received(AttachReplica)
+            assert attached.generation not in (generation, other)
+        assert len(stage.devices[2].received(AddLane)) == 2
+        assert len(stage.devices[1].received(AddLane)) == 2, "the other one is left alone"
         assert stage.totals.restarts() == {"device": 1, "frontend": 0}
 
     play([model("digits", "cpu", "cpu")], scene)
@@ -373,10 +420,10 @@ def test_a_frontend_that_comes_back_gets_every_living_replica(play: Play) -> Non
         stage.frontends[0].die()
         await until(lambda: len(stage.children) == 6)
         successor = stage.frontends[2]
-        successor.say("started")
-        assert len(successor.received("attach")) == 1
+        successor.say(Started())
+        assert len(successor.received(AttachReplica)) == 1
         stage.devices[2].load()
-        assert len(successor.received("attach")) == 2
+        assert len(successor.received(AttachReplica)) == 2
 
     play([model("digits", "cpu", "cpu")], scene)
 
@@ -402,10 +449,10 @@ def test_a_restarted_replica_that_differs_is_not_used(play: Play, caplog: pytest
         await stage.start()
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 3)
-        attached = len(stage.frontends[0].received("attach"))
+        attached = len(stage.frontends[0].received(AttachReplica))
         stage.devices[2].load(WIDER)
         assert stage.devices[2].killed
-        assert len(stage.frontends[0].received("attach")) == attached
+        assert len(stage.frontends[0].received(AttachReplica)) == attached
         stage.devices[2].die()
         assert stage.ready_replicas == 1
         await until(lambda: len(stage.devices) == 4)
@@ -423,10 +470,10 @@ def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:
         fleet, letters = stage.supervisor._fleet, model("letters", "cpu", slot=7)
         adding = asyncio.ensure_future(fleet.add(letters))
         await until(lambda: len(stage.devices) == 2)
-        (start,) = stage.devices[1].received("start")
-        assert (start["page"], start["yields"], start["models"][0]["slot"]) == (65, True, 7)
+        (start,) = stage.devices[1].received(StartDevice)
+        assert (start.page, start.yields, start.models[0].slot) == (65, True, 7)
         for frontend in stage.frontends:
-            assert [message["service"]["name"] for message in frontend.received("serve")] == ["letters"]
+            assert [message.service.name for message in frontend.received(Serve)] == ["letters"]
         stage.devices[1].load()
         stage.frontends[0].confirm()
         await asyncio.sleep(0)
@@ -435,8 +482,8 @@ def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:
         await adding
 
         removing = asyncio.ensure_future(fleet.remove(letters))
-        await until(lambda: stage.frontends[1].received("retire"))
-        stage.frontends[0].say("retired", number=7)
+        await until(lambda: stage.frontends[1].received(Retire))
+        stage.frontends[0].say(Retired(7))
         await asyncio.sleep(0)
         assert len(fleet.devices.processes) == 2, "the other frontend may still wait for answers"
         stage.frontends[1].die()
@@ -457,11 +504,11 @@ def test_a_frontend_that_ends_while_a_model_is_added_has_a_successor_with_it(pla
         stage.frontends[0].die()
         await until(lambda: len(stage.frontends) == 3)
         successor = stage.frontends[2]
-        (start,) = successor.received("start")
-        assert [service["name"] for service in start["services"]] == ["digits", "letters"]
-        successor.say("started")
+        (start,) = successor.received(StartFrontend)
+        assert [service.name for service in start.services] == ["digits", "letters"]
+        successor.say(Started())
         stage.devices[1].load()
-        assert [message["number"] for message in successor.received("attach")] == [0, 7]
+        assert [message.number for message in successor.received(AttachReplica)] == [0, 7]
         stage.frontends[1].confirm()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -479,17 +526,17 @@ def test_a_model_leaves_a_process_that_others_use(play: Play) -> None:
         await stage.start()
         fleet = stage.supervisor._fleet
         removing = asyncio.ensure_future(fleet.remove(fleet.devices.processes[0].group.model(0)))
-        await until(lambda: stage.frontends[1].received("retire"))
+        await until(lambda: stage.frontends[1].received(Retire))
         for frontend in stage.frontends:
-            frontend.say("retired", number=0)
-        await until(lambda: stage.devices[0].received("unload"))
+            frontend.say(Retired(0))
+        await until(lambda: stage.devices[0].received(UnloadModel))
         assert not removing.done()
-        stage.devices[0].say("unloaded", number=0)
+        stage.devices[0].say(Unloaded(0))
         await removing
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 2)
-        (start,) = stage.devices[1].received("start")
-        assert [place["servable"]["name"] for place in start["models"]] == ["letters"]
+        (start,) = stage.devices[1].received(StartDevice)
+        assert [place.servable.name for place in start.models] == ["letters"]
 
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene)
 
@@ -502,11 +549,11 @@ def test_what_cannot_be_added_leaves_nothing(play: Play) -> None:
         fleet = stage.supervisor._fleet
         adding = asyncio.ensure_future(fleet.add(model("letters", "cpu", slot=7)))
         await until(lambda: len(stage.devices) == 2)
-        stage.devices[1].say("failed", message="no such file", code="load_failed", exit_code=3)
+        stage.devices[1].say(Failed("no such file", "load_failed", exit_code=3))
         stage.devices[1].die()
-        await until(lambda: stage.frontends[1].received("retire"))
+        await until(lambda: stage.frontends[1].received(Retire))
         for frontend in stage.frontends:
-            frontend.say("retired", number=7)
+            frontend.say(Retired(7))
         with pytest.raises(OperatorError, match="no such file"):
             await adding
         assert [str(process.group) for process in fleet.devices.processes] == ["digits"]
@@ -526,11 +573,11 @@ def test_a_model_that_hangs_while_it_is_added_is_given_up(play: Play) -> None:
         await until(lambda: len(stage.devices) == 2 and stage.devices[1].hung)
         assert not adding.done(), "it may still hold memory and locks"
         stage.devices[1].load()
-        assert stage.devices[1].received("attach") == [], "what comes now comes too late"
+        assert stage.devices[1].received(AddLane) == [], "what comes now comes too late"
         stage.devices[1].die()
-        await until(lambda: stage.frontends[1].received("retire"))
+        await until(lambda: stage.frontends[1].received(Retire))
         for frontend in stage.frontends:
-            frontend.say("retired", number=7)
+            frontend.say(Retired(7))
         with pytest.raises(
             LoadTimeout, match=r"letters version 1 was not loaded within 0 s, .* load_timeout_s"
         ):
@@ -547,8 +594,8 @@ def test_a_model_that_hangs_at_the_start_ends_it(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         (device,) = stage.devices
-        device.say("device", device="cpu", description="a CPU", reason="as asked for")
-        device.say("loaded", number=0, signature=ROWS.to_json(), load_s=0.5, warm_up_s=0.25)
+        device.say(DeviceChosen("cpu", "a CPU", "as asked for"))
+        device.say(Loaded(0, ROWS, load_s=0.5, warm_up_s=0.25))
         await until(lambda: device.hung)
         device.die()
         assert stage.ready == []
@@ -589,8 +636,8 @@ def test_processes_that_cannot_be_forked_are_tried_again(play: Play) -> None:
         stage.frontends[0].die()
         await until(lambda: len(stage.children) == 5)
         stage.devices[1].load()
-        stage.frontends[2].say("started")
-        assert len(stage.frontends[2].received("attach")) == 1
+        stage.frontends[2].say(Started())
+        assert len(stage.frontends[2].received(AttachReplica)) == 1
         assert (stage.system.refusals, stage.ready_replicas) == (0, 1)
         assert stage.totals.restarts() == {"device": 1, "frontend": 1}
 
@@ -625,26 +672,26 @@ def test_a_replica_that_could_not_be_attached_is_tried_again(
 
     async def scene(stage: Stage) -> None:
         for frontend in stage.frontends:
-            frontend.say("started")
+            frontend.say(Started())
         stage.devices[0].load()
         first, second = stage.frontends
         second.confirm()
-        first.say("listening")
-        (attach,) = first.received("attach")
-        first.say("attach_failed", generation=attach["generation"])
-        await until(lambda: len(first.received("attach")) == 2)
-        assert first.received("attach")[1] == attach
-        assert len(stage.devices[0].received("attach")) == 3
+        first.say(Listening())
+        (attach,) = first.received(AttachReplica)
+        first.say(AttachFailed(attach.generation))
+        await until(lambda: len(first.received(AttachReplica)) == 2)
+        assert first.received(AttachReplica)[1] == attach
+        assert len(stage.devices[0].received(AddLane)) == 3
         assert stage.ready == []
         first.confirm()
         await until(lambda: stage.ready)
 
-        second.say("attach_failed", generation=attach["generation"])
+        second.say(AttachFailed(attach.generation))
         second.die()
         await until(lambda: len(stage.frontends) == 3)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert [len(frontend.received("attach")) for frontend in stage.frontends] == [2, 1, 0]
+        assert [len(frontend.received(AttachReplica)) for frontend in stage.frontends] == [2, 1, 0]
 
     play([model("digits", "cpu")], scene)
 
@@ -659,9 +706,9 @@ def test_a_supervisor_without_room_for_an_arena_tries_again(
         stage.devices[0].load()
         with room_for_descriptors(1):
             for frontend in stage.frontends:
-                frontend.say("started")
-        assert [message["kind"] for message in stage.frontends[0].sent] == ["start", "listen"]
-        await until(lambda: all(frontend.received("attach") for frontend in stage.frontends))
+                frontend.say(Started())
+        assert [type(message) for message in stage.frontends[0].sent] == [StartFrontend, Listen]
+        await until(lambda: all(frontend.received(AttachReplica) for frontend in stage.frontends))
 
     play([model("digits", "cpu")], scene)
     assert "a replica of digits cannot be attached: [Errno 24] Too many open files" in caplog.text
@@ -692,7 +739,7 @@ def test_a_frontend_that_hangs_is_ended(play: Play, caplog: pytest.LogCaptureFix
         assert [child.hung for child in stage.frontends] == [True, False]
         stage.frontends[0].die()
         await until(lambda: len(stage.frontends) == 3)
-        stage.frontends[2].say("started")
+        stage.frontends[2].say(Started())
         for _ in range(29):
             second.beat()
             frontends.end_hung()
@@ -707,16 +754,16 @@ def test_a_device_process_that_ends_while_frontends_begin_to_listen_is_started_a
 
     async def scene(stage: Stage) -> None:
         for frontend in stage.frontends:
-            frontend.say("started")
+            frontend.say(Started())
         stage.devices[0].load()
         for frontend in stage.frontends:
-            (attach,) = frontend.received("attach")
-            frontend.say("attached", generation=attach["generation"])
+            (attach,) = frontend.received(AttachReplica)
+            frontend.say(Attached(attach.generation))
         for _ in range(5):
             await asyncio.sleep(0)
         stage.devices[0].die()
         for frontend in stage.frontends:
-            frontend.say("listening")
+            frontend.say(Listening())
         await until(lambda: stage.ready)
         (report,) = stage.ready[0].models
         assert (report.signature, report.devices, report.load_s) == (ROWS, ["cpu"], 0.5)
@@ -759,16 +806,17 @@ def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
 
         monkeypatch.setattr(requests, "_refuse", refused)
         async with stage.supervisor._rollout._turn("letters"):
-            stage.frontends[0].say("request", ticket=0, operation="unload", model="letters")
+            stage.frontends[0].say(AskUnload(0, "letters"))
             stage.frontends[0].die()
             await until(lambda: len(stage.frontends) == 3)
         await answering.wait()
         successor = stage.frontends[2]
-        assert successor.received("reply") == stage.frontends[0].received("reply") == []
-        successor.say("request", ticket=0, operation="index", ready=True)
-        await until(lambda: successor.received("reply"))
-        entries = [{"name": "digits", "version": "1", "state": "READY"}]
-        assert successor.received("reply") == [{"kind": "reply", "ticket": 0, "entries": entries}]
+        for frontend in (successor, stage.frontends[0]):
+            assert frontend.received(Reply) == frontend.received(Refusal) == []
+        successor.say(AskIndex(0, ready=True))
+        await until(lambda: successor.received(Reply))
+        entries = ({"name": "digits", "version": "1", "state": "READY"},)
+        assert successor.received(Reply) == [Reply(0, entries)]
 
     play([model("digits", "cpu")], scene)
 
@@ -779,29 +827,29 @@ def test_a_frontend_whose_rows_are_too_small_gets_larger_ones(play: Play) -> Non
 
     async def scene(stage: Stage) -> None:
         for frontend in stage.frontends:
-            frontend.say("started")
+            frontend.say(Started())
         for device in stage.devices:
             device.load(packed)
         for frontend in stage.frontends:
             frontend.confirm()
         await until(lambda: stage.ready)
         first, second = stage.frontends
-        replica, other = first.received("attach")
-        first.say("outgrown", generation=replica["generation"], answer_bytes=1 << 24)
-        *_, larger = first.received("attach")
-        assert larger["generation"] == replica["generation"]
-        assert Signature.from_json(larger["signature"]) == packed.with_answers(1 << 24)
-        assert [len(device.received("attach")) for device in stage.devices] == [3, 2]
-        assert stage.devices[0].received("attach")[2]["signature"] == larger["signature"]
-        assert len(second.received("attach")) == 2
-        first.say("outgrown", generation=999, answer_bytes=1 << 24)
-        assert len(first.received("attach")) == 3, "that replica has ended meanwhile"
+        replica, other = first.received(AttachReplica)
+        first.say(Outgrown(replica.generation, 1 << 24))
+        *_, larger = first.received(AttachReplica)
+        assert larger.generation == replica.generation
+        assert larger.signature == packed.with_answers(1 << 24)
+        assert [len(device.received(AddLane)) for device in stage.devices] == [3, 2]
+        assert stage.devices[0].received(AddLane)[2].signature == larger.signature
+        assert len(second.received(AttachReplica)) == 2
+        first.say(Outgrown(999, 1 << 24))
+        assert len(first.received(AttachReplica)) == 3, "that replica has ended meanwhile"
         second.die()
         await until(lambda: len(stage.frontends) == 3)
-        stage.frontends[2].say("started")
-        assert [message["signature"] for message in stage.frontends[2].received("attach")] == [
-            larger["signature"]
+        stage.frontends[2].say(Started())
+        assert [message.signature for message in stage.frontends[2].received(AttachReplica)] == [
+            larger.signature
         ] * 2
-        assert other["signature"] == packed.to_json()
+        assert other.signature == packed
 
     play([model("digits", "cpu", "cpu")], scene)

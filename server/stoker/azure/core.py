@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from stoker.azure.sdk.compute import ComputeTarget
 from stoker.azure.sdk.environment import Environment
 from stoker.azure.sdk.model import Model
@@ -14,3 +16,18 @@ VERSION = "1.61.0"
 """The version of Azure's SDK whose names and arguments are offered."""
 
 __version__ = VERSION
+
+_OF_TRAINING: Final = frozenset(
+    {"Dataset", "Datastore", "Experiment", "Run", "RunConfiguration", "ScriptRunConfig"}
+)
+
+
+def __getattr__(name: str) -> object:
+    """Say what becomes of the names that only code for training has."""
+    if name in _OF_TRAINING:
+        raise ImportError(
+            f"azureml.core.{name} is for training on Azure, and Stoker serves models: take it out of the script, or "
+            "install azureml-core",
+            name="azureml.core",
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

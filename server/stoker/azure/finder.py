@@ -45,6 +45,8 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         # Where the exception for an unknown compute target was once to be found.
         "azureml.core.compute_target": f"{_OURS}sdk.compute",
         "azureml.exceptions": f"{_OURS}exceptions",
+        "azureml.monitoring": f"{_OURS}monitoring",
+        "azureml.monitoring.modeldatacollector": f"{_OURS}monitoring",
         **{
             f"{_SCHEMA}{module}": f"{_OURS}{_SCHEMA}{module}"
             for module in (

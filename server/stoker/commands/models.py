@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.commands.running_server import SERVER, ask_admin, on_loopback
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError, RepositoryError
 from stoker.frameworks import FRAMEWORKS, Detected, detect
 from stoker.image_input import ImageInput, image_argument, read_image_input
 from stoker.labels import change_labels, stored_labels
@@ -138,9 +138,13 @@ def _register(args: argparse.Namespace) -> int:
 
     checked_name(args.name)
     detected = detect(args.path, args.framework)
-    signature = _signature(detected)
-    if args.image is not None:
-        _check_image(args.image, signature)
+
+    def read_signature(copy: Detected) -> dict[str, Any] | None:
+        signature = _signature(args.name, detected, copy)
+        if args.image is not None:
+            _check_image(args.image, signature)
+        return signature
+
     with ExitStack() as cleanup:
         registered = _repository(args, create=True).register(
             args.name,
@@ -149,7 +153,7 @@ def _register(args: argparse.Namespace) -> int:
             framework=detected.framework,
             description=args.description,
             tags=dict(args.tag),
-            signature=signature,
+            read_signature=read_signature,
             image=None if args.image is None else args.image.to_json(),
             progress=_progress(cleanup),
         )
@@ -157,8 +161,12 @@ def _register(args: argparse.Namespace) -> int:
     return 0
 
 
-def _signature(detected: Detected) -> dict[str, Any] | None:
-    """Load the model on the CPU to learn its signature; scripts tell theirs only when they are served."""
+def _signature(name: str, detected: Detected, copy: Detected) -> dict[str, Any] | None:
+    """Load the copy on the CPU to learn its signature; scripts tell theirs only when they are served.
+
+    Raises:
+        RepositoryError: The original loads, and a copy of it alone does not.
+    """
     if detected.framework not in {"onnx", "tensorflow"}:
         return None
     if detected.framework == "tensorflow" and find_spec("tensorflow") is None:
@@ -169,11 +177,20 @@ def _signature(detected: Detected) -> dict[str, Any] | None:
     if sys.stderr.isatty():
         _note(f"Loading {detected.path} on the CPU to read its signature …")
     try:
-        return probe_signature(detected)
+        return probe_signature(copy)
+    except LoadFailed:
+        pass
+    try:
+        probe_signature(detected)
     except LoadFailed as error:
         # A model can need operations that only a GPU has, so this does not refuse it.
         _note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
         return None
+    raise RepositoryError(
+        f"{detected.path} needs files beside it, such as its weights, of which only those called NAME.onnx.data or "
+        f"NAME.onnx_data are copied with it; register the folder: stoker models register {name} "
+        f"{detected.path.absolute().parent}"
+    )
 
 
 def _check_image(image: ImageInput, signature: dict[str, Any] | None) -> None:

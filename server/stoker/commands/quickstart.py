@@ -13,7 +13,7 @@ from typing import Final
 
 from stoker.errors import OperatorError
 from stoker.image_input import ImageInput
-from stoker.settings import add_server_options, load_settings
+from stoker.settings import ServerSettings, add_server_options, load_settings
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     workspace = Workspace.find(args.workspace)
     repository = Repository(workspace.models_dir)
     if not repository.names():
+        _check_server(settings)
         workspace.create()
         folder = workspace.root / "outputs" / _NAME
         _train(folder, args.data)
@@ -58,6 +59,22 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(f"Registered {registered.reference}.\n")
     serve(settings, workspace)
     return 0
+
+
+def _check_server(settings: ServerSettings) -> None:
+    """Find out before the training what would end the server after it.
+
+    Raises:
+        OperatorError: The port or a device cannot be used.
+    """
+    from stoker.binding import bind
+    from stoker.device_survey import probe_in_child
+    from stoker.devices import choose_device
+
+    for sock in bind(settings.host, settings.port, 1):
+        sock.close()
+    for device in settings.device:
+        choose_device(device, {"script"}, probe_in_child)
 
 
 def _train(folder: Path, data: Path | None) -> None:

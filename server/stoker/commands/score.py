@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -101,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
             raise OperatorError(f"{error}\n{_key_advice(origin)}") from error
         except StokerClientError as error:
             sys.stderr.write(f"stoker score: {error}\n")
+            if not urlsplit(uri).path.strip("/"):
+                sys.stderr.write(
+                    f"The scoring URI of a server ends in /score: --uri {uri.rstrip('/')}/score\n"
+                )
             return 1
     return 0
 
@@ -190,6 +195,13 @@ def _read_body(source: str) -> dict[str, Any]:
         return _body_from_json(path.read_bytes(), source)
     except OSError as error:
         raise InvalidSettings(f"{source} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        posted = shlex.quote(f"@{source}")
+        raise InvalidSettings(
+            f"{source} cannot be read: it is no UTF-8 text. JSON, .npy and .csv can be; an image goes as it is to a "
+            'model that takes images: curl -H "Authorization: Bearer KEY" -H "Content-Type: image/png" '
+            f"--data-binary {posted} URI"
+        ) from error
     except (ValueError, EOFError, RecursionError) as error:
         raise InvalidSettings(f"{source} cannot be read: {error}") from error
 

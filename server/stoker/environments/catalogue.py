@@ -77,6 +77,7 @@ _PROVIDED: Final = {
     "azureml-core",
     "azureml-defaults",
     "azureml-inference-server-http",
+    "azureml-monitoring",
     "inference-schema",
 }
 _PROVIDED_NOTE: Final = "Stoker provides what entry scripts import from it, where it is not installed"

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from stoker.errors import Forbidden, NotReady, StokerError, Unauthorized
+from stoker.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.keyring import ADMIN, BEARER_HEADER, Keys, KeyVerifier
+from stoker.versions import VersionPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from stoker.control import Message
+    from stoker.frontend_rules import AdminRules
 
 __all__ = ["AdminAccess", "Administration", "admin_access"]
-
-
-class _Send(Protocol):
-    def __call__(self, **content: Any) -> object:
-        """Send a message to the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +62,41 @@ class AdminAccess:
             raise NotReady("explicit model load / unload is not allowed if polling is enabled")
 
 
-def admin_access(
-    keys_dir: Path, *, polls: bool, needs_key: bool, key: str | None, local: bool
-) -> AdminAccess:
+def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
     """Return who may load and unload models.
 
     Args:
         keys_dir: The folder of the keys.
-        polls: Whether the server looks for models by itself.
-        needs_key: Whether a key is needed.
-        key: The key, if the operator gave one.
-        local: Whether only this machine can reach the server.
+        rules: What the supervisor says of it.
     """
-    if not needs_key:
+    if not rules.needs_key:
         refusal = (
             ""
-            if local
+            if rules.local
             else (
                 "Models cannot be loaded and unloaded here: the server needs no keys and can be reached by others; "
                 "start it with STOKER_ADMIN_KEY, or with --host 127.0.0.1."
             )
         )
-        return AdminAccess(None, refusal, polls)
+        return AdminAccess(None, refusal, rules.polls)
     try:
-        return AdminAccess(KeyVerifier(keys_dir, ADMIN, Keys(key, key) if key else None), "", polls)
+        given = Keys(rules.key, rules.key) if rules.key else None
+        return AdminAccess(KeyVerifier(keys_dir, ADMIN, given), "", rules.polls)
     except FileNotFoundError:
         refusal = (
             "Models cannot be loaded and unloaded here: the server could not write an admin key into its workspace; "
             "start it with STOKER_ADMIN_KEY."
         )
-        return AdminAccess(None, refusal, polls)
+        return AdminAccess(None, refusal, rules.polls)
 
 
 class _Refused(StokerError):
     """What the supervisor has refused, with the status and code of its error."""
 
-    def __init__(self, message: str, status: int, code: str, retry_after_s: int | None) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
-        self.status = status  # type: ignore[misc]  # the class attribute is the default
-        self.code = code  # type: ignore[misc]  # the class attribute is the default
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.error, retry_after_s=refusal.retry_after_s)
+        self.status = refusal.status  # type: ignore[misc]  # the class attribute is the default
+        self.code = refusal.code  # type: ignore[misc]  # the class attribute is the default
 
 
 def _shutting_down() -> NotReady:
@@ -116,17 +110,17 @@ class Administration:
         access: Who may change what is served.
     """
 
-    def __init__(self, send: _Send, access: AdminAccess) -> None:
+    def __init__(self, send: Callable[[Ask], object], access: AdminAccess) -> None:
         """Ask by `send`; the replies are given to `take_reply`."""
         self.access = access
         self._send = send
         self._tickets = itertools.count()
-        self._waiting: dict[int, asyncio.Future[list[dict[str, str]]]] = {}
+        self._waiting: dict[int, asyncio.Future[Sequence[Mapping[str, str]]]] = {}
         self._closed = False
 
-    async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
+    async def index(self, *, ready: bool = False) -> Sequence[Mapping[str, str]]:
         """Return all models with their versions, as the model repository extension has them."""
-        return await self._ask(operation="index", ready=ready)
+        return await self._ask(lambda ticket: AskIndex(ticket, ready))
 
     async def load(
         self, model: str, *, version: int | None = None, versions: str | tuple[int, ...] | None = None
@@ -141,7 +135,8 @@ class Administration:
         Raises:
             StokerError: It is unknown or cannot be loaded; what is served stays as it is.
         """
-        await self._ask(operation="load", model=model, version=version, versions=versions)
+        policy = None if versions is None else VersionPolicy.of(versions)
+        await self._ask(lambda ticket: AskLoad(ticket, model, version, policy))
 
     async def unload(self, model: str, *, version: int | None = None) -> None:
         """Unload a model or one of its versions, and return when its last requests have been answered.
@@ -149,19 +144,17 @@ class Administration:
         Raises:
             StokerError: It is not served.
         """
-        await self._ask(operation="unload", model=model, version=version)
+        await self._ask(lambda ticket: AskUnload(ticket, model, version))
 
-    def take_reply(self, message: Message) -> None:
-        """Take a `reply` of the supervisor."""
-        answered = self._waiting.pop(message["ticket"], None)
+    def take_reply(self, reply: Reply | Refusal) -> None:
+        """Take what the supervisor says to a request."""
+        answered = self._waiting.pop(reply.ticket, None)
         if answered is None or answered.done():
             return
-        if "error" in message:
-            answered.set_exception(
-                _Refused(message["error"], message["status"], message["code"], message["retry_after_s"])
-            )
+        if isinstance(reply, Refusal):
+            answered.set_exception(_Refused(reply))
         else:
-            answered.set_result(message["entries"])
+            answered.set_result(reply.entries)
 
     def close(self) -> None:
         """Refuse what waits for the supervisor, and whatever comes now: loads may take longer than the end may."""
@@ -171,11 +164,11 @@ class Administration:
             if not answered.done():
                 answered.set_exception(_shutting_down())
 
-    async def _ask(self, **content: Any) -> list[dict[str, str]]:
+    async def _ask(self, worded: Callable[[int], Ask]) -> Sequence[Mapping[str, str]]:
         if self._closed:
             raise _shutting_down()
         ticket = next(self._tickets)
-        answered: asyncio.Future[list[dict[str, str]]] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Sequence[Mapping[str, str]]] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = answered
-        self._send(ticket=ticket, **content)
+        self._send(worded(ticket))
         return await answered

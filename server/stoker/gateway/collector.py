@@ -9,7 +9,6 @@ leaves room for, records are dropped, not requests delayed.
 from __future__ import annotations
 
 import base64
-import hashlib
 import logging
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import simdjson
 
-from stoker.collection import CollectionSettings
+from stoker.collection import CollectionSettings, is_sampled
 from stoker.gateway.answers import Respond
 from stoker.metrics import ModelMetrics
 from stoker.record_files import RecordFiles
@@ -86,7 +85,7 @@ class Collector:
         self._files = files
         self._metrics = metrics
         self._clock_s = clock_s
-        self._sampled_below = round(settings.sample_rate * 2**64)
+        self._sample_rate = settings.sample_rate
         self._keeps_inputs = "inputs" in settings.collections
         self._keeps_outputs = "outputs" in settings.collections
         self._as_text = settings.format == "parquet"
@@ -111,8 +110,7 @@ class Collector:
 
     def samples(self, request_id: bytes) -> bool:
         """Whether a request is among the sampled: the same id gives the same verdict, on every server."""
-        digest = hashlib.blake2b(request_id, digest_size=8).digest()
-        return int.from_bytes(digest, "big") < self._sampled_below
+        return is_sampled(request_id, self._sample_rate)
 
     def watch(self, body: bytes, content_type: bytes, request_id: bytes, respond: Respond) -> Respond:
         """Return what answers a request: `respond`, and for a sampled one its record is offered thereafter."""

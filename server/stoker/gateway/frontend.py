@@ -1,11 +1,6 @@
 """The frontend process: HTTP in, rows out. The supervisor runs this module with `--control-fd N`.
 
-Messages it gets: `start` (settings, services, listening sockets), `serve` (a further version of a model),
-`attach` (arena and doorbell of a replica), `route` (what a model's names mean), `retire` (a version is served no
-more), `listen`, `detach` (a replica's device process has ended), `reply` (to a request), `drain`, `stop`. Messages
-it sends: `started`, `listening`, `attached`, `attach_failed` (there is no room for the arena now), `outgrown`
-(answers of a replica do not fit the rows of its arena), `retired`, `request`, `stopped`. It ends when the control
-channel does.
+What they tell each other is in `stoker.frontend_messages`. It ends when the control channel does.
 """
 
 from __future__ import annotations
@@ -20,14 +15,35 @@ import os
 import resource
 import signal
 import socket
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 import numpy as np
 import uvloop
 
-from stoker.control import ControlChannel, Message
+from stoker.control import ControlChannel
+from stoker.frontend_messages import (
+    FRONTEND_END,
+    Attached,
+    AttachFailed,
+    AttachReplica,
+    DetachReplica,
+    Drain,
+    FromFrontend,
+    Listen,
+    Listening,
+    Outgrown,
+    Refusal,
+    Reply,
+    Retire,
+    Retired,
+    Route,
+    Serve,
+    Started,
+    StartFrontend,
+    Stop,
+    Stopped,
+    ToFrontend,
+)
 from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.app import create_app
 from stoker.gateway.cors import Cors
@@ -40,6 +56,7 @@ from stoker.metrics import MetricMemory, MetricPage
 from stoker.process_end import STACKS_SIGNAL
 
 if TYPE_CHECKING:
+    from stoker.frontend_rules import GrpcRules
     from stoker.gateway.grpc.server import GrpcServer
 
 __all__ = ["main"]
@@ -50,7 +67,7 @@ _SWEEP_S: Final = 0.025
 
 
 class _Frontend:
-    def __init__(self, channel: ControlChannel) -> None:
+    def __init__(self, channel: ControlChannel[FromFrontend, ToFrontend]) -> None:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
@@ -58,9 +75,9 @@ class _Frontend:
         self._page: MetricPage | None = None
         self._listener: Listener | None = None
         self._grpc: GrpcServer | None = None
-        self._grpc_arguments: dict[str, Any] | None = None
+        self._grpc_rules: GrpcRules | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._inbox: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[ToFrontend, list[int]] | None] = asyncio.Queue()
         self._loop.add_reader(channel.fileno(), self._on_message)
 
     async def run(self) -> None:
@@ -84,104 +101,110 @@ class _Frontend:
             self._loop.remove_reader(self._channel.fileno())
         self._inbox.put_nowait(received)
 
-    async def _handle(self, message: Message, fds: list[int]) -> None:
-        if message["kind"] == "start":
+    async def _handle(self, message: ToFrontend, fds: list[int]) -> None:
+        if isinstance(message, StartFrontend):
             self._start(message, fds)
             return
         gateway, roster = self._gateway, self._roster
         assert gateway is not None, "start comes first"
         assert roster is not None, "made with the gateway"
-        match message["kind"]:
-            case "serve":
-                roster.serve(message["service"])
-            case "attach":
+        match message:
+            case Serve(service):
+                roster.serve(service)
+            case AttachReplica():
                 self._attach(roster, message, fds)
-            case "route":
-                roster.route(message["model"])
-            case "retire":
-                roster.retire(message["number"])
-            case "listen" if self._stopping is None:
-                await self._listen(gateway)
-            case "detach":
+            case Route():
+                roster.route(message)
+            case Retire(number):
+                roster.retire(number)
+            case Listen():
+                if self._stopping is None:
+                    await self._listen(gateway)
+            case DetachReplica(generation):
                 # Usually the doorbell has said so already; a process that the device had forked can hold it open.
-                roster.detach(message["generation"])
-            case "reply":
+                roster.detach(generation)
+            case Reply() | Refusal():
                 assert gateway.administration is not None, "made with the gateway"
                 gateway.administration.take_reply(message)
-            case "drain":
+            case Drain():
                 gateway.start_draining()
-            case "stop":
+            case Stop(timeout_s):
                 # Beside the messages: what finishes may wait for one of them.
-                self._stopping = self._loop.create_task(self._stop(gateway, roster, message["timeout_s"]))
+                self._stopping = self._loop.create_task(self._stop(gateway, roster, timeout_s))
                 self._stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
+            case _:
+                assert_never(message)
 
-    def _start(self, message: Message, fds: list[int]) -> None:
+    def _start(self, start: StartFrontend, fds: list[int]) -> None:
         metrics_fd, *socket_fds = fds
         memory = MetricMemory(metrics_fd)
         os.close(metrics_fd)
         self._gateway = gateway = Gateway(
             {},
             memory,
-            metrics_need_key=message["metrics_need_key"],
-            large_body_budget_bytes=max(1 << 30, 4 * message["max_body_bytes"]),
-            cors=Cors(tuple(message["cors_origins"])) if message["cors_origins"] else None,
-            naming=Naming(**message["naming"]),
-            tells_version=message["tells_version"],
+            metrics_need_key=start.metrics_need_key,
+            large_body_budget_bytes=max(1 << 30, 4 * start.server.max_body_bytes),
+            cors=Cors(start.cors_origins) if start.cors_origins else None,
+            naming=Naming(start.title, start.service_version, start.path_prefix),
+            tells_version=start.tells_version,
         )
-        gateway.only = message["only"]
-        gateway.administration = Administration(
-            partial(self._channel.send, "request"),
-            admin_access(Path(message["keys_dir"]), **message["admin"]),
-        )
+        gateway.only = start.only
+        access = admin_access(start.server.keys_dir, start.admin)
+        gateway.administration = Administration(self._channel.send, access)
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._listener = listener = Listener(create_app(gateway), gateway, sockets)
-        self._page = memory.page(message["page"])
+        self._page = memory.page(start.page)
         self._roster = roster = Roster(
             gateway,
             self._page,
-            message,
+            start.server,
             listener.receives_for,
             self._tell_retired,
             self._tell_outgrown,
         )
-        for service in message["services"]:
+        for service in start.services:
             roster.serve(service)
-        for model in message["models"]:
+        for model in start.models:
             roster.route(model)
-        self._grpc_arguments = message["grpc"]
+        self._grpc_rules = start.grpc
         self._loop.call_later(_SWEEP_S, self._sweep)
         # What start-up made stays: collecting it again and again would only cost pauses.
         gc.collect()
         gc.freeze()
-        self._channel.send("started")
+        self._channel.send(Started())
 
-    def _attach(self, roster: Roster, message: Message, fds: list[int]) -> None:
-        generation = message["generation"]
+    def _attach(self, roster: Roster, replica: AttachReplica, fds: list[int]) -> None:
         try:
-            attached = roster.attach(message, fds)
+            attached = roster.attach(replica, fds)
         except OSError as error:
             logger.error("a replica cannot be attached: %s", error)  # noqa: TRY400  # the system's, not a fault here
-            self._channel.send("attach_failed", generation=generation)
+            self._channel.send(AttachFailed(replica.generation))
         else:
             if attached:
-                self._channel.send("attached", generation=generation)
+                self._channel.send(Attached(replica.generation))
 
     async def _listen(self, gateway: Gateway) -> None:
         assert self._listener is not None, "listen comes after start"
         await self._listener.start()
-        if self._grpc_arguments is not None:
+        if self._grpc_rules is not None:
             # Not where it is off: it would cost every frontend its memory.
             from stoker.gateway.grpc.server import GrpcServer
 
-            self._grpc = GrpcServer(gateway, **self._grpc_arguments)
+            self._grpc = GrpcServer(
+                gateway,
+                self._grpc_rules.address,
+                max_message_bytes=self._grpc_rules.max_message_bytes,
+                certificate=self._grpc_rules.certificate,
+                key=self._grpc_rules.key,
+            )
             await self._grpc.start()
-        self._channel.send("listening")
+        self._channel.send(Listening())
 
     def _tell_retired(self, number: int) -> None:
-        self._channel.send("retired", number=number)
+        self._channel.send(Retired(number))
 
     def _tell_outgrown(self, generation: int, answer_bytes: int) -> None:
-        self._channel.send("outgrown", generation=generation, answer_bytes=answer_bytes)
+        self._channel.send(Outgrown(generation, answer_bytes))
 
     def _sweep(self) -> None:
         assert self._roster is not None, "started with it"
@@ -201,11 +224,11 @@ class _Frontend:
         if calls is not None:
             cut_off += await calls
         roster.flush()
-        self._channel.send("stopped", cut_off=cut_off)
+        self._channel.send(Stopped(cut_off))
 
 
 async def _serve(control_fd: int) -> None:
-    await _Frontend(ControlChannel.inherited(control_fd)).run()
+    await _Frontend(ControlChannel.inherited(control_fd, FRONTEND_END)).run()
 
 
 def _allow_many_connections() -> None:

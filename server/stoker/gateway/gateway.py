@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from stoker.errors import NotReady, UnknownService
 from stoker.gateway.cors import Cors
-from stoker.gateway.served_models import ServedModel, State
+from stoker.gateway.served_models import ServedModel
 from stoker.gateway.service import Service
 from stoker.gateway.swagger import Naming
 from stoker.metrics import MetricMemory
@@ -17,6 +17,7 @@ from stoker.metrics import MetricMemory
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.dialect import Dialect
+    from stoker.versions import State
 
 __all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
 

@@ -8,9 +8,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from stoker.arena import Arena
@@ -18,10 +18,10 @@ from stoker.exchange import Exchange
 from stoker.gateway.assembly import assemble
 from stoker.gateway.larger_rows import LargerRows
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.tensors import Signature
 
 if TYPE_CHECKING:
-    from stoker.control import Message
+    from stoker.frontend_messages import AttachReplica, Route
+    from stoker.frontend_rules import ServerRules, ServiceRules
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.service import Service
     from stoker.metrics import MetricPage
@@ -50,7 +50,7 @@ class Roster:
         self,
         gateway: Gateway,
         page: MetricPage,
-        server: Mapping[str, Any],
+        server: ServerRules,
         arriving: Callable[[Service], bool],
         on_retired: Callable[[int], None],
         on_outgrown: Callable[[int, int], None],
@@ -60,11 +60,11 @@ class Roster:
         Args:
             gateway: Sends requests to the services.
             page: The frontend's page of the metrics.
-            server: What the `start` message says of the server.
+            server: What holds for all services.
             arriving: Whether a request for a service is being received that the service does not know of.
             on_retired: Called with the number of a service of which nothing is left.
             on_outgrown: Called with the generation of a replica whose answers do not fit their rows, and the room in
-                bytes that they should have; to be answered by an `attach` with that.
+                bytes that they should have; to be answered by an `AttachReplica` with that.
         """
         self._gateway = gateway
         self._page = page
@@ -78,30 +78,30 @@ class Roster:
         self._exchanges: dict[int, Exchange] = {}
         """By generation: each load of a replica has its own."""
 
-    def serve(self, content: Mapping[str, Any]) -> None:
+    def serve(self, rules: ServiceRules) -> None:
         """Have a service; nobody is sent to it before it is routed."""
-        service = assemble(content, self._page, self._server)
+        service = assemble(rules, self._page, self._server)
         service.draining = self._gateway.draining
         service.larger_rows = LargerRows(self._ask_larger)
-        self._services[content["number"]] = service
+        self._services[rules.number] = service
 
-    def route(self, content: Mapping[str, Any]) -> None:
+    def route(self, route: Route) -> None:
         """Let a model's names mean what the supervisor says from now on."""
         versions = {
-            str(version["version"]): ServedVersion(
-                version["slot"],
-                version["state"],
-                None if version["number"] is None else self._services.get(version["number"]),
-                version["reason"],
-                version["error"],
+            str(version.version): ServedVersion(
+                version.slot,
+                version.state,
+                None if version.number is None else self._services.get(version.number),
+                version.reason,
+                version.error,
             )
-            for version in content["versions"]
+            for version in route.versions
         }
-        default = None if content["default"] is None else str(content["default"])
-        labels = {label: str(version) for label, version in content["labels"].items()}
-        self._gateway.route(content["name"], ServedModel(versions, default, labels))
+        default = None if route.default is None else str(route.default)
+        labels = {label: str(version) for label, version in route.labels.items()}
+        self._gateway.route(route.name, ServedModel(versions, default, labels))
 
-    def attach(self, message: Message, fds: Sequence[int]) -> bool:
+    def attach(self, replica: AttachReplica, fds: Sequence[int]) -> bool:
         """Join a service with a replica, or anew with larger rows; False if it has been retired meanwhile.
 
         Raises:
@@ -110,7 +110,7 @@ class Roster:
         if not fds:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         arena_fd, doorbell_fd = fds
-        number, generation = message["number"], message["generation"]
+        number, generation = replica.number, replica.generation
         service = self._services.get(number)
         if service is None and generation in self._exchanges:
             # One that leaves may wait for larger rows, to answer its last requests.
@@ -130,7 +130,7 @@ class Roster:
         doorbell = socket.socket(fileno=doorbell_fd)
         try:
             # The map has a descriptor of its own.
-            arena = Arena(arena_fd, Signature.from_json(message["signature"]), message["capacity"])
+            arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
             exchange = Exchange(
                 arena,
                 doorbell,

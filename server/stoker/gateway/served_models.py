@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker.gateway.service import Service
+    from stoker.versions import State
 
-__all__ = ["ServedModel", "ServedVersion", "State"]
-
-State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
-"""The life of a version, in the words of TensorFlow Serving."""
+__all__ = ["ServedModel", "ServedVersion"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.coroutines import finish
 from stoker.scripts.environment import script_folders, script_variables
+from stoker.scripts.request_log import SELF_CHECK, requests_in_log
 from stoker.scripts.results import encode_rows
 from stoker.scripts.tensorflow_v1 import first_v1_use, give_v1_api, read_uses
 from stoker.scripts.watchdog import Watchdog
@@ -133,7 +134,8 @@ def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:
     """See what `run` returns for two rows of zeros: an array of numbers, or anything else as JSON per row."""
     zeros = np.zeros((2, *spec.shape), spec.dtype)
     try:
-        result = run(zeros)
+        with requests_in_log(SELF_CHECK):
+            result = run(zeros)
         rows = len(result)
     except (Exception, SystemExit) as error:
         raise LoadFailed(f"run() fails on a batch of two rows of zeros: {error!r}") from error

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from stoker.errors import LoadFailed
+from stoker.model_data import open_model_data
 from stoker.scripts.json_reading import quicken_json_loads
 from stoker.scripts.request_log import open_request_log
 from stoker.servable import Device, Servable
 
-__all__ = ["app_root", "enter_script_process", "script_folders", "script_variables"]
+__all__ = [
+    "app_root",
+    "enter_script_process",
+    "leave_script_process",
+    "script_folders",
+    "script_variables",
+]
 
 logger = logging.getLogger(__name__)
+
+# Less than the supervisor waits before it kills the process.
+_LEAVE_WITHIN_S: Final = 4.0
 
 
 def app_root(servable: Servable, environ: Mapping[str, str]) -> Path:
@@ -83,8 +96,30 @@ def enter_script_process(servable: Servable) -> None:
     os.environ["AML_APP_ROOT"] = str(root)
     quicken_json_loads()
     open_request_log()
+    open_model_data(servable)
     level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
     if level in logging.getLevelNamesMapping():
         logging.getLogger().setLevel(level)
     elif level:
         logger.warning("AZUREML_LOG_LEVEL %s is not a level of Python's logging", level)
+
+
+def leave_script_process(end: Callable[[], None], within_s: float = _LEAVE_WITHIN_S) -> None:
+    """Call what the script and its modules have registered by `atexit`, then `end`.
+
+    Args:
+        end: Ends the process. Called on another thread if the functions have not returned in time.
+        within_s: How long they may take.
+    """
+
+    def give_up() -> None:
+        logger.warning("functions that the script registered by atexit do not return: the process ends")
+        end()
+
+    timer = threading.Timer(within_s, give_up)
+    timer.daemon = True
+    timer.start()
+    # Python itself calls them only where it may wait for all threads.
+    atexit._run_exitfuncs()  # noqa: SLF001  # there is no public name
+    timer.cancel()
+    end()

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import BinaryIO, Final, TextIO
 
-__all__ = ["PrintedLines", "open_request_log", "requests_in_log"]
+__all__ = ["SELF_CHECK", "PrintedLines", "current_request_ids", "open_request_log", "requests_in_log"]
+
+SELF_CHECK: Final = b"self-check"
+"""Stands for the id of a request where a script is called to see how it can be served."""
 
 _SHOWN_IDS: Final = 3
 
@@ -33,6 +36,11 @@ def requests_in_log(*request_ids: bytes) -> Iterator[None]:
             if isinstance(stream, PrintedLines):
                 stream.end_line()
         _request_ids.reset(token)
+
+
+def current_request_ids() -> tuple[bytes, ...]:
+    """The ids of the requests that this context works for; none outside of `requests_in_log`."""
+    return _request_ids.get()
 
 
 def _mark(record: logging.LogRecord) -> bool:

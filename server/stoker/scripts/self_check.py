@@ -22,7 +22,7 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathering import GatheredCalls
 from stoker.scripts.handles import HandleCall, like, together
 from stoker.scripts.merging import MergedCalls, Unsplittable
-from stoker.scripts.request_log import requests_in_log
+from stoker.scripts.request_log import SELF_CHECK, requests_in_log
 from stoker.scripts.variations import variations
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
 from stoker.wire.merging import row_count, row_texture
@@ -30,7 +30,6 @@ from stoker.wire.merging import row_count, row_texture
 __all__ = ["Disproved", "Sample", "check_gathering", "check_mergeable", "check_merging", "merge_key"]
 
 _ROWS: Final = 6
-_ID: Final = b"self-check"
 _PATIENCE_S: Final = 0.5
 _LONGEST_PATIENCE_S: Final = 10.0
 _SHOWN: Final = 200
@@ -59,7 +58,7 @@ class Sample:
         content = self.body if body is None else body
         headers = [("content-type", self.content_type), ("content-length", str(len(content)))]
         head = RequestHead("POST", "/score", "", headers, "127.0.0.1") if with_head else None
-        return ScriptRequest(_ID, content, rows, head)
+        return ScriptRequest(SELF_CHECK, content, rows, head)
 
 
 def merge_key(body: bytes) -> str | None:
@@ -294,7 +293,7 @@ def _steady_answer(calls: ScriptCalls, sample: Sample) -> ScriptAnswer:
 
 def _answer(calls: ScriptCalls, request: ScriptRequest) -> ScriptAnswer:
     """Score one request, without a word in the log if it fails."""
-    with requests_in_log(_ID):
+    with requests_in_log(SELF_CHECK):
         return calls.encode(calls.invoke(calls.arguments(request)), 0)
 
 

@@ -13,13 +13,16 @@ import numpy as np
 __all__ = ["variations"]
 
 _ATTEMPTS: Final = 8
+_MOST_FRUITLESS_LEAVES: Final = 500_000
+"""Attempts that give nothing new take seconds for large rows, and a row of zeros has no variations."""
 
 
 def variations(rows: Sequence[Any], count: int) -> list[Any]:
     """Return up to `count` different rows: first those given, then ones made of them.
 
     Numbers change places with others of their row, are halved, or come from the same place of another row; whole
-    numbers stay whole, and nothing grows. Words of a text change places. The result is the same each time.
+    numbers stay whole, and nothing grows. Words of a text change places. The result is the same each time. What is
+    tried is bounded, so there may be fewer.
 
     Args:
         rows: JSON values.
@@ -27,13 +30,17 @@ def variations(rows: Sequence[Any], count: int) -> list[Any]:
     """
     random = np.random.default_rng(0)
     made: dict[str, Any] = {repr(row): row for row in rows[:count]}
+    fruitless_leaves = 0
     for attempt in range(_ATTEMPTS * count):
-        if len(made) >= count:
+        if len(made) >= count or fruitless_leaves > _MOST_FRUITLESS_LEAVES:
             break
         known = list(made.values())
         parent, other = random.integers(len(known), size=2).tolist()
         varied = _varied(known[parent], known[other], attempt, random)
-        made.setdefault(repr(varied), varied)
+        if made.setdefault(repr(varied), varied) is varied:
+            fruitless_leaves = 0
+        else:
+            fruitless_leaves += sum(1 for _ in _leaves(varied))
     return list(made.values())
 
 

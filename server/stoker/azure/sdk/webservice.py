@@ -293,6 +293,14 @@ class Webservice:
         folder = Services(self.workspace.local).folder(record)
         return service_process.state(folder, record.base_uri, self.name)
 
+    def _has_started(self) -> bool:
+        """Whether it can score; one that starts is waited for, which the server's time for loading bounds."""
+        state = self._state()
+        while state == "Transitioning":
+            time.sleep(_LOOK_EVERY_S)
+            state = self._state()
+        return state == "Healthy"
+
     def get_logs(self, num_lines: int = 5000, init: bool = False) -> str:
         """The last lines of its log.
 
@@ -373,7 +381,7 @@ class Webservice:
     def run(self, input_data: str | bytes) -> Any:
         """Post a body to the service, with a key or token if it takes one, and return its JSON answer.
 
-        A key or token is fetched once, and again when the service refuses it.
+        A key or token is fetched once, and again when the service refuses it. A service that starts is waited for.
 
         Args:
             input_data: The body.
@@ -392,13 +400,19 @@ class Webservice:
         try:
             # A request may take as long as the server allows.
             with plain_http(None) as client:
-                answer = client.post(self.scoring_uri, content=input_data, headers=self._headers())
+                try:
+                    answer = client.post(self.scoring_uri, content=input_data, headers=self._headers())
+                except httpx.ConnectError:
+                    if not self._has_started():
+                        raise
+                    answer = client.post(self.scoring_uri, content=input_data, headers=self._headers())
                 if answer.status_code == _UNAUTHORIZED:
                     self._bearer = None
                     answer = client.post(self.scoring_uri, content=input_data, headers=self._headers())
         except httpx.HTTPError as error:
             raise WebserviceException(
                 f"{self.name} cannot be reached at {self.scoring_uri}: {error}; its state is {self.state}"
+                f"{f': {reason}' if (reason := self.error) else ''}"
             ) from error
         if answer.status_code != _OK:
             raise WebserviceException(

@@ -44,15 +44,15 @@ class GrpcServer:
         address: str,
         *,
         max_message_bytes: int,
-        certificate: str | None = None,
-        key: str | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
         infer: Infer = scored,
     ) -> None:
         self._servicer = InferenceServicer(gateway, infer)
         health, described = Health(gateway), _described()
         credentials = None
         if certificate is not None and key is not None:
-            pair = (Path(key).read_bytes(), Path(certificate).read_bytes())
+            pair = (key.read_bytes(), certificate.read_bytes())
             credentials = grpc.ssl_server_credentials([pair])
         self._servers: list[Any] = []
         for _ in range(_SERVERS):

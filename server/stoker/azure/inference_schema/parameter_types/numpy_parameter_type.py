@@ -11,11 +11,15 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.azure.inference_schema.parameter_types.abstract_parameter_type import AbstractParameterType
+from stoker.wire.nested_lists import RaggedLists, elements_of
 
 __all__ = ["NumpyParameterType"]
 
 _FORMATS: Final = {"float16": "float", "float32": "float", "float64": "double"}
 _INTEGERS: Final = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_MOST_PADDING: Final = 16
+"""Characters that an array of texts may have for each that the caller has sent, beside `_LITTLE_TEXT`."""
+_LITTLE_TEXT: Final = 1 << 20
 _TIME_UNITS: Final = {
     "years": "Y",
     "months": "M",
@@ -70,6 +74,7 @@ class NumpyParameterType(AbstractParameterType):
             raise ValueError("Invalid input format: expected an array of items.")
         sample = self.sample_input
         if not self.enforce_column_type:
+            _check_texts(input_data)
             array = np.array(input_data)
         elif _is_plain(sample.dtype):
             array = np.array(input_data, sample.dtype)
@@ -93,6 +98,27 @@ class NumpyParameterType(AbstractParameterType):
             "example": _example(self.sample_input, self.sample_input.dtype),
             "format": "numpy.ndarray",
         }
+
+
+def _check_texts(data: list[Any]) -> None:
+    """Refuse texts of which numpy would make an array far longer than they are: it makes all as long as the longest.
+
+    Raises:
+        ValueError: They are.
+    """
+    try:
+        items, types, _ = elements_of(data)
+    except RaggedLists:
+        return  # numpy says so, in its own words
+    # Beside anything else texts become objects, of their own length.
+    if str not in types or not types <= {str, int, float, bool}:
+        return
+    lengths = [len(item) for item in items if isinstance(item, str)]
+    if max(lengths) * len(items) > _MOST_PADDING * sum(lengths) + _LITTLE_TEXT:
+        raise ValueError(
+            f"Invalid input array: a text of {max(lengths)} characters among {len(items)} items, most of them much "
+            "shorter; an array of texts has room for the longest in each item"
+        )
 
 
 def _is_plain(dtype: np.dtype) -> bool:
