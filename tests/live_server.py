@@ -28,7 +28,7 @@ SECONDARY: Final = "secondary-key-of-the-tests-002"
 
 _MARK: Final = "STOKER_TESTS_PROCESS_TREE"
 _FRONTEND: Final = "stoker.gateway.frontend"
-_DEVICE: Final = "stoker.device"
+_DEVICE: Final = "stoker.device.process"
 
 _T = TypeVar("_T")
 

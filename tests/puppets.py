@@ -19,17 +19,17 @@ import numpy as np
 from hypothesis import settings
 
 from stoker.arena import Arena
-from stoker.batch_sizes import BatchSizes
-from stoker.canary import Canary
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary
+from stoker.device.lanes import Lane
+from stoker.device.planner import BatchPolicy
+from stoker.device.worker import Worker
 from stoker.errors import StokerError
-from stoker.exchange import Exchange
-from stoker.lanes import Lane
+from stoker.gateway.exchange import Exchange
+from stoker.gateway.ticket import Ticket
 from stoker.metrics import MetricMemory, ModelTotals
-from stoker.planner import BatchPolicy
 from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.tensors import Signature, TensorSpec
-from stoker.ticket import Ticket
-from stoker.worker import Worker
 
 __all__ = [
     "BODIES",

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.repository import Repository
+from stoker.models.repository import Repository
 from stoker.workspace import Workspace
 from stoker_bench.contest import Case
 from stoker_bench.lineup import Lineup, say

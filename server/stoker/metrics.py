@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.gpu_facts import GpuReading
+from stoker.gpu.facts import GpuReading
 
 __all__ = [
     "FIRST_DEVICE_PAGE",

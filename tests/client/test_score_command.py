@@ -17,7 +17,7 @@ from tests.client.puppet_server import KEY, Behaviour, PuppetServer, Request, an
 
 from stoker.commands import score
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.keyring import Keyring
+from stoker.keys.keyring import Keyring
 
 if TYPE_CHECKING:
     from collections.abc import Callable

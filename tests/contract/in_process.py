@@ -20,23 +20,23 @@ import uvloop
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
 
 from stoker.arena import Arena
-from stoker.exchange import Exchange
+from stoker.device.lanes import Lane
+from stoker.device.planner import BatchPolicy
+from stoker.device.worker import Worker
 from stoker.gateway.app import create_app
 from stoker.gateway.cors import Cors
+from stoker.gateway.exchange import Exchange
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.listener import Listener
 from stoker.gateway.service import Service
 from stoker.gateway.swagger import Naming
-from stoker.keyring import Keys, KeyVerifier
-from stoker.lanes import Lane
+from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
-from stoker.planner import BatchPolicy
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import BodyScript
 from stoker.scripts import coroutines
 from stoker.scripts.batching import BatchedCalls
 from stoker.scripts.calls import ScriptCalls
-from stoker.worker import Worker
 
 __all__ = ["APP", "DIRECT", "DOORS", "KEY", "InProcessServer", "script"]
 

@@ -11,10 +11,10 @@ import pytest
 from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 
-from stoker.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
-from stoker.frontend_rules import AdminRules
+from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.control.frontend_rules import AdminRules
 from stoker.gateway.administration import AdminAccess, Administration, admin_access
-from stoker.keyring import AdminKey, Keys, KeyVerifier
+from stoker.keys.keyring import AdminKey, Keys, KeyVerifier
 from stoker.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from stoker.device_survey import probe_in_child
-from stoker.devices import choose_device
 from stoker.errors import DeviceUnavailable
-from stoker.gpu_probes import preload_cuda
+from stoker.gpu.device_survey import probe_in_child
+from stoker.gpu.devices import choose_device
+from stoker.gpu.probes import preload_cuda
 from stoker.servable import Device
 
 

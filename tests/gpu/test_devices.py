@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.live_server import LiveServer, wait_until
 
-from stoker.device_survey import find_devices
-from stoker.nvml import GpuReader, gpus
+from stoker.gpu.device_survey import find_devices
+from stoker.gpu.nvml import GpuReader, gpus
 from stoker.servable import Device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

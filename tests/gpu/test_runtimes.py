@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.acceleration import Acceleration
-from stoker.batch_sizes import with_batch_sizes
+from stoker.device.batch_sizes import with_batch_sizes
 from stoker.errors import LoadFailed
-from stoker.gpu_probes import probe
-from stoker.nvml import GpuReader
+from stoker.gpu.nvml import GpuReader
+from stoker.gpu.probes import probe
 from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution

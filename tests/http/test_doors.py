@@ -17,7 +17,7 @@ from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scori
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.listener import Listener
 from stoker.gateway.service import Service
-from stoker.keyring import Keys, KeyVerifier
+from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm
 

@@ -7,7 +7,7 @@ from tests.http.conftest import Served
 from tests.http.raw_http import Headers, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY
 
-from stoker.keyring import Keyring
+from stoker.keys.keyring import Keyring
 
 BODY = rows_body([1, 2, 3, 4])
 

@@ -11,7 +11,7 @@ from tests.http.raw_http import Connection, Headers, bearer, request, rows_body,
 from tests.live_server import PRIMARY, wait_until
 from tests.tiny_models import HOLD
 
-from stoker.keyring import Keyring
+from stoker.keys.keyring import Keyring
 
 APP = ("Origin", "https://x.example")
 DOORS: dict[str, Headers] = {"plain": [], "app": [APP]}

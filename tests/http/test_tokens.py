@@ -15,9 +15,9 @@ from tests.http.raw_http import Answer, Headers, bearer, request, scoring
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.tiny_models import Gate, write_doubler
 
-from stoker.keyring import Keyring, read_signing_secret
-from stoker.repository import Repository
-from stoker.tokens import issue
+from stoker.keys.keyring import Keyring, read_signing_secret
+from stoker.keys.tokens import issue
+from stoker.models.repository import Repository
 from stoker.workspace import Workspace
 
 SCRIPT = """

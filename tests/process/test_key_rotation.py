@@ -9,7 +9,7 @@ from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.process.callers import Callers, Question, scored
 from tests.process.conftest import Serve
 
-from stoker.keyring import Keyring
+from stoker.keys.keyring import Keyring
 
 
 class _Rotating:

@@ -30,7 +30,7 @@ from azureml.exceptions import WebserviceException
 
 from stoker.azure.sdk import service_process
 from stoker.azure.sdk.services import Services
-from stoker.keyring import read_signing_secret
+from stoker.keys.keyring import read_signing_secret
 from stoker.settings import ServerSettings, load_settings
 
 PRIMARY, SECONDARY = "primary-key-of-the-tests-0001", "secondary-key-of-the-tests-002"
@@ -526,7 +526,7 @@ def test_keys_that_were_there_before_outlive_the_service(deploy: Deploy, ws: Wor
     service = deploy()
     service.delete()
     assert [path.name for path in keys.glob("digits-1.*")] == []
-    from stoker.keyring import Keyring
+    from stoker.keys.keyring import Keyring
 
     mine = Keyring(keys, "digits-1").ensure()
     service = deploy()

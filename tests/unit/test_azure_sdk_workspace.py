@@ -24,7 +24,7 @@ from azureml.exceptions import (
     WorkspaceException,
 )
 
-from stoker.repository import Repository
+from stoker.models.repository import Repository
 
 NAMES = {"subscription_id": "s-1", "resource_group": "rg", "workspace_name": "mnist-ws"}
 
@@ -271,7 +271,7 @@ import stoker.azure
 from azureml.core.model import Model
 heavy = {"numpy", "httpx", "starlette", "uvicorn", "tensorflow", "onnxruntime", "werkzeug", "jwt", "simdjson"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-assert "stoker.deployment" not in sys.modules
+assert "stoker.models.deployment" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 

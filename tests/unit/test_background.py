@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.background import Background, in_thread
-from stoker.children import Backoff, Child
+from stoker.supervisor.background import Background, in_thread
+from stoker.supervisor.children import Backoff, Child
 
 
 def ended_child(returncode: int = -9, lived_s: float = 0.0) -> Any:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.children import Backoff
+from stoker.supervisor.children import Backoff
 
 
 def test_delays_double_up_to_half_a_minute() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.batch_sizes import BatchSizes, powers_of_two, with_batch_sizes
+from stoker.device.batch_sizes import BatchSizes, powers_of_two, with_batch_sizes
 from stoker.errors import LoadFailed
 from stoker.servable import Device, Servable
 

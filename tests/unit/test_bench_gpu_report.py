@@ -11,7 +11,7 @@ import onnxruntime
 import orjson
 import pytest
 
-from stoker.gpu_facts import GpuReading
+from stoker.gpu.facts import GpuReading
 from stoker_bench.gpu import ceiling
 from stoker_bench.gpu.ceiling import (
     WAYS,

@@ -128,7 +128,7 @@ def test_server_is_found_from_its_port(proc: FakeProc) -> None:
     proc.add(5, parent=1, command="bash")
     proc.add(10, parent=5, command="python -m stoker.cli serve model.onnx")
     proc.add(11, parent=10, command="python -m stoker.gateway.frontend", sockets=(77,))
-    proc.add(12, parent=10, command="python -m stoker.device", sockets=(78,))
+    proc.add(12, parent=10, command="python -m stoker.device.process", sockets=(78,))
     assert listening_processes(8080, proc.folder) == [11]
     assert listening_processes(8081, proc.folder) == []
     assert serving_roots(8080, proc.folder) == [10]
@@ -185,7 +185,7 @@ def test_frontends_are_weighed_by_the_heaviest(proc: FakeProc) -> None:
     proc.add(10, parent=1, command="python -m stoker.cli serve")
     proc.add(20, parent=10, command="python -m stoker.gateway.frontend")
     proc.add(30, parent=10, command="python -m stoker.gateway.frontend")
-    proc.add(40, parent=10, command="python -m stoker.device")
+    proc.add(40, parent=10, command="python -m stoker.device.process")
     (proc.folder / "20" / "maps").write_text("7f00-7f01 r-xp 0 08:01 1 /x/libtensorflow_cc.so.2\n")
     (proc.folder / "30" / "maps").write_text("")
     weight = frontend_weight(ProcessTree(10, proc=proc.folder))

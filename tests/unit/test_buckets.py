@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import ROWS, STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, rows_of
 
-from stoker.batch_sizes import BatchSizes
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.planner import BatchPolicy
 from stoker.errors import ModelFailed
-from stoker.planner import BatchPolicy
 from stoker.runtimes.base import Outputs
 from stoker.tensors import Signature, TensorSpec
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.puppets import ROWS, Joined, PuppetRuntime, rows_of
 
-from stoker.batch_sizes import BatchSizes
-from stoker.canary import Canary, made_up_row
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary, made_up_row
 from stoker.errors import DeviceLost, InvalidInput, ModelFailed
 from stoker.process_end import ExitCode
 from stoker.runtimes.base import RowFailure

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.catalogue import Model, Slots, Version
 from stoker.errors import InvalidSettings
 from stoker.metrics import MODEL_SLOTS
+from stoker.supervisor.catalogue import Model, Slots, Version
 
 
 def model(*available: int, chosen: set[int] | None = None, **wished: int) -> Model:

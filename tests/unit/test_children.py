@@ -13,16 +13,16 @@ from typing import Final
 import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
 
-from stoker.children import Child
-from stoker.message_codec import Codec
+from stoker.control.message_codec import Codec
+from stoker.supervisor.children import Child
 
 TELLS_ITS_ENVIRONMENT = """
 import os
 import sys
 from dataclasses import dataclass
 
-from stoker.control import ControlChannel
-from stoker.message_codec import Codec
+from stoker.control.channel import ControlChannel
+from stoker.control.message_codec import Codec
 
 @dataclass
 class Told:
@@ -40,7 +40,7 @@ import signal
 import subprocess
 import threading
 
-from stoker.device import _leave_ending_to_the_supervisor
+from stoker.device.process import _leave_ending_to_the_supervisor
 
 _leave_ending_to_the_supervisor()
 os.kill(os.getpid(), signal.SIGTERM)

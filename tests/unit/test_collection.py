@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker import record_files
 from stoker.collection import CollectionSettings, read_collection
 from stoker.gateway import collector as collector_module
+from stoker.gateway import record_files
 from stoker.gateway.collector import LARGEST_BODY_BYTES, Collector
+from stoker.gateway.record_files import RecordFiles, last_records
 from stoker.metrics import MetricMemory
-from stoker.record_files import RecordFiles, last_records
 
 NOON_S = datetime(2026, 3, 1, 12, 34, 56, 789000, UTC).timestamp()
 HOUR_S = 3600

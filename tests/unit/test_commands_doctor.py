@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from tests.live_server import free_port
 
-from stoker import device_survey, devices, diagnosis, grpc_port
-from stoker.commands import doctor
-from stoker.diagnosis import Check, diagnose
-from stoker.gpu_facts import Driver, Gpu
+from stoker.commands import diagnosis, doctor
+from stoker.commands.diagnosis import Check, diagnose
+from stoker.gpu import device_survey, devices
+from stoker.gpu.facts import Driver, Gpu
 from stoker.settings import ModelSettings, ServerSettings
+from stoker.supervisor import grpc_port
 from stoker.workspace import Workspace
 
 SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.commands import keys as command
 from stoker.errors import InvalidSettings
-from stoker.keyring import AdminKey, Keyring
+from stoker.keys.keyring import AdminKey, Keyring
 
 
 def run(*arguments: str) -> int:

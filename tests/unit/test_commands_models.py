@@ -15,9 +15,9 @@ import pytest
 
 from stoker.commands import models as command
 from stoker.errors import InvalidSettings, ModelInUse, OperatorError, RepositoryError
-from stoker.keyring import AdminKey
-from stoker.labels import stored_labels
-from stoker.repository import Repository
+from stoker.keys.keyring import AdminKey
+from stoker.models.labels import stored_labels
+from stoker.models.repository import Repository
 from stoker.tensors import Signature, TensorSpec
 from stoker.workspace import Workspace
 
@@ -153,7 +153,7 @@ def test_a_probe_that_dies_is_told_from_a_bad_model(
     workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the loading process dies itself, the note has its status and last words."""
-    monkeypatch.setattr("stoker.signature_probe.sys.executable", "/bin/false")
+    monkeypatch.setattr("stoker.device.signature_probe.sys.executable", "/bin/false")
     assert run("register", "double", onnx_file) == 0
     assert "ended with status 1: it said nothing" in capsys.readouterr().err
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker import devices, serving
 from stoker.commands import quickstart
 from stoker.errors import DeviceUnavailable, InvalidSettings
+from stoker.gpu import devices
 from stoker.image_input import ImageInput, read_image_input
-from stoker.repository import Repository
+from stoker.models.repository import Repository
 from stoker.settings import ServerSettings
+from stoker.supervisor import serving
 from stoker.workspace import Workspace
 
 

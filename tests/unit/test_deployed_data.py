@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stoker import deployment
 from stoker.collection import CollectionSettings
-from stoker.deployment import Deployed, resolve
 from stoker.errors import InvalidSettings
 from stoker.image_input import ImageInput
-from stoker.repository import Repository
+from stoker.models import deployment
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.repository import Repository
 from stoker.settings import ModelSettings, ServerSettings, load_settings
 from stoker.workspace import Workspace
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from stoker.acceleration import Acceleration
-from stoker.deployment import Deployed, resolve
 from stoker.durable import replace_file
 from stoker.errors import (
     CorruptModel,
@@ -20,8 +19,9 @@ from stoker.errors import (
     UnknownModel,
 )
 from stoker.metrics import MODEL_SLOTS
-from stoker.offers import find_offers
-from stoker.repository import Repository
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.offers import find_offers
+from stoker.models.repository import Repository
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker import devices
-from stoker.devices import choose_device, confine, enter_device
 from stoker.errors import DeviceUnavailable, InvalidSettings
-from stoker.gpu_facts import Gpu, MigDevice
+from stoker.gpu import devices
+from stoker.gpu.devices import choose_device, confine, enter_device
+from stoker.gpu.facts import Gpu, MigDevice
 from stoker.servable import Device
 
 Set = Callable[..., None]

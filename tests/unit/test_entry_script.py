@@ -10,9 +10,9 @@ import pytest
 import stoker
 from stoker.azure import aml_request
 from stoker.batched import BatchedInput, batched_input
-from stoker.entry_script import EntryScript
 from stoker.errors import LoadFailed
 from stoker.scripts.coroutines import finish
+from stoker.scripts.entry_script import EntryScript
 
 Load = Callable[..., EntryScript]
 

@@ -80,7 +80,7 @@ def test_an_environment_is_built_once(ask: Ask, home: Path) -> None:
     assert dict(environment.packages) == {"tiny-package": "1.0", "tqdm": "0.0.1"}
     assert environment.build_s is not None
     program = (
-        "import json, tiny_package, tqdm, numpy, stoker.device\n"
+        "import json, tiny_package, tqdm, numpy, stoker.device.process\n"
         "print(json.dumps([tiny_package.VERSION, tqdm.VERSION, numpy.__file__, stoker.__file__]))"
     )
     tiny, tqdm, numpy_file, stoker_file = run_in(environment, program)

@@ -10,12 +10,12 @@ from types import MappingProxyType
 import pytest
 
 from stoker.commands import serve
-from stoker.deployment import Deployed, resolve
 from stoker.environments.build import Built
 from stoker.errors import EnvironmentUnusable, InvalidSettings
-from stoker.groups import group
-from stoker.repository import Repository
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.repository import Repository
 from stoker.settings import ModelSettings, ServerSettings, load_settings
+from stoker.supervisor.groups import group
 from stoker.workspace import Workspace
 
 

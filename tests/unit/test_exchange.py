@@ -23,6 +23,7 @@ from tests.puppets import (
 )
 
 from stoker.arena import AWAKE_NS, LONE_ROWS
+from stoker.device.planner import BatchPolicy
 from stoker.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -33,10 +34,9 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
-from stoker.exchange import Exchange
-from stoker.planner import BatchPolicy
+from stoker.gateway.exchange import Exchange
+from stoker.gateway.ticket import Rows, SlicedAnswer, Ticket
 from stoker.tensors import Signature, TensorSpec
-from stoker.ticket import Rows, SlicedAnswer, Ticket
 
 MIB = 1 << 20
 SMALL_DOORBELL_BYTES = 1

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.gpu_facts import THROTTLE_REASONS, GpuReading
+from stoker.gpu.facts import THROTTLE_REASONS, GpuReading
 from stoker.metrics import (
     BATCH_BOUNDS_ROWS,
     FIRST_DEVICE_PAGE,

@@ -18,8 +18,8 @@ from tests.http.raw_http import AsyncConnection, request
 from tests.puppets import ROWS
 
 from stoker.arena import Arena
-from stoker.control import ControlChannel
-from stoker.frontend_messages import (
+from stoker.control.channel import ControlChannel
+from stoker.control.frontend_messages import (
     FRONTEND_END,
     SUPERVISOR_END,
     AskLoad,
@@ -39,7 +39,7 @@ from stoker.frontend_messages import (
     Stopped,
     ToFrontend,
 )
-from stoker.frontend_rules import AdminRules, ServerRules, ServiceRules
+from stoker.control.frontend_rules import AdminRules, ServerRules, ServiceRules
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.metrics import MetricMemory

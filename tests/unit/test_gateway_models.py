@@ -15,18 +15,18 @@ import pytest
 from tests.puppets import ROWS, PuppetRuntime
 
 from stoker.arena import Arena
+from stoker.control.frontend_messages import AttachReplica, Route, RoutedVersion
+from stoker.control.frontend_rules import ServerRules, ServiceRules
+from stoker.device.lanes import Lane
+from stoker.device.planner import BatchPolicy
+from stoker.device.worker import Worker
 from stoker.errors import NotReady, UnknownService
-from stoker.frontend_messages import AttachReplica, Route, RoutedVersion
-from stoker.frontend_rules import ServerRules, ServiceRules
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.roster import Roster
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.service import Service
 from stoker.gateway.statistics import statistics
-from stoker.lanes import Lane
 from stoker.metrics import MetricMemory
-from stoker.planner import BatchPolicy
-from stoker.worker import Worker
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from stoker import gpu_probes
-from stoker.gpu_probes import cuda_libraries, probe
+from stoker.gpu import probes
+from stoker.gpu.probes import cuda_libraries, probe
 
 DRIVER_TOO_OLD = (
     "[ONNXRuntimeError] : 1 : FAIL : /build/cuda_call.cc:129 CUDA failure 35: CUDA driver version is insufficient "
@@ -56,7 +56,7 @@ class Loader:
 def loader(monkeypatch: pytest.MonkeyPatch) -> Loader:
     """The dynamic loader, beside a build of ONNX Runtime with all providers."""
     puppet = Loader()
-    monkeypatch.setattr(gpu_probes, "ctypes", puppet)
+    monkeypatch.setattr(probes, "ctypes", puppet)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
     every = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: every)
@@ -136,7 +136,7 @@ def test_libraries_of_other_packages_are_loaded_first(
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: loader.loaded.append("its own"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(torch)])
     loader.reasons["cudart"] = "file too short"
-    gpu_probes.preload_cuda()
+    probes.preload_cuda()
     assert [path.removeprefix(f"{torch}/nvidia/") for path in loader.loaded] == [
         "cu13/lib/libcublas.so.13",
         "cudnn/lib/libcudnn.so.9",
@@ -222,8 +222,8 @@ def test_a_tensorrt_package_that_is_broken_says_so(loader: Loader, monkeypatch: 
     def broken(name: str) -> None:
         raise ImportError(f"{name} for another Python")
 
-    monkeypatch.setattr(gpu_probes, "util", SimpleNamespace(find_spec=lambda _: object()))
-    monkeypatch.setattr(gpu_probes, "importlib", SimpleNamespace(import_module=broken))
+    monkeypatch.setattr(probes, "util", SimpleNamespace(find_spec=lambda _: object()))
+    monkeypatch.setattr(probes, "importlib", SimpleNamespace(import_module=broken))
     assert probe("tensorrt") == "the package tensorrt cannot be imported: tensorrt for another Python"
 
 
@@ -256,7 +256,7 @@ def test_tensorflow_is_asked_for_its_gpus(
 
 def test_tensorflow_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
-    monkeypatch.setattr(gpu_probes, "util", SimpleNamespace(find_spec=lambda _: None))
+    monkeypatch.setattr(probes, "util", SimpleNamespace(find_spec=lambda _: None))
     assert "pip install 'stoker[tensorflow]'" in (probe("tensorflow") or "")
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker import grpc_port
 from stoker.errors import InvalidSettings
-from stoker.grpc_port import address_of, reserve_grpc_port
 from stoker.settings import ServerSettings
+from stoker.supervisor import grpc_port
+from stoker.supervisor.grpc_port import address_of, reserve_grpc_port
 
 TLS = Path(__file__).parents[1] / "tls"
 CERTIFICATE, KEY, LOCKED_KEY = TLS / "localhost.crt", TLS / "localhost.key", TLS / "locked.key"

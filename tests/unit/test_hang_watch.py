@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.puppets import HandClock, Joined
 
-from stoker.hang_watch import HangWatch
+from stoker.device.hang_watch import HangWatch
 from stoker.process_end import GRACE_MS, ExitCode
 
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
+from stoker.device.lanes import Batch
+from stoker.device.planner import BatchPolicy, Lot
 from stoker.errors import ModelFailed
-from stoker.lanes import Batch
-from stoker.planner import BatchPolicy, Lot
 
 
 def doubled(*first: float) -> list[list[float]]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings
-from stoker.keyring import Keyring, Keys, KeyVerifier, services_with_keys
+from stoker.keys.keyring import Keyring, Keys, KeyVerifier, services_with_keys
 
 
 def bearer(key: str) -> bytes:
@@ -141,7 +141,7 @@ def test_a_huge_header_is_refused_unhashed(tmp_path: Path, monkeypatch: pytest.M
     """A header far longer than a key is refused without spending time on its hash."""
     Keyring(tmp_path, "mnist").ensure()
     verifier = KeyVerifier(tmp_path, "mnist")
-    monkeypatch.setattr("stoker.keyring._digest", lambda _: pytest.fail("hashed"))
+    monkeypatch.setattr("stoker.keys.keyring._digest", lambda _: pytest.fail("hashed"))
     assert not verifier.verify(b"Bearer " + b"x" * 1_000_000)
 
 
@@ -220,7 +220,7 @@ def test_a_malformed_verify_file_refuses_all_until_it_is_mended(
     intact = path.read_bytes()
     Keyring(tmp_path, "other").ensure()  # raises the generation that all services share
     path.unlink() if content is None else path.write_bytes(content)
-    with caplog.at_level(logging.ERROR, logger="stoker.keyring"):
+    with caplog.at_level(logging.ERROR, logger="stoker.keys.keyring"):
         assert [verifier.verify(bearer(keys.primary)) for _ in range(3)] == [False] * 3
     assert len(caplog.records) == 1
     assert str(path) in caplog.text
@@ -295,7 +295,7 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
 FRONTEND = """
 import sys
 from pathlib import Path
-from stoker.keyring import KeyVerifier
+from stoker.keys.keyring import KeyVerifier
 verifier = KeyVerifier(Path(sys.argv[1]), "mnist")
 for line in sys.stdin:
     print(verifier.verify(line.rstrip("\\n").encode()), flush=True)
@@ -304,7 +304,7 @@ for line in sys.stdin:
 LOAD = """
 import select, sys
 from pathlib import Path
-from stoker.keyring import KeyVerifier
+from stoker.keys.keyring import KeyVerifier
 verifier, header = KeyVerifier(Path(sys.argv[1]), "mnist"), sys.argv[2].encode()
 print("loaded", flush=True)
 refused, generations = 0, set()
@@ -320,7 +320,7 @@ print(refused, len(generations))
 START = """
 import sys
 from pathlib import Path
-from stoker.keyring import Keyring
+from stoker.keys.keyring import Keyring
 print("ready", flush=True)
 sys.stdin.readline()
 keys = Keyring(Path(sys.argv[1]), "mnist").ensure()
@@ -330,7 +330,7 @@ print(keys.primary, keys.secondary)
 ROTATE = """
 import sys
 from pathlib import Path
-from stoker.keyring import Keyring
+from stoker.keys.keyring import Keyring
 for _ in range(20):
     Keyring(Path(sys.argv[1]), sys.argv[2]).regenerate(sys.argv[3])
 """
@@ -410,7 +410,7 @@ def test_rotations_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_the_module_is_light() -> None:
     """A frontend that imports the keyring gets nothing that is not in the standard library."""
     code = (
-        "import sys; before = set(sys.modules); import stoker.keyring; "
+        "import sys; before = set(sys.modules); import stoker.keys.keyring; "
         "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
         "print(sorted(new - set(sys.stdlib_module_names) - {'stoker'}))"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.deployment import Deployed
-from stoker.load_timer import LoadTimer
-from stoker.placement import Placement
+from stoker.models.deployment import Deployed
+from stoker.models.placement import Placement
 from stoker.servable import Servable
+from stoker.supervisor.load_timer import LoadTimer
 
 
 @dataclass

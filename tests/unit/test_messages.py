@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import device_messages, frontend_messages
-from stoker.frontend_rules import AdminRules
-from stoker.keyring import Keys
-from stoker.message_codec import Codec
+from stoker.control import device_messages, frontend_messages
+from stoker.control.frontend_rules import AdminRules
+from stoker.control.message_codec import Codec
+from stoker.keys.keyring import Keys
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
 
 MODULES = (device_messages, frontend_messages)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.gpu_facts import GpuReading
+from stoker.gpu.facts import GpuReading
 from stoker.metrics import (
     BATCH_BOUNDS_ROWS,
     COLLECTION_DROPS,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker.deployment import Deployed, resolve
 from stoker.errors import CorruptModel, InvalidSettings, ModelInUse, UnknownModel
-from stoker.model_links import link_models
-from stoker.repository import Registered, Repository
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.model_links import link_models
+from stoker.models.repository import Registered, Repository
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from tests.puppets import BODIES, ROWS, PuppetRuntime, double
 
-from stoker import lifecycle
-from stoker.canary import Canary
+from stoker.device import lifecycle
+from stoker.device.canary import Canary
+from stoker.device.instance import Instance
+from stoker.device.lifecycle import fork, load
+from stoker.device.model_threads import ModelThreads
+from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
-from stoker.instance import Instance
-from stoker.lifecycle import fork, load
 from stoker.metrics import MetricMemory, ModelTotals
-from stoker.model_threads import ModelThreads
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
-from stoker.worker import Worker
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")

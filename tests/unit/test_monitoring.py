@@ -15,7 +15,7 @@ import pytest
 from stoker.azure import monitoring
 from stoker.azure.monitoring import ModelDataCollector
 from stoker.collection import CollectionSettings, is_sampled
-from stoker.model_data import ModelData, ModelDataFiles, Series
+from stoker.scripts.model_data import ModelData, ModelDataFiles, Series
 from stoker.scripts.request_log import SELF_CHECK, requests_in_log
 
 NOON_S = 1_772_366_400.0  # 2026-03-01T12:00:00Z

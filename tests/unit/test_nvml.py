@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from tests.puppet_nvml import GIB, PuppetGpu, a_gpu, a_mig_gpu, install
 
-from stoker.gpu_facts import Driver, Gpu, GpuReading, MigDevice
-from stoker.nvml import GpuReader, describe_driver, gpus
+from stoker.gpu.facts import Driver, Gpu, GpuReading, MigDevice
+from stoker.gpu.nvml import GpuReader, describe_driver, gpus
 
 UUID = "GPU-00000000-0000-4000-8000-123456789abc"
 FULL = GpuReading(

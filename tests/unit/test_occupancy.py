@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.live_server import wait_until
 
-from stoker.occupancy import Occupancy
+from stoker.device.occupancy import Occupancy
 
 
 def several() -> Occupancy:

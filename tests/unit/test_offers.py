@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from stoker.commands import serve as serve_command
-from stoker.deployment import resolve
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.labels import LABELS_FILE, change_labels, labels_mark, stored_labels
-from stoker.offers import find_offers, left_out
-from stoker.repository import Repository
-from stoker.serving import _notes
+from stoker.models.deployment import resolve
+from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, stored_labels
+from stoker.models.offers import find_offers, left_out
+from stoker.models.repository import Repository
 from stoker.settings import ModelSettings, ServerSettings
+from stoker.supervisor.serving import _notes
 from stoker.workspace import Workspace
 
 

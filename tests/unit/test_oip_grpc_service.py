@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from stoker import errors
+from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.errors import InvalidInput, ModelFailed, NotReady, Overloaded, StokerError
-from stoker.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import servicer, streams
@@ -32,7 +32,7 @@ from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.inference import infer as scored
 from stoker.gateway.served_models import ServedModel
 from stoker.gateway.service import Service
-from stoker.keyring import Keys, KeyVerifier
+from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature, TensorSpec

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
+from stoker.device.lifecycle import load
 from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
-from stoker.lifecycle import load
 from stoker.runtimes.base import ForkingRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.servable import Device, Servable

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
 
-from stoker.batch_sizes import BatchSizes
-from stoker.canary import Canary, made_up_row
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary, made_up_row
+from stoker.device.planner import BatchPolicy
 from stoker.errors import DeviceOutOfMemory
-from stoker.planner import BatchPolicy
 from stoker.process_end import ExitCode
 from stoker.runtimes.base import OutOfMemory, RowFailure
 

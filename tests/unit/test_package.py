@@ -35,7 +35,7 @@ def test_onnx_runtime_reports_to_nobody_unless_told_to(
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     if told is not None:
         monkeypatch.setenv("ORT_DISABLE_TELEMETRY", told)
-    program = "import stoker.device, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    program = "import stoker.device.process, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
 
     assert output.stdout.strip() == wanted
@@ -43,14 +43,16 @@ def test_onnx_runtime_reports_to_nobody_unless_told_to(
 
 def test_the_gateway_and_the_supervisor_import_no_framework() -> None:
     """A frontend starts in a moment and stays small, whatever the models need."""
-    imported = imported_by("stoker.gateway.frontend", "stoker.supervisor", "stoker.cli")
+    imported = imported_by("stoker.gateway.frontend", "stoker.supervisor.supervisor", "stoker.cli")
     assert "starlette" in imported
     assert not imported & FRAMEWORKS
 
 
 def test_the_device_process_imports_no_http_server() -> None:
     """Nor a framework before it knows which one its models need."""
-    imported = imported_by("stoker.device", "stoker.worker", "stoker.lifecycle", "stoker.runtimes.script")
+    imported = imported_by(
+        "stoker.device.process", "stoker.device.worker", "stoker.device.lifecycle", "stoker.runtimes.script"
+    )
     assert "numpy" in imported
     assert not imported & (HTTP | FRAMEWORKS)
 

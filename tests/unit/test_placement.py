@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.placement import Placement, place
+from stoker.models.placement import Placement, place
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.batch_sizes import powers_of_two
+from stoker.device.batch_sizes import powers_of_two
+from stoker.device.planner import BatchPolicy, Lot, Plan, RowQueue, ServiceTimes, plan
 from stoker.metrics import REASONS
-from stoker.planner import BatchPolicy, Lot, Plan, RowQueue, ServiceTimes, plan
 
 MS = 1_000_000
 NEVER = (1 << 63) - 1

@@ -21,9 +21,9 @@ from stoker.errors import (
     RepositoryError,
     UnknownModel,
 )
-from stoker.frameworks import Detected
+from stoker.models.frameworks import Detected
+from stoker.models.repository import _KINDS, Registered, Repository
 from stoker.names import checked_name, is_name, name_from_file, parse_reference
-from stoker.repository import _KINDS, Registered, Repository
 
 NOW = datetime(2026, 10, 18, 12, 30, tzinfo=UTC)
 
@@ -362,8 +362,8 @@ def test_large_models_are_verified_on_several_threads(
     repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the limit the files are read in parallel, with the same verdicts."""
-    monkeypatch.setattr("stoker.model_files._PARALLEL_FROM_BYTES", 10)
-    monkeypatch.setattr("stoker.model_files.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("stoker.models.model_files._PARALLEL_FROM_BYTES", 10)
+    monkeypatch.setattr("stoker.models.model_files.os.cpu_count", lambda: 4)
     for number in range(20):
         (script / f"part-{number}").write_bytes(bytes([number]) * 100)
     registered = registered_script(repository, script)
@@ -488,7 +488,7 @@ PREFIX = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from stoker.repository import Repository
+from stoker.models.repository import Repository
 repository = Repository(Path(sys.argv[1]))
 """
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.frameworks import detect
-from stoker.layouts import discover
-from stoker.repository import Repository
+from stoker.models.frameworks import detect
+from stoker.models.layouts import discover
+from stoker.models.repository import Repository
 
 NOW = datetime(2026, 10, 18, tzinfo=UTC)
 
@@ -320,7 +320,9 @@ def test_what_may_not_be_read_is_refused_as_that(
 ) -> None:
     """By its own path, before a framework says something else of it."""
     touch(tmp_path, "small.onnx", "repo/net/1/saved_model.pb", "secret/model.onnx")
-    monkeypatch.setattr("stoker.frameworks.os.access", lambda asked, _: Path(asked) != tmp_path / refused)
+    monkeypatch.setattr(
+        "stoker.models.frameworks.os.access", lambda asked, _: Path(asked) != tmp_path / refused
+    )
     with pytest.raises(RepositoryError, match=f"{tmp_path / refused} cannot be read: permission denied"):
         discover(tmp_path / path)
 

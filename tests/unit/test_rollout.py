@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from stoker import watch as watch_module
-from stoker.background import in_thread
-from stoker.catalogue import Catalogue
-from stoker.deployment import Deployed
+from stoker.control.frontend_messages import Route
 from stoker.errors import (
     LoadFailed,
     LoadTimeout,
@@ -26,17 +23,20 @@ from stoker.errors import (
     UnknownModel,
     UnknownService,
 )
-from stoker.frontend_messages import Route
-from stoker.labels import change_labels, labels_mark
-from stoker.layouts import ModelSource
 from stoker.metrics import MODEL_SLOTS, MetricMemory
-from stoker.offers import Offer
-from stoker.placement import Placement
-from stoker.rollout import Rollout
+from stoker.models.deployment import Deployed
+from stoker.models.labels import change_labels, labels_mark
+from stoker.models.layouts import ModelSource
+from stoker.models.offers import Offer
+from stoker.models.placement import Placement
 from stoker.servable import Servable
 from stoker.settings import ModelSettings
+from stoker.supervisor import watch as watch_module
+from stoker.supervisor.background import in_thread
+from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.rollout import Rollout
+from stoker.supervisor.watch import Watch
 from stoker.versions import VersionPolicy
-from stoker.watch import Watch
 
 
 @dataclass

@@ -22,11 +22,11 @@ from tests.puppets import ROWS as ROWS_OF_TWO
 from tests.tiny_models import write_mlp, write_pictures, write_script
 
 from stoker.commands import serve
-from stoker.deployment import Deployed, resolve
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.gateway.service import Service
 from stoker.metrics import MetricMemory
-from stoker.placement import place
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.placement import place
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.script_form import ScriptForm
@@ -38,9 +38,9 @@ from stoker.scripts.handles import Interception
 from stoker.scripts.self_check import Sample
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
-from stoker.serving import _batching_lines
 from stoker.settings import load_settings
-from stoker.start_up import ModelReport
+from stoker.supervisor.serving import _batching_lines
+from stoker.supervisor.start_up import ModelReport
 from stoker.tensors import Signature
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 from stoker.wire.merging import row_count

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.device.lifecycle import load, load_runtime
 from stoker.errors import LoadFailed
-from stoker.lifecycle import load, load_runtime
 from stoker.runtimes import script as script_runtime
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import BatchedScript, BodyScript, load_script

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker.deployment import resolve
 from stoker.errors import InvalidSettings, LoadFailed
+from stoker.models.deployment import resolve
 from stoker.scripts.tensorflow_v1 import TensorflowUse, first_v1_use, give_v1_api, read_uses
 from stoker.settings import load_settings
 from stoker.workspace import Workspace

@@ -12,10 +12,10 @@ from tests.http.raw_http import rows_body
 from tests.puppets import TEXTS, Joined, PuppetRuntime
 
 from stoker.errors import StokerError
-from stoker.exchange import Exchange
 from stoker.gateway import call as call_module
 from stoker.gateway.admission import LimitedService
 from stoker.gateway.call import Call
+from stoker.gateway.exchange import Exchange
 from stoker.gateway.service import Service
 from stoker.metrics import MetricMemory
 

@@ -12,9 +12,9 @@ import orjson
 import pytest
 from tests.puppets import Joined, PuppetRuntime
 
-from stoker.exchange import Exchange
 from stoker.gateway import larger_rows
 from stoker.gateway.call import Call
+from stoker.gateway.exchange import Exchange
 from stoker.gateway.larger_rows import LargerRows
 from stoker.gateway.service import Service
 from stoker.metrics import MetricMemory

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tests.puppets import BODIES, ROWS
 
-from stoker.deployment import Deployed
-from stoker.placement import place
+from stoker.models.deployment import Deployed
+from stoker.models.placement import place
 from stoker.script_form import ScriptForm
 from stoker.servable import Servable
-from stoker.serving import _batches, _device_lines, _replica_lines, _sample_file, _service_lines
 from stoker.settings import ServerSettings
-from stoker.start_up import DeviceReport, ModelReport
+from stoker.supervisor.serving import _batches, _device_lines, _replica_lines, _sample_file, _service_lines
+from stoker.supervisor.start_up import DeviceReport, ModelReport
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.workspace import Workspace
 
@@ -88,7 +88,7 @@ def test_commands_of_the_summary_can_be_pasted_into_a_shell(
 
 def test_a_summary_that_cannot_be_written_ends_nothing() -> None:
     """On a full disk the log has a line of it, once, and the process goes on and ends well."""
-    code = "from stoker.serving import _say; _say('one'); _say('two'); print('three')"
+    code = "from stoker.supervisor.serving import _say; _say('one'); _say('two'); print('three')"
     with Path("/dev/full").open("wb") as full:
         said = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=30
@@ -101,7 +101,7 @@ def test_a_summary_that_nobody_reads_any_more_ends_nothing() -> None:
     """The reader of a pipe may have seen enough."""
     reader, writer = os.pipe()
     os.close(reader)
-    code = "from stoker.serving import _say; _say('one'); _say('two')"
+    code = "from stoker.supervisor.serving import _say; _say('one'); _say('two')"
     said = subprocess.run(
         [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=30
     )

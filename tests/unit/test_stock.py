@@ -8,15 +8,15 @@ import pytest
 from tests.puppets import BODIES, ROWS
 from tests.tiny_models import write_doubler
 
-from stoker.deployment import Deployed
 from stoker.errors import InvalidSettings
-from stoker.placement import place
+from stoker.models.deployment import Deployed
+from stoker.models.placement import place
 from stoker.script_form import ScriptForm
 from stoker.servable import SAMPLE_INPUT, Servable
-from stoker.serving import _data, _sample_file
 from stoker.settings import ModelSettings, ServerSettings
-from stoker.start_up import ModelReport
-from stoker.stock import Stock
+from stoker.supervisor.serving import _data, _sample_file
+from stoker.supervisor.start_up import ModelReport
+from stoker.supervisor.stock import Stock
 from stoker.tensors import Signature
 from stoker.workspace import Workspace
 

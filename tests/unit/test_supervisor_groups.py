@@ -14,13 +14,8 @@ import pytest
 from tests.descriptors import room_for_descriptors
 from tests.puppets import BODIES, ROWS
 
-from stoker import device_processes, frontend_processes
-from stoker import fleet as fleet_module
-from stoker import supervisor as supervisor_module
 from stoker.acceleration import Acceleration
-from stoker.children import Backoff
-from stoker.deployment import Deployed
-from stoker.device_messages import (
+from stoker.control.device_messages import (
     AddLane,
     DeviceChosen,
     Failed,
@@ -30,8 +25,7 @@ from stoker.device_messages import (
     Unloaded,
     UnloadModel,
 )
-from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
-from stoker.frontend_messages import (
+from stoker.control.frontend_messages import (
     AskIndex,
     AskUnload,
     Attached,
@@ -50,16 +44,22 @@ from stoker.frontend_messages import (
     Started,
     StartFrontend,
 )
-from stoker.groups import group
-from stoker.message_codec import Codec
+from stoker.control.message_codec import Codec
+from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory, Totals
-from stoker.placement import Placement
-from stoker.replicas import Replicas
+from stoker.models.deployment import Deployed
+from stoker.models.placement import Placement
 from stoker.script_form import ScriptForm
 from stoker.servable import Servable
 from stoker.settings import ServerSettings
-from stoker.start_up import StartUp
-from stoker.supervisor import Supervisor
+from stoker.supervisor import device_processes, frontend_processes
+from stoker.supervisor import fleet as fleet_module
+from stoker.supervisor import supervisor as supervisor_module
+from stoker.supervisor.children import Backoff
+from stoker.supervisor.groups import group
+from stoker.supervisor.replicas import Replicas
+from stoker.supervisor.start_up import StartUp
+from stoker.supervisor.supervisor import Supervisor
 from stoker.tensors import Signature, TensorSpec
 
 Received = TypeVar("Received")
@@ -276,7 +276,7 @@ class Stage:
 
     @property
     def devices(self) -> list[PuppetChild]:
-        return [child for child in self.children if child.module == "stoker.device"]
+        return [child for child in self.children if child.module == "stoker.device.process"]
 
     @property
     def frontends(self) -> list[PuppetChild]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import LoadFailed
+from stoker.models.swagger_files import find_swagger_files, read_swagger_file
 from stoker.servable import Servable
-from stoker.swagger_files import find_swagger_files, read_swagger_file
 
 
 @pytest.fixture

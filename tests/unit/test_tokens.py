@@ -14,9 +14,9 @@ from stoker.commands import keys as keys_command
 from stoker.commands import token as command
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
 from stoker.gateway.service import Service
-from stoker.keyring import Keyring, Keys, KeyVerifier, read_signing_secret, services_that_sign
+from stoker.keys.keyring import Keyring, Keys, KeyVerifier, read_signing_secret, services_that_sign
+from stoker.keys.tokens import DEFAULT_VALID_S, LONGEST_VALID_S, Token, TokenVerifier, issue
 from stoker.metrics import MetricMemory
-from stoker.tokens import DEFAULT_VALID_S, LONGEST_VALID_S, Token, TokenVerifier, issue
 
 NOW_S = 1_800_000_000.75
 GIVEN = Keys("primary-key-of-the-tests", "secondary-key-of-the-tests")

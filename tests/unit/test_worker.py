@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.puppets import BODIES, STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.arena import AWAKE_NS
+from stoker.device.planner import BatchPolicy
+from stoker.device.worker import Worker
 from stoker.errors import DeadlineExceeded, DeviceLost, InvalidInput, ModelFailed, ScoringTimeout
 from stoker.metrics import BATCH_BOUNDS_ROWS
-from stoker.planner import BatchPolicy
 from stoker.runtimes.base import RowFailure
 from stoker.tensors import Signature, TensorSpec
-from stoker.worker import Worker
 
 MS = 1_000_000
 

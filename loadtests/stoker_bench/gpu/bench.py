@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 import orjson
 
-from stoker.devices import choose_device
 from stoker.errors import OperatorError
-from stoker.nvml import describe_driver
+from stoker.gpu.devices import choose_device
+from stoker.gpu.nvml import describe_driver
 from stoker_bench.gpu.ceiling import CeilingOptions, measure_ceiling
 from stoker_bench.gpu.faults import FaultOptions, MemoryShortage, kill_run, shortage_run
 from stoker_bench.gpu.memory import MemoryOptions, memory_run

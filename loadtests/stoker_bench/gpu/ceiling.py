@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from stoker.devices import enter_device
 from stoker.errors import OperatorError
+from stoker.gpu.devices import enter_device
 from stoker_bench.gpu.pinning import pinned
 from stoker_bench.load_generator import output_of
 

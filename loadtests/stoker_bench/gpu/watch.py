@@ -8,13 +8,13 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from stoker.nvml import GpuReader
+from stoker.gpu.nvml import GpuReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
 
-    from stoker.gpu_facts import GpuReading
+    from stoker.gpu.facts import GpuReading
 
 __all__ = ["GpuFigures", "GpuWatch", "gpu_figures", "process_memory_bytes"]
 

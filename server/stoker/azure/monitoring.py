@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from stoker.collection import is_sampled
-from stoker.model_data import ModelData, Series, model_data
+from stoker.scripts.model_data import ModelData, Series, model_data
 from stoker.scripts.request_log import SELF_CHECK, current_request_ids
 
 __all__ = ["ModelDataCollector"]

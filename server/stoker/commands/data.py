@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         InvalidSettings: Nothing was collected under this name.
         OperatorError: The records cannot be read.
     """
-    from stoker.record_files import last_records
+    from stoker.gateway.record_files import last_records
     from stoker.workspace import Workspace
 
     data_dir = Workspace.find(args.workspace).data_dir

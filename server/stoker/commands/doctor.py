@@ -12,7 +12,7 @@ from stoker.commands import serve
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stoker.diagnosis import Check
+    from stoker.commands.diagnosis import Check
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidSettings: The arguments themselves are wrong.
     """
-    from stoker.diagnosis import diagnose
+    from stoker.commands.diagnosis import diagnose
     from stoker.workspace import Workspace
 
     checks = diagnose(serve.serve_settings(args), Workspace.find(args.workspace), build=args.build, say=_note)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from stoker.keyring import AdminKey, Keyring
+    from stoker.keys.keyring import AdminKey, Keyring
     from stoker.workspace import Workspace
 
 __all__ = ["SUMMARY", "add_arguments", "chosen_keyring", "run"]
@@ -106,7 +106,7 @@ def _regenerate(args: argparse.Namespace) -> int:
 
 
 def _admin_key(args: argparse.Namespace) -> AdminKey:
-    from stoker.keyring import AdminKey
+    from stoker.keys.keyring import AdminKey
     from stoker.workspace import Workspace
 
     keyring = AdminKey(Workspace.find(args.workspace).keys_dir)
@@ -142,7 +142,7 @@ def chosen_keyring(args: argparse.Namespace, *, signing: bool = False) -> Keyrin
     Raises:
         InvalidSettings: There is none, or there are several and none was named.
     """
-    from stoker.keyring import Keyring, services_that_sign, services_with_keys
+    from stoker.keys.keyring import Keyring, services_that_sign, services_with_keys
     from stoker.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)

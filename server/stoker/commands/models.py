@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.commands.running_server import SERVER, ask_admin, on_loopback
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError, RepositoryError
-from stoker.frameworks import FRAMEWORKS, Detected, detect
 from stoker.image_input import ImageInput, image_argument, read_image_input
-from stoker.labels import change_labels, stored_labels
+from stoker.models.frameworks import FRAMEWORKS, Detected, detect
+from stoker.models.labels import change_labels, stored_labels
 from stoker.versions import VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tqdm import tqdm
 
-    from stoker.repository import Registered, Repository
+    from stoker.models.repository import Registered, Repository
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -126,7 +126,7 @@ def _tag(text: str) -> tuple[str, str]:
 
 
 def _repository(args: argparse.Namespace, *, create: bool = False) -> Repository:
-    from stoker.repository import Repository
+    from stoker.models.repository import Repository
     from stoker.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
@@ -172,7 +172,7 @@ def _signature(name: str, detected: Detected, copy: Detected) -> dict[str, Any] 
     if detected.framework == "tensorflow" and find_spec("tensorflow") is None:
         _note("TensorFlow is not installed here, so the model is registered without its signature.")
         return None
-    from stoker.signature_probe import probe_signature
+    from stoker.device.signature_probe import probe_signature
 
     if sys.stderr.isatty():
         _note(f"Loading {detected.path} on the CPU to read its signature …")
@@ -357,7 +357,7 @@ def _ask_server(args: argparse.Namespace) -> int:
 
 def _admin_key(args: argparse.Namespace) -> str | None:
     """The key of the environment, else that of the workspace, which is sent to this machine alone."""
-    from stoker.keyring import AdminKey
+    from stoker.keys.keyring import AdminKey
     from stoker.workspace import Workspace
 
     given = os.environ.get("STOKER_ADMIN_KEY")

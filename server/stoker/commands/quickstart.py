@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: Training failed, or the server cannot start.
     """
-    from stoker.repository import Repository
-    from stoker.serving import serve
+    from stoker.models.repository import Repository
+    from stoker.supervisor.serving import serve
     from stoker.workspace import Workspace
 
     settings = load_settings(vars(args), os.environ, None, ())
@@ -67,9 +67,9 @@ def _check_server(settings: ServerSettings) -> None:
     Raises:
         OperatorError: The port or a device cannot be used.
     """
-    from stoker.binding import bind
-    from stoker.device_survey import probe_in_child
-    from stoker.devices import choose_device
+    from stoker.gpu.device_survey import probe_in_child
+    from stoker.gpu.devices import choose_device
+    from stoker.supervisor.binding import bind
 
     for sock in bind(settings.host, settings.port, 1):
         sock.close()

@@ -137,7 +137,7 @@ def _key_from_workspace(keys_dir: Path, name: str | None, uri: str) -> str | Non
 
     A key of this workspace opens this machine's server, so it is not sent to any other.
     """
-    from stoker.keyring import Keyring, services_with_keys
+    from stoker.keys.keyring import Keyring, services_with_keys
 
     if not on_loopback(uri):
         return None

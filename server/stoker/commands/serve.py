@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: A setting is bad, or a model or device cannot be used.
     """
-    from stoker.serving import serve
+    from stoker.supervisor.serving import serve
     from stoker.workspace import Workspace
 
     serve(serve_settings(args), Workspace.find(args.workspace))

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
         InvalidSettings: The service is unknown or signs no tokens, or the time is malformed or out of range.
     """
     from stoker.commands.keys import chosen_keyring
-    from stoker.keyring import read_signing_secret
-    from stoker.tokens import issue
+    from stoker.keys.keyring import read_signing_secret
+    from stoker.keys.tokens import issue
 
     valid_s = _duration_s(args.valid)
     keyring = chosen_keyring(args, signing=True)

@@ -292,7 +292,7 @@ class _Builder:
         """Why the device process does not start in the environment; empty where it does."""
         python = python_of(self._venv)
         tried = subprocess.run(
-            [python, "-P", "-c", "import stoker.device"],
+            [python, "-P", "-c", "import stoker.device.process"],
             env=variables_for(python, os.environ),
             capture_output=True,
             text=True,

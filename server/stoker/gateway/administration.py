@@ -7,16 +7,16 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.errors import Forbidden, NotReady, StokerError, Unauthorized
-from stoker.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
-from stoker.keyring import ADMIN, BEARER_HEADER, Keys, KeyVerifier
+from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys, KeyVerifier
 from stoker.versions import VersionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from stoker.frontend_rules import AdminRules
+    from stoker.control.frontend_rules import AdminRules
 
 __all__ = ["AdminAccess", "Administration", "admin_access"]
 

@@ -18,7 +18,7 @@ from stoker.gateway.call import Call, JoiningCall
 from stoker.gateway.service import Service
 
 if TYPE_CHECKING:
-    from stoker.exchange import Exchange
+    from stoker.gateway.exchange import Exchange
     from stoker.wire.envelope import RequestHead
 
 __all__ = ["LimitedService"]

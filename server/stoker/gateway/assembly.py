@@ -9,15 +9,15 @@ from stoker.errors import LoadFailed
 from stoker.gateway.admission import LimitedService
 from stoker.gateway.image_scoring import ImageScoring
 from stoker.gateway.service import Service
-from stoker.keyring import KeyVerifier
+from stoker.keys.keyring import KeyVerifier
 from stoker.metrics import MetricPage, ModelMetrics
-from stoker.swagger_files import read_swagger_file
+from stoker.models.swagger_files import read_swagger_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from stoker.frontend_rules import ServerRules, ServiceRules
+    from stoker.control.frontend_rules import ServerRules, ServiceRules
     from stoker.gateway.collector import Collector
 
 __all__ = ["assemble"]
@@ -38,7 +38,7 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
     if server.auth or server.token_auth:
         keys = KeyVerifier(server.keys_dir, name, rules.keys)
     if server.token_auth:
-        from stoker.tokens import TokenVerifier
+        from stoker.keys.tokens import TokenVerifier
 
         assert keys is not None, "made above: tokens are handed out for keys"
         tokens = TokenVerifier(server.keys_dir, name, keys)
@@ -87,7 +87,7 @@ def _collector(rules: ServiceRules, server: ServerRules, metrics: ModelMetrics) 
     if settings is None:
         return None
     from stoker.gateway.collector import Collector
-    from stoker.record_files import RecordFiles
+    from stoker.gateway.record_files import RecordFiles
 
     assert rules.data_dir is not None, "collected is only what has a folder"
     files = RecordFiles(

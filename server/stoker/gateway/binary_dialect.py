@@ -14,8 +14,8 @@ from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
 from stoker.wire.tensor_json import check_rows
 
 if TYPE_CHECKING:
-    from stoker.exchange import Exchange
     from stoker.gateway.call import Call
+    from stoker.gateway.exchange import Exchange
     from stoker.gateway.service import Service
 
 __all__ = ["BinaryDialect", "is_array"]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from stoker.errors import DeadlineExceeded, OutputTooLarge, ScoringTimeout, StokerError
-from stoker.exchange import Exchange
 from stoker.gateway.answers import (
     CLOSE_LINE,
     Respond,
@@ -21,8 +20,9 @@ from stoker.gateway.answers import (
     failed_line,
     json_lines,
 )
+from stoker.gateway.exchange import Exchange
 from stoker.gateway.request_ids import RequestIds, fresh_id_lines
-from stoker.ticket import Ticket
+from stoker.gateway.ticket import Ticket
 from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.packed import unpack
 from stoker.wire.scoring import encode_each

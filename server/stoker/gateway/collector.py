@@ -23,8 +23,8 @@ import simdjson
 
 from stoker.collection import CollectionSettings, is_sampled
 from stoker.gateway.answers import Respond
+from stoker.gateway.record_files import RecordFiles
 from stoker.metrics import ModelMetrics
-from stoker.record_files import RecordFiles
 
 __all__ = ["LARGEST_BODY_BYTES", "Collector"]
 

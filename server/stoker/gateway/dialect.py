@@ -10,8 +10,8 @@ import numpy as np
 from stoker.errors import StokerError
 
 if TYPE_CHECKING:
-    from stoker.exchange import Exchange
     from stoker.gateway.call import Call
+    from stoker.gateway.exchange import Exchange
     from stoker.gateway.service import Service
 
 __all__ = ["Dialect"]

@@ -1,6 +1,6 @@
 """The frontend process: HTTP in, rows out. The supervisor runs this module with `--control-fd N`.
 
-What they tell each other is in `stoker.frontend_messages`. It ends when the control channel does.
+What they tell each other is in `stoker.control.frontend_messages`. It ends when the control channel does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 import numpy as np
 import uvloop
 
-from stoker.control import ControlChannel
-from stoker.frontend_messages import (
+from stoker.control.channel import ControlChannel
+from stoker.control.frontend_messages import (
     FRONTEND_END,
     Attached,
     AttachFailed,
@@ -56,7 +56,7 @@ from stoker.metrics import MetricMemory, MetricPage
 from stoker.process_end import STACKS_SIGNAL
 
 if TYPE_CHECKING:
-    from stoker.frontend_rules import GrpcRules
+    from stoker.control.frontend_rules import GrpcRules
     from stoker.gateway.grpc.server import GrpcServer
 
 __all__ = ["main"]

@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stoker.gpu_facts import GpuReading
+from stoker.gpu.facts import GpuReading
 
 __all__ = ["gpu_metrics", "with_types_of_aliases"]
 

@@ -16,7 +16,7 @@ from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
 
 if TYPE_CHECKING:
-    from stoker.ticket import Rows
+    from stoker.gateway.ticket import Rows
     from stoker.wire.envelope import RequestHead
 
 __all__ = ["ImageScoring", "content_type_of"]

@@ -14,8 +14,8 @@ from stoker.tensors import ModelTensors
 from stoker.wire.oip_codec import InferCodec
 
 if TYPE_CHECKING:
-    from stoker.exchange import Exchange
     from stoker.gateway.call import Call
+    from stoker.gateway.exchange import Exchange
     from stoker.gateway.service import Service
 
 __all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "tensors_of"]

@@ -12,8 +12,8 @@ import numpy as np
 from stoker.errors import StokerError
 
 if TYPE_CHECKING:
-    from stoker.exchange import Exchange
     from stoker.gateway.call import Call
+    from stoker.gateway.exchange import Exchange
     from stoker.gateway.request_ids import RequestIds
     from stoker.gateway.service import Service
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from stoker.errors import DeviceLost, StokerError
 
 if TYPE_CHECKING:
-    from stoker.exchange import Exchange
     from stoker.gateway.call import Call
+    from stoker.gateway.exchange import Exchange
 
 __all__ = ["MAX_ANSWER_BYTES", "LargerRows"]
 

@@ -25,17 +25,17 @@ from stoker.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
-from stoker.exchange import Exchange
 from stoker.gateway.answers import Respond
 from stoker.gateway.call import Call, JoiningCall
+from stoker.gateway.exchange import Exchange
 from stoker.gateway.image_scoring import ImageScoring, content_type_of
 from stoker.gateway.larger_rows import LargerRows
 from stoker.gateway.request_ids import RequestIds
-from stoker.keyring import BEARER_HEADER
+from stoker.gateway.ticket import Rows, Ticket
+from stoker.keys.keyring import BEARER_HEADER
 from stoker.metrics import ModelMetrics
 from stoker.script_form import ScriptForm
 from stoker.tensors import ModelTensors, Signature
-from stoker.ticket import Rows, Ticket
 from stoker.wire.envelope import RequestHead, ScriptRequest
 from stoker.wire.images import is_media
 from stoker.wire.json_bodies import check_text
@@ -47,8 +47,8 @@ from stoker.wire.tensor_json import decode_tensors, encode_tensors
 if TYPE_CHECKING:
     from stoker.gateway.collector import Collector
     from stoker.gateway.dialect import Dialect
-    from stoker.keyring import KeyVerifier
-    from stoker.tokens import TokenVerifier
+    from stoker.keys.keyring import KeyVerifier
+    from stoker.keys.tokens import TokenVerifier
 
 __all__ = ["Service"]
 

@@ -26,8 +26,8 @@ from stoker.wire.tfs import decode_examples, decode_predict, encode_predict, enc
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from stoker.exchange import Exchange
     from stoker.gateway.dialect import Dialect
+    from stoker.gateway.exchange import Exchange
     from stoker.gateway.served_models import ServedVersion
 
 __all__ = ["tfs_routes"]

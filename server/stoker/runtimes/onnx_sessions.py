@@ -14,7 +14,7 @@ import onnxruntime
 
 from stoker.acceleration import Acceleration
 from stoker.errors import DeviceUnavailable, LoadFailed
-from stoker.gpu_probes import probe
+from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
 from stoker.servable import Device, Servable
 

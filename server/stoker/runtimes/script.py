@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.entry_script import EntryScript
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Outputs, Runtime
 from stoker.runtimes.tensorflow import import_tensorflow
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.coroutines import finish
+from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.environment import script_folders, script_variables
 from stoker.scripts.request_log import SELF_CHECK, requests_in_log
 from stoker.scripts.results import encode_rows

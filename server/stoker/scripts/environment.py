@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import LoadFailed
-from stoker.model_data import open_model_data
 from stoker.scripts.json_reading import quicken_json_loads
+from stoker.scripts.model_data import open_model_data
 from stoker.scripts.request_log import open_request_log
 from stoker.servable import Device, Servable
 

@@ -22,12 +22,12 @@ from stoker.azure.sdk import service_process
 from stoker.azure.sdk.services import ServiceRecord, Services, now
 from stoker.azure_config import DeploymentConfig, InferenceConfig
 from stoker.azure_config.fields import Kind
-from stoker.deployment import Deployed, resolve
 from stoker.errors import InvalidSettings
-from stoker.frameworks import SERVED_ALONE
-from stoker.keyring import Keyring, Keys
+from stoker.keys.keyring import Keyring, Keys
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.frameworks import SERVED_ALONE
+from stoker.models.repository import Repository
 from stoker.names import name_from_file
-from stoker.repository import Repository
 from stoker.settings import ImportedSettings, ModelSettings, ServerSettings, load_settings
 from stoker.workspace import Workspace
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from stoker.azure.sdk.resource_configuration import ResourceConfiguration
     from stoker.azure.sdk.webservice import Webservice
     from stoker.errors import OperatorError
-    from stoker.frameworks import Detected
-    from stoker.repository import Registered, Repository
+    from stoker.models.frameworks import Detected
+    from stoker.models.repository import Registered, Repository
 
 __all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
 
@@ -374,7 +374,7 @@ class Model(installed.Model):
 
 
 def _repository(workspace: Workspace, *, create: bool = False) -> Repository:
-    from stoker.repository import Repository
+    from stoker.models.repository import Repository
 
     return Repository((workspace.local.create() if create else workspace.local).models_dir)
 
@@ -390,7 +390,7 @@ def _not_found(workspace: Workspace, name: str, version: int | str | None) -> Mo
 
 def _detected(path: Path) -> Detected:
     from stoker.errors import RepositoryError
-    from stoker.frameworks import detect
+    from stoker.models.frameworks import detect
 
     with contextlib.suppress(RepositoryError):
         return detect(path)
@@ -399,8 +399,8 @@ def _detected(path: Path) -> Detected:
 
 def _signature(detected: Detected) -> dict[str, Any] | None:
     """What the model takes and gives, where it can be loaded on the CPU here."""
+    from stoker.device.signature_probe import probe_signature
     from stoker.errors import LoadFailed
-    from stoker.signature_probe import probe_signature
 
     if detected.framework not in {"onnx", "tensorflow"}:
         return None

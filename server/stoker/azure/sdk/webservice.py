@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.azure.sdk.inference_config import InferenceConfig
     from stoker.azure.sdk.model import Model
     from stoker.azure.sdk.services import ServiceRecord
-    from stoker.keyring import Slot
+    from stoker.keys.keyring import Slot
 
 __all__ = [
     "AciWebservice",
@@ -322,7 +322,7 @@ class Webservice:
         Raises:
             WebserviceException: It takes none.
         """
-        from stoker.keyring import Keyring
+        from stoker.keys.keyring import Keyring
 
         if not self.auth_enabled:
             instead = "get_token()" if self.token_auth_enabled else "none, auth_enabled is off"
@@ -341,7 +341,7 @@ class Webservice:
         Raises:
             WebserviceException: It is neither, the service takes no keys, or the new key cannot be one.
         """
-        from stoker.keyring import Keyring
+        from stoker.keys.keyring import Keyring
 
         slot = _SLOTS.get(key.capitalize())
         if slot is None:
@@ -365,8 +365,8 @@ class Webservice:
         Raises:
             WebserviceException: It takes none.
         """
-        from stoker.keyring import read_signing_secret
-        from stoker.tokens import issue
+        from stoker.keys.keyring import read_signing_secret
+        from stoker.keys.tokens import issue
 
         if not self.token_auth_enabled:
             raise WebserviceException(f"{self.name} takes no tokens: deploy it with token_auth_enabled=True")

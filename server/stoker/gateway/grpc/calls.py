@@ -29,7 +29,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 BEARER_METADATA: Final = "the metadata 'authorization: Bearer <{}>'"
-"""What `stoker.keyring.BEARER_HEADER` is over HTTP."""
+"""What `stoker.keys.keyring.BEARER_HEADER` is over HTTP."""
 
 _DETAILS_CHARS: Final = 1024
 

@@ -1,0 +1,322 @@
+"""What `stoker doctor` looks at: the machine, the server's own packages, and what the models ask for."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import math
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any, Final, Literal
+
+from packaging.requirements import Requirement
+
+from stoker.environments.check import installed_version
+from stoker.environments.model_environment import ModelEnvironment
+from stoker.errors import OperatorError
+from stoker.gpu.device_survey import FoundDevice, find_devices, main_memory, probe_in_child
+from stoker.gpu.devices import choose_device
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.repository import Repository
+from stoker.settings import ServerSettings
+from stoker.supervisor.binding import bind
+from stoker.supervisor.grpc_port import reserve_grpc_port
+from stoker.workspace import Workspace
+
+__all__ = ["Check", "Outcome", "diagnose"]
+
+Outcome = Literal["ok", "note", "wrong"]
+
+_OLDEST_PYTHON: Final = (3, 11)
+_FEW_FILES: Final = 1024
+_ENOUGH_FILES: Final = 16_384
+_SPARSE_BYTES: Final = 1 << 30
+_LITTLE_MEMORY_BYTES: Final = 1 << 30
+_LEAST_FREE_BYTES: Final = 16 << 20
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # only its size is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What it is.
+        outcome: `ok`, worth a `note`, or `wrong`: it keeps a model from being served as asked for.
+        text: One line about it.
+        items: Further lines.
+    """
+
+    name: str
+    outcome: Outcome
+    text: str
+    items: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {"name": self.name, "outcome": self.outcome, "text": self.text, "items": list(self.items)}
+
+
+def diagnose(
+    settings: ServerSettings, workspace: Workspace, *, build: bool, say: Callable[[str], None]
+) -> list[Check]:
+    """Look at everything that `stoker serve` with these settings would use. No model is loaded.
+
+    Args:
+        settings: The server's settings.
+        workspace: Its workspace.
+        build: Whether virtual environments that models ask for and that are not there are built.
+        say: Is told in a line what takes time.
+    """
+    checks = [_python(), _packages(), _workspace(workspace), _port(settings.host, settings.port)]
+    if settings.grpc_port:
+        checks.append(_grpc_port(settings))
+    checks += [_memory(), _limits()]
+    with ExitStack() as leases:
+        try:
+            models = _models(settings, workspace, leases)
+        except OperatorError as error:
+            return [*checks, *_devices([], settings), Check("models", "wrong", str(error))]
+        checks += _devices(models, settings)
+        if not models:
+            checks.append(
+                Check("models", "note", f"none is named, and none is registered in {workspace.models_dir}")
+            )
+        for model in models:
+            checks += _model(model, workspace, build, say)
+    return checks
+
+
+def _models(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> list[Deployed]:
+    if not settings.models and not Repository(workspace.models_dir).names():
+        return []
+    return resolve(settings, workspace, leases)
+
+
+def _python() -> Check:
+    good = sys.version_info[:2] >= _OLDEST_PYTHON
+    text = f"Python {platform.python_version()} ({sys.executable})"
+    needed = "" if good else f"; Stoker needs {'.'.join(map(str, _OLDEST_PYTHON))} or newer"
+    return Check("python", "ok" if good else "wrong", text + needed)
+
+
+def _packages() -> Check:
+    """The server's own packages."""
+    try:
+        texts = metadata.requires("stoker") or []
+    except metadata.PackageNotFoundError:
+        return Check("packages", "wrong", "Stoker is not installed as a package; install it with pip or uv")
+    needed = [requirement for requirement in map(Requirement, texts) if _is_needed(requirement)]
+    problems = tuple(filter(None, map(_package_problem, needed)))
+    if problems:
+        return Check("packages", "wrong", f"{len(problems)} of the {len(needed)} that Stoker needs", problems)
+    return Check("packages", "ok", f"the {len(needed)} that Stoker needs are there")
+
+
+def _is_needed(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+
+
+def _package_problem(requirement: Requirement) -> str:
+    version = installed_version(requirement.name)
+    if version is None:
+        return f"{requirement} is missing"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{requirement} is needed, {version} is installed"
+    return ""
+
+
+def _workspace(workspace: Workspace) -> Check:
+    root = workspace.root
+    nearest = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return Check(
+            "workspace",
+            "wrong",
+            f"{nearest} cannot be written by you; choose another workspace with --workspace",
+        )
+    free_bytes = shutil.disk_usage(nearest).free
+    there = "" if root.exists() else ", made when something is first written to it"
+    if free_bytes < _LEAST_FREE_BYTES:
+        return Check(
+            "workspace", "wrong", f"{root}, only {_size(free_bytes)} free: keys could not be kept{there}"
+        )
+    return Check("workspace", "ok", f"{root}, {_size(free_bytes)} free{there}")
+
+
+def _port(host: str, port: int) -> Check:
+    if not port:
+        return Check("port", "ok", f"a free one of {host} is taken")
+    try:
+        for sock in bind(host, port, 1):
+            sock.close()
+    except OperatorError as error:
+        state = _running_server(host, port)
+        if state is None:
+            return Check("port", "wrong", str(error))
+        return Check("port", "note", f"a Stoker server listens on {host} port {port} and is {state}")
+    return Check("port", "ok", f"{host} port {port} is free")
+
+
+def _grpc_port(settings: ServerSettings) -> Check:
+    try:
+        # The port of HTTP is looked at for itself; this one is only for the address.
+        with bind(settings.host, 0, 1)[0] as beside:
+            reserve_grpc_port(settings, beside).close()
+    except OperatorError as error:
+        running = settings.port and _running_server(settings.host, settings.port) is not None
+        return Check("grpc port", "note" if running else "wrong", str(error))
+    return Check(
+        "grpc port", "ok", f"{settings.host} port {settings.grpc_port} is free, its packages are there"
+    )
+
+
+def _running_server(host: str, port: int) -> str | None:
+    """What a Stoker server says on a port of its readiness; None if nobody answers like one."""
+    connection = http.client.HTTPConnection(host, port, timeout=2)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        ready = json.loads(connection.getresponse().read(65536))["ready"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        connection.close()
+    return "ready" if ready else "not ready"
+
+
+def _memory() -> Check:
+    """Rows are in anonymous shared memory (memfd), which counts as memory and not towards /dev/shm."""
+    try:
+        descriptor = os.memfd_create("stoker-doctor")
+    except OSError as error:
+        return Check(
+            "memory", "wrong", f"anonymous shared memory cannot be had (memfd_create: {error.strerror})"
+        )
+    try:
+        os.ftruncate(descriptor, _SPARSE_BYTES)
+    except OSError as error:
+        return Check("memory", "wrong", f"anonymous shared memory cannot be enlarged: {error.strerror}")
+    finally:
+        os.close(descriptor)
+    _, available = main_memory()
+    text = f"{_size(available)} available; Stoker's shared memory is part of that"
+    with suppress(OSError):
+        text += f", and not of {_SHARED_MEMORY}, which has {_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
+    return Check("memory", "note" if available < _LITTLE_MEMORY_BYTES else "ok", text)
+
+
+def _limits() -> Check:
+    files, most = (
+        math.inf if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    shown, shown_most = ("any number of" if limit == math.inf else limit for limit in (files, most))
+    text = f"{shown} open files for each process, {shown_most} for frontends"
+    items = []
+    if most < _ENOUGH_FILES:
+        items.append(
+            f"each connection to a frontend is one; for more at once, raise the hard limit to {_ENOUGH_FILES} "
+            "(LimitNOFILE of systemd, --ulimit nofile of Docker)"
+        )
+    if address_space != resource.RLIM_INFINITY:
+        items.append(
+            f"the address space is limited to {_size(address_space)} (ulimit -v): frameworks reserve much more than "
+            "they use and can fail to start"
+        )
+    return Check("limits", "wrong" if files < _FEW_FILES else "note" if items else "ok", text, tuple(items))
+
+
+def _devices(models: Sequence[Deployed], settings: ServerSettings) -> Iterator[Check]:
+    """Each device that is named, with the frameworks that would use it; and all GPUs."""
+    frameworks: dict[str, set[str]] = {}
+    for model in models:
+        servable = model.servable
+        runtime = "tensorrt" if servable.acceleration.provider == "tensorrt" else servable.framework
+        for device in model.placement.devices:
+            frameworks.setdefault(device, set()).add(runtime)
+    if not models:
+        installed = {"onnx"} | ({"tensorflow"} if find_spec("tensorflow") else set())
+        frameworks = dict.fromkeys(settings.device, installed)
+    found = [device for device in find_devices().devices if device.kind != "cpu"]
+    problem = functools.cache(probe_in_child)
+    for device, users in frameworks.items():
+        items = (*map(_shown, found), *_usable_by(users, found, problem))
+        try:
+            chosen, reason = choose_device(device, users, problem)
+        except OperatorError as error:
+            yield Check("device", "wrong", str(error), items)
+            continue
+        # A GPU that is there and is not taken was hoped for.
+        missed = device == "auto" and chosen.kind == "cpu"
+        outcome: Outcome = "ok" if not missed else "wrong" if found else "note"
+        yield Check("device", outcome, f"{device}: {chosen.description} ({reason})", items)
+
+
+def _shown(device: FoundDevice) -> str:
+    size = "" if device.memory_total_bytes is None else f", {_size(device.memory_total_bytes)}"
+    note = f" ({device.note})" if device.note else ""
+    return f"{device.setting or device.uuid}: {device.name}{size}{note}"
+
+
+def _usable_by(
+    frameworks: set[str], found: Sequence[FoundDevice], problem: Callable[[str, str], str | None]
+) -> Iterator[str]:
+    """Which frameworks can use the GPUs: what one of them lacks, it lacks for all."""
+    usable = [device.uuid for device in found if device.setting]
+    for framework in sorted(frameworks - {"script"}) if usable else ():
+        lacking = problem(usable[0], framework)
+        yield f"{framework} {'can use them' if lacking is None else f'cannot use them: {lacking}'}"
+
+
+def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[str], None]) -> Iterator[Check]:
+    servable = model.servable
+    text = f"version {servable.version} ({servable.framework}), {servable.path}"
+    lacking = _lacking(model)
+    yield Check(f"model {servable.name}", "wrong" if lacking else "ok", text, lacking)
+    if model.environment is None:
+        return
+    name = f"packages of {servable.name}"
+    try:
+        if build:
+            environment = model.environment.prepared(workspace, servable.framework, say)
+        else:
+            environment = model.environment.found(workspace, servable.framework)
+    except OperatorError as error:
+        yield Check(name, "wrong", str(error))
+        return
+    yield _environment(name, environment)
+
+
+def _lacking(model: Deployed) -> tuple[str, ...]:
+    """What the framework of a model needs and this Python has not; Stoker installs it in what it manages itself."""
+    if model.servable.framework != "tensorflow" or find_spec("tensorflow") is not None:
+        return ()
+    if model.environment is not None and model.environment.managed_by_system:
+        return ()
+    return ("a SavedModel needs TensorFlow; install it with: pip install 'stoker[tensorflow]'",)
+
+
+def _environment(name: str, environment: ModelEnvironment) -> Check:
+    findings = environment.findings()
+    items = (*(f"{finding.kind} {finding.text}" for finding in findings), *environment.notes())
+    text = environment.summary()
+    if environment.managed_by_system:
+        if environment.built is not None:
+            return Check(name, "ok", text, items)
+        return Check(name, "note", f"{text}: stoker serve does it, or now stoker doctor --build", items)
+    lacking = any(finding.kind != "python" for finding in findings)
+    return Check(name, "wrong" if lacking else "note" if items else "ok", text, items)
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,1 @@
+"""The control channel that joins the processes, and what they tell each other on it."""

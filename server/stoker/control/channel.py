@@ -1,0 +1,162 @@
+"""The control channel between the supervisor and each of its processes.
+
+A SOCK_SEQPACKET socketpair that carries one message a packet, and file descriptors beside it. A message that is
+too large for a packet travels in shared memory, whose descriptor is the first one of a packet that says so. Either
+end sees EOF when the other process ends, however it ends; a process whose supervisor has gone exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
+
+from stoker.control.message_codec import Codec
+
+__all__ = ["ControlChannel"]
+
+logger = logging.getLogger(__name__)
+
+_Sent = TypeVar("_Sent")
+_Received = TypeVar("_Received")
+
+# A packet must fit the socket's buffer, of which there are 208 KiB unless somebody has changed that.
+_PACKET_BYTES: Final = 1 << 16
+# No codec writes a message so.
+_IN_MEMORY: Final = b'"in memory"'
+_MAX_FDS: Final = 16
+
+
+class ControlChannel(Generic[_Sent, _Received]):
+    """One end of a control channel."""
+
+    def __init__(self, sock: socket.socket, codec: Codec[_Sent, _Received]) -> None:
+        """Send and receive through a socket what the codec knows."""
+        self._socket = sock
+        self._codec = codec
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+
+    @staticmethod
+    def pair(codec: Codec[_Sent, _Received]) -> tuple[ControlChannel[_Sent, _Received], socket.socket]:
+        """Make a channel: this process's end, which never blocks, and the socket for the child."""
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        near.setblocking(False)
+        return ControlChannel(near, codec), far
+
+    @staticmethod
+    def inherited(fd: int, codec: Codec[_Sent, _Received]) -> ControlChannel[_Sent, _Received]:
+        """The end that the supervisor passed to this process."""
+        os.set_inheritable(fd, False)
+        return ControlChannel(socket.socket(fileno=fd), codec)
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, to wait on."""
+        return self._socket.fileno()
+
+    def send(self, message: _Sent, fds: Sequence[int] = ()) -> bool:
+        """Send a message; False if the other process has gone.
+
+        On an end that does not block, what the other process is too busy to read is sent by the running event loop as
+        soon as it can be.
+
+        Raises:
+            OSError: This process has too many descriptors open, or there is no memory for a large message.
+        """
+        packet = self._codec.encode(message)
+        if len(packet) <= _PACKET_BYTES:
+            return self._send(packet, fds)
+        memory_fd = _memory_with(packet)
+        try:
+            return self._send(_IN_MEMORY, [memory_fd, *fds])
+        finally:
+            os.close(memory_fd)
+
+    def _send(self, packet: bytes, fds: Sequence[int]) -> bool:
+        if not self._unsent:
+            try:
+                socket.send_fds(self._socket, [packet], list(fds))
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(self._socket.fileno(), self._send_rest)
+            except (BrokenPipeError, ConnectionResetError):
+                return False
+            else:
+                return True
+        # The caller may close its descriptors.
+        self._unsent.append((packet, [os.dup(fd) for fd in fds]))
+        return True
+
+    def _send_rest(self) -> None:
+        while self._unsent:
+            packet, fds = self._unsent[0]
+            try:
+                socket.send_fds(self._socket, [packet], fds)
+            except BlockingIOError:
+                return
+            except OSError:
+                break
+            self._unsent.popleft()
+            _close_all(fds)
+        self._forget_unsent()
+
+    def _forget_unsent(self) -> None:
+        asyncio.get_running_loop().remove_writer(self._socket.fileno())
+        while self._unsent:
+            _close_all(self._unsent.popleft()[1])
+
+    def receive(self) -> tuple[_Received, list[int]] | None:
+        """Wait for a message; None at EOF.
+
+        Returns:
+            The message and its descriptors: all, or none if this process may not have so many open.
+
+        Raises:
+            BlockingIOError: There is none, on an end that does not block.
+            OSError: Not even the message could be had, because this process may not have more descriptors open.
+        """
+        try:
+            packet, fds, flags, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MAX_FDS)
+        except ConnectionResetError:
+            return None
+        if not packet:
+            return None
+        for fd in fds:
+            # A script may start processes, and they must not hold open what tells others that this one has ended.
+            os.set_inheritable(fd, False)
+        if packet == _IN_MEMORY:
+            if not fds:
+                raise OSError(errno.EMFILE, "a message of another process was lost: too many open files")
+            with os.fdopen(fds.pop(0), "rb") as memory:
+                memory.seek(0)
+                packet = memory.read()
+        if flags & socket.MSG_CTRUNC:
+            logger.error("too many open files (ulimit -n): the descriptors of a message were lost")
+            _close_all(fds)
+            fds = []
+        return self._codec.decode(packet), fds
+
+    def close(self) -> None:
+        """Close this end."""
+        if self._unsent:
+            self._forget_unsent()
+        self._socket.close()
+
+
+def _memory_with(packet: bytes) -> int:
+    fd = os.memfd_create("stoker-message", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as memory:
+            memory.write(packet)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

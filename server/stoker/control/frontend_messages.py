@@ -1,0 +1,339 @@
+"""What the supervisor and a frontend tell each other; see `stoker.control.message_codec` for how.
+
+Loaded versions of models are named by the numbers that the supervisor has for them, and each load of a replica by its
+generation; neither is ever used again while the supervisor runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
+from stoker.control.message_codec import Codec
+from stoker.tensors import Signature
+from stoker.versions import State, VersionPolicy
+
+__all__ = [
+    "FRONTEND_END",
+    "SUPERVISOR_END",
+    "Ask",
+    "AskIndex",
+    "AskLoad",
+    "AskUnload",
+    "AttachFailed",
+    "AttachReplica",
+    "Attached",
+    "DetachReplica",
+    "Drain",
+    "FromFrontend",
+    "Listen",
+    "Listening",
+    "Outgrown",
+    "Refusal",
+    "Reply",
+    "Retire",
+    "Retired",
+    "Route",
+    "RoutedVersion",
+    "Serve",
+    "StartFrontend",
+    "Started",
+    "Stop",
+    "Stopped",
+    "ToFrontend",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedVersion:
+    """One version of a `Route`.
+
+    Attributes:
+        version: The version.
+        slot: Its slot in the metrics.
+        state: Where it is in its life.
+        reason: Why it is not available, or was not loaded again, and that it was unloaded.
+        error: The code of the error that `reason` tells of; empty if it tells of none.
+        number: The number of the loaded version that answers; None if none does.
+    """
+
+    version: int
+    slot: int
+    state: State
+    reason: str = ""
+    error: str = ""
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The supervisor says what the names of a model mean from now on.
+
+    Attributes:
+        name: Name of the model.
+        default: The version that is meant where none is named; None if nothing is served.
+        labels: Versions by label.
+        versions: All that is known of versions, those that have been unloaded too, in ascending order.
+    """
+
+    name: str
+    default: int | None
+    labels: Mapping[str, int]
+    versions: tuple[RoutedVersion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrontend:
+    """The supervisor says, first and once, what to serve; answered by `Started`.
+
+    Its descriptors are the memory of the metrics, and the listening sockets.
+
+    Attributes:
+        page: The frontend's page of the metrics.
+        server: What holds for all services.
+        metrics_need_key: Whether `/metrics` does.
+        cors_origins: Which origins may read answers; empty to say nothing of it.
+        tells_version: Whether answers have the server's version.
+        title, service_version, path_prefix: What descriptions call the service; see `stoker.gateway.swagger.Naming`.
+        grpc: Where and how gRPC is served; None if it is not.
+        admin: Who may load and unload models.
+        services: What is served.
+        models: What the names of models mean.
+        only: The model that is meant where a path names none.
+    """
+
+    page: int
+    server: ServerRules
+    metrics_need_key: bool
+    cors_origins: tuple[str, ...]
+    tells_version: bool
+    title: str | None
+    service_version: str
+    path_prefix: str
+    grpc: GrpcRules | None
+    admin: AdminRules
+    services: tuple[ServiceRules, ...]
+    models: tuple[Route, ...]
+    only: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The supervisor has a further version; nobody is sent to it before a `Route` names it."""
+
+    service: ServiceRules
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReplica:
+    """The supervisor joins a service with a replica, or anew with larger rows.
+
+    Its descriptors are an arena and a doorbell. Answered by `Attached` or `AttachFailed`, or by nothing if the
+    service is retired.
+
+    Attributes:
+        number: The service.
+        generation: The replica.
+        signature: How the rows of the arena are laid out.
+        capacity_rows: How many there are.
+    """
+
+    number: int
+    generation: int
+    signature: Signature
+    capacity_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReplica:
+    """The supervisor says that the device process of a replica has ended."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The supervisor sends nobody to a service any more; answered by `Retired`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """The supervisor has attached what there is: take connections. Answered by `Listening`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The supervisor will stop soon: say that the server is not ready, and answer as ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The supervisor wants the last requests answered, and the process ended; answered by `Stopped`.
+
+    Attributes:
+        timeout_s: After so long connections are cut off.
+    """
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The supervisor has done what was asked of it.
+
+    Attributes:
+        ticket: That of the question.
+        entries: The index; empty for other questions.
+    """
+
+    ticket: int
+    entries: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The supervisor has not done what was asked of it.
+
+    Attributes:
+        ticket: That of the question.
+        status: The status of the answer over HTTP.
+        code: The error's code.
+        error: Its text, for the caller.
+        retry_after_s: When to try again, in whole seconds, or None.
+    """
+
+    ticket: int
+    status: int
+    code: str
+    error: str
+    retry_after_s: int | None = None
+
+
+ToFrontend = (
+    StartFrontend
+    | Serve
+    | AttachReplica
+    | DetachReplica
+    | Route
+    | Retire
+    | Listen
+    | Drain
+    | Stop
+    | Reply
+    | Refusal
+)
+"""What the supervisor tells a frontend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A frontend can be attached to replicas, and told to listen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A frontend takes connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A frontend scores with a replica."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttachFailed:
+    """A frontend has no descriptors or no memory for a replica's arena now."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgrown:
+    """A frontend was given answers that do not fit an arena's rows; answered by `AttachReplica` with larger ones.
+
+    Attributes:
+        generation: The replica.
+        answer_bytes: The room that its answers should have.
+    """
+
+    generation: int
+    answer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A frontend has nothing left of a service."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A frontend has stopped.
+
+    Attributes:
+        cut_off: How many connections had to be cut off.
+    """
+
+    cut_off: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskIndex:
+    """A frontend asks for a caller which models there are.
+
+    Attributes:
+        ticket: What the answer names.
+        ready: Only those that are ready.
+    """
+
+    ticket: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskLoad:
+    """A frontend asks for a caller to load a model.
+
+    Attributes:
+        ticket: What the answer names.
+        model: Name of the model.
+        version: One version, in addition to those that are served.
+        policy: Which versions, if not those that its settings ask for.
+    """
+
+    ticket: int
+    model: str
+    version: int | None = None
+    policy: VersionPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskUnload:
+    """A frontend asks for a caller to unload a model.
+
+    Attributes:
+        ticket: What the answer names.
+        model: Name of the model.
+        version: One version; None for all.
+    """
+
+    ticket: int
+    model: str
+    version: int | None = None
+
+
+Ask = AskIndex | AskLoad | AskUnload
+"""What a frontend asks of the supervisor; answered by `Reply` or `Refusal`."""
+
+FromFrontend = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Stopped | Ask
+"""What a frontend tells the supervisor."""
+
+SUPERVISOR_END: Final[Codec[ToFrontend, FromFrontend]] = Codec(ToFrontend, FromFrontend)
+FRONTEND_END: Final[Codec[FromFrontend, ToFrontend]] = Codec(FromFrontend, ToFrontend)

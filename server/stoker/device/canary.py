@@ -1,0 +1,95 @@
+"""A canary: one made-up row that a healthy device answers.
+
+After some errors (a fault of a kernel, a GPU that fell off its bus) every later call of CUDA in the process fails,
+and only a new process helps. An error does not say whether it is such a one, and an idle model has no errors; a
+canary that fails says it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.device.batch_sizes import BatchSizes
+from stoker.process_end import ExitCode, end_process
+from stoker.runtimes.base import RowFailure, Runtime
+from stoker.runtimes.serving_way import sample_feeds
+from stoker.tensors import Signature
+from stoker.wire.packed import pack
+
+__all__ = ["Canary", "made_up_row"]
+
+logger = logging.getLogger(__name__)
+
+_TRIES: Final = 3
+_TRY_AGAIN_S: Final = 0.5
+
+
+def made_up_row(signature: Signature, sizes: BatchSizes) -> list[Any]:
+    """The inputs of a batch of one row of zeros; for a model of free sizes, of one packed request."""
+    if signature.tensors is not None:
+        return [[pack(sample_feeds(signature.tensors.inputs, 1))]]
+    rows = sizes.filled(1)
+    return [np.zeros((rows, *spec.shape), spec.dtype) for spec in signature.inputs]
+
+
+class Canary:
+    """Runs the row on a runtime, and ends the process if it does not come back.
+
+    Attributes:
+        idle_ns: After so long without a batch it is time for the canary.
+    """
+
+    idle_ns: Final = 10_000_000_000
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        *,
+        end_process: Callable[[ExitCode], None] = end_process,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Keep the row.
+
+        Args:
+            inputs: The row, as `Runtime.run` takes it; the model has answered it before.
+            end_process: Ends this process, which the supervisor then starts anew.
+            sleep: Waits some seconds.
+        """
+        self._inputs = inputs
+        self._end_process = end_process
+        self._sleep = sleep
+
+    def check(self, runtime: Runtime) -> None:
+        """Run the row, on the thread of `runtime`; end the process if that fails.
+
+        It is tried again before that: what hit it may belong to another thread, such as a graph that is being
+        captured, or memory that is free again in a moment.
+        """
+        failure: BaseException | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                self._sleep(_TRY_AGAIN_S)
+            failure = self.failure(runtime)
+            if failure is None:
+                return
+        logger.critical(
+            "%s: the device does not even compute one row of zeros any more: the device process exits",
+            threading.current_thread().name,
+            exc_info=failure,
+        )
+        self._end_process(ExitCode.CANARY_FAILED)
+
+    def failure(self, runtime: Runtime) -> BaseException | None:
+        """Run the row once; returns why it failed, or None."""
+        try:
+            outputs = runtime.run(self._inputs)
+        except Exception as error:  # noqa: BLE001  # whatever the device ends in
+            return error
+        first = outputs[0][0]
+        return first.error if isinstance(first, RowFailure) else None

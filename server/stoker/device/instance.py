@@ -1,0 +1,219 @@
+"""A model instance: runs batches on one runtime, on one thread.
+
+Gather, run, scatter, and what is done if that fails. The work per batch is vectorised; there is no Python object for
+a request here.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+from stoker.arena import Arena, Outcome
+from stoker.device.batch_cap import BatchCap
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary
+from stoker.device.gathering import Gathering
+from stoker.device.lanes import Batch, Lane
+from stoker.device.planner import Lot
+from stoker.errors import InvalidInput, ScoringTimeout
+from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime
+from stoker.tensors import check_batch
+
+__all__ = ["Instance"]
+
+logger = logging.getLogger(__name__)
+
+_REASON_BYTES: Final = 1000
+# numpy converts plain integers several times faster than members of an IntEnum.
+_OK: Final = int(Outcome.OK)
+
+
+class Instance:
+    """Runs batches; belongs to the thread for which its runtime was made.
+
+    Attributes:
+        run_began_ns: Since when the runtime has been running; 0 while it is not. Any thread may look.
+        padding_rows: With how many rows its batches have been filled up to their buckets.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        sizes: BatchSizes,
+        cap: BatchCap,
+        alone: Callable[[], AbstractContextManager[None]],
+        canary: Canary | None,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """Make the buffers.
+
+        Args:
+            runtime: What runs.
+            sizes: The sizes of batches.
+            cap: Their largest now, shared with the other instances of the model.
+            alone: Makes a context in which no other instance of the model runs a batch.
+            canary: Tells whether the device still computes.
+            clock_ns: The time.
+        """
+        self.run_began_ns = 0
+        self.padding_rows = 0
+        self._runtime = runtime
+        self._sizes = sizes
+        self._cap = cap
+        self._alone = alone
+        self._canary = canary
+        self._clock_ns = clock_ns
+        self._outputs = runtime.signature.outputs
+        # A caller whose deadline passes is told whether the script had begun.
+        self._tells_start = runtime.signature.takes == "body"
+        self._gathering = Gathering(runtime, cap.rows, fills=bool(sizes.buckets))
+        self._doubtful = self._checked = False
+
+    def run(self, batch: Batch, started_ns: int) -> None:
+        """Run a batch that left at `started_ns`, and hand all of its rows back."""
+        self._doubtful = self._checked = False
+        self._run(batch, started_ns, alone=False)
+        if self._doubtful:
+            self._check_once()
+
+    def check_device(self) -> None:
+        """Send the canary, if there is one."""
+        if self._canary is not None:
+            self.run_began_ns = self._clock_ns()
+            self._canary.check(self._runtime)
+            self.run_began_ns = 0
+
+    def _check_once(self) -> None:
+        """Send the canary, but only once in a batch."""
+        if not self._checked:
+            self._checked = True
+            self.check_device()
+
+    def _run(self, batch: Batch, started_ns: int, *, alone: bool) -> None:
+        """Run rows as one batch; if it fails, in halves, so that only the rows that fail alone are failed."""
+        cap_rows = self._cap.rows
+        if batch.rows > cap_rows:
+            for part in batch.split(cap_rows):
+                self._run(part, started_ns, alone=alone)
+            return
+        failure = self._try(batch, started_ns)
+        if failure is None:
+            return
+        if isinstance(failure, ScoringTimeout):
+            # In parts it would take as long, for callers whose time is over.
+            logger.error("a batch of %d rows took too long", batch.rows, exc_info=failure)
+            for lot in batch.lots:
+                batch.lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
+            return
+        if isinstance(failure, OutOfMemory):
+            self._run_smaller(batch, started_ns, failure, cap_rows, alone=alone)
+            return
+        if not isinstance(failure, InvalidInput):
+            # Before anybody is told that his row is to blame.
+            self._check_once()
+        if batch.rows == 1:
+            self._fail(batch, failure, started_ns)
+            return
+        for half in batch.split(-(-batch.rows // 2)):
+            self._run(half, started_ns, alone=alone)
+
+    def _run_smaller(
+        self, batch: Batch, started_ns: int, failure: OutOfMemory, cap_rows: int, *, alone: bool
+    ) -> None:
+        """Run a batch that did not fit in parts, while no other batch of the model takes memory."""
+        size = self._sizes.filled(batch.rows)
+        smaller = self._sizes.smaller(size)
+        if alone and smaller is None:
+            self._fail(batch, failure, started_ns)
+            self._check_once()
+            return
+        self._cap.halve(cap_rows)
+        with nullcontext() if alone else self._alone():
+            for part in batch.split(min(self._cap.rows, smaller or size)):
+                self._run(part, started_ns, alone=True)
+
+    def _try(self, batch: Batch, started_ns: int) -> Exception | None:
+        lots, rows, lanes = batch.lots, batch.rows, batch.lanes
+        size = self._sizes.filled(rows)
+        try:
+            inputs = self._gathering.batch([(lanes[lot.lane].arena, lot.numbers) for lot in lots], rows, size)
+            if self._tells_start:
+                for lot in lots:
+                    lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
+            self.run_began_ns = self._clock_ns()
+            outputs: Sequence[Any] = self._runtime.run(inputs)
+            self.run_began_ns = 0
+            checked = [
+                _check_texts(array, size) if spec.variable else check_batch(spec, array, size)
+                for spec, array in zip(self._outputs, outputs, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
+            self.run_began_ns = 0
+            return error
+        if size > rows:
+            self.padding_rows += size - rows
+        elif len(lots) == 1:
+            self._scatter(lanes[lots[0].lane], lots[0], checked, started_ns)
+            return None
+        start = 0
+        for lot in lots:
+            stop = start + lot.rows
+            self._scatter(lanes[lot.lane], lot, [array[start:stop] for array in checked], started_ns)
+            start = stop
+        return None
+
+    def _scatter(self, lane: Lane, lot: Lot, outputs: list[Any], started_ns: int) -> None:
+        arena = lane.arena
+        arena.done[lot.numbers] = (_OK, started_ns, self._clock_ns(), 0)
+        for index, (spec, array) in enumerate(zip(self._outputs, outputs, strict=True)):
+            if spec.variable:
+                self._scatter_texts(arena, index, lot.numbers.tolist(), array)
+            else:
+                arena.outputs[index][lot.numbers] = array
+        lane.send(lot.numbers)
+
+    def _scatter_texts(
+        self, arena: Arena, index: int, numbers: list[int], texts: Iterable[bytes | RowFailure]
+    ) -> None:
+        for number, text in zip(numbers, texts, strict=True):
+            if isinstance(text, RowFailure):
+                self._mark_row(arena, index, number, text.error)
+            elif not arena.write_bytes("out", index, number, text):
+                arena.outcome[number] = Outcome.TOO_LARGE
+
+    def _mark_row(self, arena: Arena, index: int, number: int, error: BaseException) -> None:
+        """Mark a row without an answer: its caller can mend what the model refuses, and is told."""
+        if isinstance(error, InvalidInput):
+            logger.info("a request was refused: %s", error)
+            arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
+            arena.outcome[number] = Outcome.REFUSED
+        else:
+            arena.outcome[number], arena.error_id[number] = _log_failure(error)
+            self._doubtful = True
+
+    def _fail(self, batch: Batch, error: BaseException, started_ns: int) -> None:
+        outcome, error_id = _log_failure(error)
+        for lot in batch.lots:
+            lane = batch.lanes[lot.lane]
+            lane.arena.done[lot.numbers] = (outcome, started_ns, self._clock_ns(), error_id)
+            lane.send(lot.numbers)
+
+
+def _log_failure(error: BaseException) -> tuple[Outcome, int]:
+    """Write why rows have no answer into the log; returns what they are told, and the id under which it is there."""
+    error_id = secrets.randbits(63)
+    if isinstance(error, OutOfMemory):
+        logger.error("error id %016x: the device has no memory for it", error_id, exc_info=error)
+        return Outcome.OUT_OF_MEMORY, error_id
+    logger.error("error id %016x: scoring failed", error_id, exc_info=error)
+    return Outcome.FAILED, error_id
+
+
+def _check_texts(texts: Sequence[Any], rows: int) -> Sequence[Any]:
+    if len(texts) != rows:
+        raise ValueError(f"{len(texts)} answers came for a batch of {rows}")
+    return texts

@@ -1,0 +1,136 @@
+"""The device's side of the arenas: the lanes to the frontends, and batches of their rows."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from stoker.arena import Arena, Outcome
+from stoker.device.planner import Lot
+
+__all__ = ["Batch", "Lane"]
+
+_READ_BYTES: Final = 1 << 14
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The device's side of one arena: a frontend's rows and the doorbell to it.
+
+    One thread at a time receives; any thread may hand rows back, also those of a lane that has been closed since.
+    """
+
+    arena: Arena
+    doorbell: socket.socket
+    unread: bytes = b""
+    unsent: bytes = b""
+    _poller: select.epoll | None = field(default=None, init=False)
+    # Another file may have the number of a doorbell that was closed; so nobody sends while it is closed.
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def open(self, poller: select.epoll) -> int:
+        """Let `poller` watch the doorbell; returns its file descriptor."""
+        self.doorbell.setblocking(False)
+        self._poller = poller
+        poller.register(self.doorbell, select.EPOLLIN)
+        return self.doorbell.fileno()
+
+    def close(self) -> None:
+        """Take leave of the frontend."""
+        with self._lock:
+            if self._poller is not None:
+                self._poller.unregister(self.doorbell)
+                self._poller = None
+            self.doorbell.close()
+            self.unsent = b""
+
+    def receive(self) -> np.ndarray | None:
+        """Row numbers that have arrived, `uint32[rows]`; None when the frontend has gone."""
+        try:
+            data = self.doorbell.recv(_READ_BYTES)
+        except BlockingIOError:
+            return np.empty(0, np.uint32)
+        except OSError:
+            return None
+        if not data:
+            return None
+        if self.unread or len(data) % 4:
+            data = self.unread + data
+            whole = len(data) - len(data) % 4
+            data, self.unread = data[:whole], data[whole:]
+        return np.frombuffer(data, np.uint32)
+
+    def hand_back(self, numbers: np.ndarray, outcome: Outcome, now_ns: int) -> None:
+        """Hand rows back that were not run."""
+        self.arena.done[numbers] = (outcome, now_ns, now_ns, 0)
+        self.send(numbers)
+
+    def send(self, numbers: np.ndarray) -> None:
+        """Hand rows back; what a full doorbell does not take goes out when it is writable."""
+        data = numbers.tobytes()
+        with self._lock:
+            if self.unsent:
+                self.unsent += data
+                return
+            self.unsent = self._push(data)
+            if self.unsent and self._poller is not None:
+                self._poller.modify(self.doorbell, select.EPOLLIN | select.EPOLLOUT)
+
+    def flush(self) -> None:
+        """Send what waits: the doorbell is writable."""
+        with self._lock:
+            self.unsent = self._push(self.unsent)
+            if not self.unsent and self._poller is not None:
+                self._poller.modify(self.doorbell, select.EPOLLIN)
+
+    def _push(self, data: bytes) -> bytes:
+        """Send as much as the doorbell takes; returns the rest."""
+        try:
+            sent = self.doorbell.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # The frontend has gone; the next read sees EOF and removes the lane.
+            sent = len(data)
+        return data[sent:]
+
+
+class Batch(NamedTuple):
+    """Rows that run together.
+
+    Attributes:
+        lots: The rows.
+        rows: How many.
+        lanes: Where they came from, by the lots' keys; lanes that are closed meanwhile stay in it.
+        reason: Why it left: one of `metrics.REASONS`.
+    """
+
+    lots: list[Lot]
+    rows: int
+    lanes: Mapping[int, Lane]
+    reason: str
+
+    def split(self, most_rows: int) -> list[Batch]:
+        """The same rows in batches of at most `most_rows`."""
+        parts: list[Batch] = []
+        lots: list[Lot] = []
+        room = most_rows
+        for lot in self.lots:
+            start = 0
+            while start < lot.rows:
+                stop = min(lot.rows, start + room)
+                lots.append(lot.between(start, stop))
+                room -= stop - start
+                start = stop
+                if not room:
+                    parts.append(self._replace(lots=lots, rows=most_rows))
+                    lots, room = [], most_rows
+        if lots:
+            parts.append(self._replace(lots=lots, rows=most_rows - room))
+        return parts

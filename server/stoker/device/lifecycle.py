@@ -1,0 +1,216 @@
+"""The life of a servable in a device process: load, warm up, then ready."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
+from stoker.device.canary import Canary, made_up_row
+from stoker.errors import LoadFailed
+from stoker.runtimes.base import GPU_INSTANCES, BufferedRuntime, ForkingRuntime, OutOfMemory, Runtime
+from stoker.servable import Device, Servable
+from stoker.tensors import Signature, check_batch
+
+__all__ = ["Loaded", "fork", "load", "load_runtime"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A servable that is ready to serve.
+
+    Attributes:
+        runtime: The loaded runtime, for the thread that has loaded it.
+        load_s: Seconds until it was loaded.
+        warm_up_s: Seconds that its first batches took.
+        max_batch_rows: Most rows in one batch.
+        sizes: The sizes that its batches have.
+        instances: How many batches are to run at the same time, each by a thread with a runtime of its own.
+        canary: What tells whether its device still computes; None where nothing is made up for a model.
+    """
+
+    runtime: Runtime
+    load_s: float
+    warm_up_s: float
+    max_batch_rows: int
+    sizes: BatchSizes
+    instances: int
+    canary: Canary | None
+
+    @property
+    def signature(self) -> Signature:
+        """What the servable takes and gives."""
+        return self.runtime.signature
+
+
+def load(servable: Servable, device: Device, threads: int) -> Loaded:
+    """Load a servable and run its first batches, one of each size, so that no caller pays for them.
+
+    Raises:
+        LoadFailed: It cannot be loaded, it fails on zeros, or its settings contradict each other.
+    """
+    begun = time.perf_counter()
+    servable = with_batch_sizes(servable, device)
+    runtime = load_runtime(servable, device, threads)
+    loaded = time.perf_counter()
+    signature = runtime.signature
+    sizes = BatchSizes(servable.batch_buckets or () if signature.takes == "rows" else ())
+    most = _most_rows(servable, signature)
+    if signature.takes == "rows":
+        most = _warm_up(runtime, servable.name, most, sizes)
+    return Loaded(
+        runtime,
+        loaded - begun,
+        time.perf_counter() - loaded,
+        most,
+        sizes,
+        _instances(servable, device, runtime),
+        _canary(servable, device, runtime, sizes),
+    )
+
+
+def fork(loaded: Loaded, name: str) -> tuple[Runtime, Loaded]:
+    """Make a further runtime of what is loaded, for the thread that calls, and run its first batches.
+
+    Args:
+        loaded: What is loaded; `instances` says how often it can be forked.
+        name: The model's name.
+
+    Returns:
+        The runtime, and `loaded` with the time that this took, and with smaller batches if need be.
+
+    Raises:
+        LoadFailed: It fails on zeros.
+    """
+    begun = time.perf_counter()
+    assert isinstance(loaded.runtime, ForkingRuntime), "else it has one instance"
+    runtime = loaded.runtime.fork()
+    most = loaded.max_batch_rows
+    if loaded.signature.takes == "rows":
+        most = _warm_up(runtime, name, most, loaded.sizes)
+    warm_up_s = loaded.warm_up_s + time.perf_counter() - begun
+    return runtime, dataclasses.replace(loaded, warm_up_s=warm_up_s, max_batch_rows=most)
+
+
+def _most_rows(servable: Servable, signature: Signature) -> int:
+    if signature.script is not None:
+        # It may take requests one by one only: then an answer must not wait for those behind it.
+        return signature.script.max_requests
+    if signature.tensors is not None and not signature.tensors.batched:
+        return 1
+    return servable.max_batch_rows
+
+
+def _instances(servable: Servable, device: Device, runtime: Runtime) -> int:
+    forks = isinstance(runtime, ForkingRuntime)
+    if servable.instances is None:
+        return GPU_INSTANCES if forks and device.kind == "cuda" else 1
+    if servable.instances > 1 and not forks:
+        raise LoadFailed(
+            f"{servable.name} cannot have {servable.instances} instances: an entry script runs on one thread; "
+            "leave instances out, or set replicas for several processes"
+        )
+    return servable.instances
+
+
+def _canary(servable: Servable, device: Device, runtime: Runtime, sizes: BatchSizes) -> Canary | None:
+    """A canary for frameworks on GPUs; what a script's `run` does beside computing is not known, so it gets none."""
+    if device.kind == "cpu" or servable.framework == "script":
+        return None
+    canary = Canary(made_up_row(runtime.signature, sizes))
+    if (failure := canary.failure(runtime)) is not None:
+        logger.warning(
+            "%s: whether it still computes cannot be tried out while it serves: %s", servable.name, failure
+        )
+        return None
+    return canary
+
+
+def _warm_up(runtime: Runtime, name: str, max_batch_rows: int, sizes: BatchSizes) -> int:
+    """Run a batch of zeros of each size, the largest first: what it needs is enough for all others.
+
+    Returns:
+        The most rows for which the device has memory.
+    """
+    most = max_batch_rows
+    todo = sorted({size for size in sizes.buckets or (1, most) if size <= most}, reverse=True)
+    while todo:
+        try:
+            _run_zeros(runtime, name, todo[0])
+        except OutOfMemory as error:
+            smaller = sizes.smaller(todo[0])
+            if smaller is None:
+                raise LoadFailed(f"the device has no memory for one row of {name}: {error}") from error
+            logger.warning(
+                "%s: the device has no memory for a batch of %d rows; max_batch_rows is %d: %s",
+                name,
+                todo[0],
+                smaller,
+                error,
+            )
+            most = smaller
+            todo = [smaller, *(size for size in todo if size < smaller)]
+        else:
+            del todo[0]
+    return most
+
+
+def _run_zeros(runtime: Runtime, name: str, rows: int) -> None:
+    if isinstance(runtime, BufferedRuntime):
+        inputs = [buffer[:rows] for buffer in runtime.buffers()]
+        for array in inputs:
+            array[...] = 0
+    else:
+        inputs = [np.zeros((rows, *spec.shape), spec.dtype) for spec in runtime.signature.inputs]
+    try:
+        outputs: Any = runtime.run(inputs)
+        for spec, batch in zip(runtime.signature.outputs, outputs, strict=True):
+            if not spec.variable:
+                check_batch(spec, batch, rows)
+    except OutOfMemory:
+        raise
+    except Exception as error:
+        raise LoadFailed(f"{name} fails on a batch of {rows} rows of zeros: {error}") from error
+
+
+def load_runtime(servable: Servable, device: Device, threads: int) -> Runtime:
+    """Load a servable onto a device.
+
+    Args:
+        servable: What to load.
+        device: Where it runs.
+        threads: Threads that one CPU operation may use.
+
+    Raises:
+        LoadFailed: It cannot be loaded; the message says why.
+    """
+    load = _loader(servable.framework)
+    return load(servable, device, threads)
+
+
+def _loader(framework: str) -> Callable[[Servable, Device, int], Runtime]:
+    match framework:
+        case "onnx":
+            from stoker.runtimes.onnx import load_onnx
+
+            return load_onnx
+        case "tensorflow":
+            from stoker.runtimes.tensorflow import load_saved_model
+
+            return load_saved_model
+        case "script":
+            from stoker.runtimes.script import load_script
+
+            return load_script
+        case _:
+            raise LoadFailed(
+                f"framework {framework!r} cannot be served by itself; register it with an entry script (score.py)"
+            )

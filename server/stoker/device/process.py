@@ -1,0 +1,169 @@
+"""The device process: one device, the models on it, a thread for each instance of a model.
+
+Started by the supervisor as `python -m stoker.device.process --control-fd N`. What they tell each other is in
+`stoker.control.device_messages`. It ends when the control channel does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import threading
+from typing import NoReturn, assert_never
+
+from stoker.arena import Arena
+from stoker.control.channel import ControlChannel
+from stoker.control.device_messages import (
+    DEVICE_END,
+    AddLane,
+    DeviceChosen,
+    Failed,
+    FromDevice,
+    Loaded,
+    StartDevice,
+    ToDevice,
+    Unloaded,
+    UnloadModel,
+)
+from stoker.device.lanes import Lane
+from stoker.device.lock_guard import LockGuard
+from stoker.device.model_threads import ModelThreads
+from stoker.errors import LoadFailed, OperatorError
+from stoker.gpu.devices import enter_device
+from stoker.logs import configure_logging
+from stoker.metrics import MetricMemory
+from stoker.process_end import STACKS_SIGNAL
+from stoker.scripts.environment import enter_script_process, leave_script_process
+from stoker.yielding import stop_yielding
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+
+class _DeviceProcess:
+    def __init__(self, channel: ControlChannel[FromDevice, ToDevice]) -> None:
+        self._channel = channel
+        self._models: dict[int, ModelThreads] = {}
+        self.runs_script = False
+        self._lock_guard = LockGuard()
+
+    def serve(self) -> int:
+        while (received := self._channel.receive()) is not None:
+            message, fds = received
+            try:
+                self._handle(message, fds)
+            except OperatorError as error:
+                self._channel.send(Failed(str(error), error.code, error.exit_code))
+                return error.exit_code
+        self._lock_guard.stop()
+        return 0
+
+    def _handle(self, message: ToDevice, fds: list[int]) -> None:
+        match message:
+            case StartDevice():
+                self._start(message, fds[0])
+            case AddLane():
+                arena_fd, doorbell_fd = fds
+                self._add_lane(message, arena_fd, doorbell_fd)
+            case UnloadModel(number):
+                # A batch may be under way for callers that have gone.
+                threading.Thread(target=self._unload, args=(number,), daemon=True).start()
+            case _:
+                assert_never(message)
+
+    def _start(self, start: StartDevice, metrics_fd: int) -> None:
+        try:
+            self._load(start, metrics_fd)
+        finally:
+            if start.yields:
+                stop_yielding(start.niceness)
+
+    def _load(self, start: StartDevice, metrics_fd: int) -> None:
+        configure_logging(f"device {start.name}")
+        page = MetricMemory(metrics_fd).page(start.page)
+        os.close(metrics_fd)
+        device, reason = enter_device(start.device, {model.servable.framework for model in start.models})
+        self._channel.send(DeviceChosen(str(device), device.description, reason))
+        for model in start.models:
+            servable = model.servable
+            if servable.framework == "script":
+                self.runs_script = True
+                enter_script_process(servable)
+            instances = ModelThreads(servable, model.max_delay_ms, page.model(model.slot))
+            try:
+                loaded = instances.start(device, model.threads)
+            except OperatorError:
+                raise
+            except Exception as error:
+                logger.exception("loading %s failed", servable.name)
+                raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
+            self._models[model.number] = instances
+            self._lock_guard.add(model.number, servable.timeout_ms)
+            self._channel.send(Loaded(model.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
+        self._lock_guard.start()
+        for instances in self._models.values():
+            instances.serve()
+
+    def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
+        arena = Arena(arena_fd, message.signature, message.capacity_rows)
+        os.close(arena_fd)
+        lane = Lane(arena, socket.socket(fileno=doorbell_fd))
+        self._models[message.number].add_lane(lane)
+
+    def _unload(self, number: int) -> None:
+        model = self._models.pop(number)
+        model.stop()
+        with self._lock_guard.suspended():
+            self._lock_guard.remove(number)
+            del model
+            # Frameworks' objects refer to each other in circles.
+            gc.collect()
+        self._channel.send(Unloaded(number))
+
+
+def _leave_ending_to_the_supervisor() -> None:
+    """Let SIGTERM and SIGINT, which may go to a whole process group, do nothing: the supervisor drains first.
+
+    They are not ignored, or whatever a script starts would ignore them too: a handler does not outlive `exec`.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_heed_signals)
+
+
+def _heed_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def main() -> int:
+    """Entry point of the device process."""
+    parser = argparse.ArgumentParser(
+        prog="stoker.device.process", description="Started by `stoker serve`, not by hand."
+    )
+    parser.add_argument("--control-fd", type=int, required=True)
+    args = parser.parse_args()
+    _leave_ending_to_the_supervisor()
+    faulthandler.register(STACKS_SIGNAL)
+    configure_logging("device")
+    process = _DeviceProcess(ControlChannel.inherited(args.control_fd, DEVICE_END))
+    code = process.serve()
+
+    def end() -> NoReturn:
+        # Model threads may be inside a runtime that cannot be interrupted.
+        logging.shutdown()
+        os._exit(code)
+
+    if process.runs_script:
+        leave_script_process(end)
+    end()
+
+
+if __name__ == "__main__":
+    main()

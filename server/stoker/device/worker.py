@@ -1,0 +1,287 @@
+"""A model's batches: threads that turn the rows of many frontends into them, and run them.
+
+Doorbells in, planner, runtime, doorbells out. Where a model has several instances, their threads take turns (leader
+and followers): one waits for rows and plans; when it has a batch, it lets the next one lead, and runs the batch. So
+one batch is gathered and copied while another one is computed. While all of them run batches nobody looks for rows:
+these gather, and make up the next batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stoker.arena import AWAKE_NS, LONE_ROWS, Outcome
+from stoker.device.batch_cap import BatchCap
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary
+from stoker.device.instance import Instance
+from stoker.device.lanes import Batch, Lane
+from stoker.device.occupancy import Occupancy
+from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
+from stoker.metrics import ModelMetrics
+from stoker.runtimes.base import Runtime
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_S: Final = 0.05
+
+
+class _CheckDevice:
+    """What the leader has to do instead of a batch when it is time for the canary."""
+
+
+class Worker:
+    """Serves one model with all threads that call `serve`, each for an instance of its own.
+
+    Locks are taken in this order: the leader's, then one of a lane or that of what is counted. The only thread of a
+    single instance always leads, and takes the leader's only when it ends.
+
+    Attributes:
+        instances: All instances; each belongs to the thread that has added it. None is added once one serves.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        policy: BatchPolicy,
+        metrics: ModelMetrics,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        sizes: BatchSizes | None = None,
+        canary: Canary | None = None,
+    ) -> None:
+        """Make the first instance.
+
+        Args:
+            runtime: What the first instance runs.
+            policy: Settings of batching.
+            metrics: Where batches are counted; nobody else writes what is counted here.
+            clock_ns: The time.
+            sizes: The sizes of batches; None lets them run as they come.
+            canary: Tells whether the device still computes; None if that is not asked.
+        """
+        self._metrics = metrics
+        self._clock_ns = clock_ns
+        self._sizes = sizes or BatchSizes()
+        self._cap = BatchCap(policy, self._sizes, metrics)
+        self._canary = canary
+        self._occupancy = Occupancy()
+        self.instances: list[Instance] = []
+        self.add_instance(runtime)
+        # The leader's; whoever leads next finds it as it was left.
+        self._leader = threading.Lock()
+        self._queue = RowQueue()
+        self._times = ServiceTimes()
+        self._poller = select.epoll()
+        # Never changed, only replaced: a batch keeps the lanes of the moment when it left.
+        self._lanes: dict[int, Lane] = {}
+        self._look_again_ns: int | None = None
+        self._lone_rows = 0
+        self._left = 0
+        # Everybody's.
+        self._counting = threading.Lock()
+        self._active_ns = clock_ns()
+        self._arriving = threading.Lock()
+        self._new_lanes: list[Lane] = []
+        self._stopped = self._closed = False
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._wake_fd, select.EPOLLIN)
+
+    def add_instance(self, runtime: Runtime) -> Instance:
+        """Make a further instance, for the thread that calls."""
+        instance = Instance(
+            runtime, self._sizes, self._cap, self._occupancy.alone, self._canary, self._clock_ns
+        )
+        self.instances.append(instance)
+        self._occupancy.several = len(self.instances) > 1
+        return instance
+
+    def add_lane(self, lane: Lane) -> None:
+        """Serve a frontend's rows from now on; callable from any thread."""
+        with self._arriving:
+            self._new_lanes.append(lane)
+            self._wake()
+
+    def stop(self) -> None:
+        """Let `serve` return, after the batches that are under way; callable from any thread."""
+        with self._arriving:
+            self._stopped = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def serve(self, instance: Instance | None = None) -> None:
+        """Serve until `stop` is called; when all threads have returned, no frontend can be served any more.
+
+        Args:
+            instance: The one of this thread; by default the first.
+        """
+        while not self._stopped:
+            self.turn(instance=instance)
+        with self._leader:
+            self._left += 1
+            if self._left == len(self.instances):
+                self._close()
+
+    def _close(self) -> None:
+        self._metrics.flush_queued()
+        for fd in list(self._lanes):
+            self._drop(fd)
+        self._poller.close()
+        with self._arriving:
+            self._closed = True
+            os.close(self._wake_fd)
+
+    def turn(self, most_s: float | None = None, instance: Instance | None = None) -> int | None:
+        """Lead until rows have come, then run at most one batch.
+
+        Args:
+            most_s: How long to wait for rows, for tests; None does not limit it.
+            instance: What runs the batch; by default the first.
+
+        Returns:
+            When to look again, for tests; 0 if rows are left that could leave at once.
+        """
+        instance = instance or self.instances[0]
+        if self._occupancy.several:
+            with self._leader:
+                todo = self._lead(most_s)
+        else:
+            todo = self._lead(most_s)
+        if isinstance(todo, Batch):
+            self._run(instance, todo)
+        elif todo is not None:
+            instance.check_device()
+        return self._look_again_ns
+
+    def _wait_s(self, most_s: float | None) -> float | None:
+        """How long the leader may sleep if nothing comes."""
+        if self._look_again_ns is not None:
+            wait_s = max(0, self._look_again_ns - self._clock_ns()) / 1e9
+        elif self._metrics.notes:
+            wait_s = _FLUSH_S
+        elif self._canary is not None:
+            wait_s = max(0, self._active_ns + self._canary.idle_ns - self._clock_ns()) / 1e9
+        else:
+            return most_s
+        return wait_s if most_s is None else min(wait_s, most_s)
+
+    def _lead(self, most_s: float | None) -> Batch | _CheckDevice | None:
+        """Wait for rows; returns what is to be done now."""
+        if self._stopped:
+            return None
+        wait_s = self._wait_s(most_s)
+        if most_s is None and self._lone_rows >= LONE_ROWS and self._look_again_ns is None:
+            self._linger()
+        events = self._poller.poll(wait_s)
+        if not events:
+            with self._counting:
+                self._metrics.flush_queued()
+        if self._queue.rows:
+            self._refresh_deadlines()
+        for fd, event in events:
+            self._on_event(fd, event)
+        todo = plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
+        for lot in todo.expired:
+            self._lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
+        left_rows = self._queue.rows
+        self._metrics.set_queued_rows(left_rows)
+        lots = todo.batch
+        self._look_again_ns = 0 if lots and left_rows else todo.look_again_ns
+        if lots:
+            rows = lots[0].rows if len(lots) == 1 else sum(lot.rows for lot in lots)
+            return Batch(lots, rows, self._lanes, todo.reason)
+        return None if events or left_rows else self._check_if_idle()
+
+    def _check_if_idle(self) -> _CheckDevice | None:
+        """The canary, if it is time for it."""
+        now_ns = self._clock_ns()
+        if self._canary is None or now_ns < self._active_ns + self._canary.idle_ns:
+            return None
+        # Else the next leader would send it too.
+        self._active_ns = now_ns
+        return _CheckDevice()
+
+    def _linger(self) -> None:
+        """After lone rows, look for the next one a little while before sleeping."""
+        until_ns = self._clock_ns() + AWAKE_NS
+        while self._clock_ns() < until_ns:
+            if self._poller.poll(0):
+                return
+        self._lone_rows = 0
+
+    def _refresh_deadlines(self) -> None:
+        """See which of the rows that were left waiting have been given up meanwhile."""
+        for lot in self._queue.lots:
+            lot.deadline_ns[:] = self._lanes[lot.lane].arena.deadline_ns[lot.numbers]
+
+    def _on_event(self, fd: int, event: int) -> None:
+        if fd == self._wake_fd:
+            os.eventfd_read(fd)
+            with self._arriving:
+                arrived, self._new_lanes = self._new_lanes, []
+            self._lanes = self._lanes | {lane.open(self._poller): lane for lane in arrived}
+            return
+        lane = self._lanes[fd]
+        if event & select.EPOLLHUP:
+            # The frontend has gone: what it queued is not worth running.
+            self._drop(fd)
+            return
+        if event & select.EPOLLOUT:
+            lane.flush()
+        if event & ~select.EPOLLOUT:
+            self._receive(fd, lane)
+
+    def _receive(self, fd: int, lane: Lane) -> None:
+        numbers = lane.receive()
+        if numbers is None:
+            self._drop(fd)
+        elif len(numbers):
+            try:
+                queued = lane.arena.queued[numbers]
+            except IndexError:
+                logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
+                self._drop(fd)
+            else:
+                self._queue.push(
+                    fd, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2]
+                )
+
+    def _drop(self, fd: int) -> None:
+        self._queue.drop_lane(fd)
+        self._lanes[fd].close()
+        self._lanes = {key: lane for key, lane in self._lanes.items() if key != fd}
+
+    def _run(self, instance: Instance, batch: Batch) -> None:
+        self._occupancy.enter()
+        started_ns = self._clock_ns()
+        instance.run(batch, started_ns)
+        elapsed_ns = self._clock_ns() - started_ns
+        self._occupancy.leave()
+        # Counted only when the callers have their answers already.
+        with self._counting:
+            self._count(instance, batch, started_ns, elapsed_ns)
+        if not self._occupancy.several:
+            # Nobody leads meanwhile.
+            lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
+            self._lone_rows = self._lone_rows + 1 if lone else 0
+
+    def _count(self, instance: Instance, batch: Batch, started_ns: int, elapsed_ns: int) -> None:
+        self._active_ns = started_ns + elapsed_ns
+        self._times.learn(self._sizes.filled(batch.rows), elapsed_ns)
+        self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
+        for lot in batch.lots:
+            self._metrics.note_queued(started_ns - lot.enqueued_ns)
+        if instance.padding_rows:
+            self._metrics.count_padding(instance.padding_rows)
+            instance.padding_rows = 0

@@ -1,0 +1,195 @@
+"""What the NVIDIA driver says of its GPUs, through NVML (docs.nvidia.com/deploy/nvml-api).
+
+Any query may be unsupported: by the GPU, by its MIG mode, by a virtual machine, by an older driver. Its value is then
+absent, and the others are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from stoker.gpu.facts import Driver, Gpu, GpuReading, MigDevice
+
+__all__ = ["GpuReader", "describe_driver", "gpus"]
+
+_TEMPERATURE_OF_THE_CHIP: Final = 0
+_GONE: Final = (
+    "NVML_ERROR_UNINITIALIZED",
+    "NVML_ERROR_DRIVER_NOT_LOADED",
+    "NVML_ERROR_GPU_IS_LOST",
+    "NVML_ERROR_RESET_REQUIRED",
+    "NVML_ERROR_UNKNOWN",
+)
+"""What NVML says of a GPU or driver that has gone; it may be back for one who asks anew."""
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that the NVIDIA driver sees, in the order of the PCI bus.
+
+    Raises:
+        OSError: There is no usable NVIDIA driver.
+    """
+    with _opened() as nvml:
+        found = [_gpu(nvml, index, handle) for index, handle in _handles(nvml) if handle is not None]
+    return [gpu for gpu in found if gpu is not None]
+
+
+def describe_driver() -> Driver:
+    """The NVIDIA driver.
+
+    Raises:
+        OSError: There is no usable one.
+    """
+    with _opened() as nvml:
+        version = _ask(nvml, (), "nvmlSystemGetDriverVersion")
+        cuda = _ask(nvml, (), "nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
+    return Driver(version, None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
+
+
+class GpuReader:
+    """Reads all GPUs again and again; NVML stays initialised in between, for that takes longer than to read.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._has_read = False
+
+    def read(self) -> list[GpuReading]:
+        """Read every GPU; those that have gone are left out until they are back, and so is a restarted driver's.
+
+        Raises:
+            OSError: There is no usable NVIDIA driver, and there was none before.
+        """
+        try:
+            if self._nvml is None:
+                self._nvml = _open()
+        except OSError:
+            if self._has_read:
+                return []
+            raise
+        self._has_read = True
+        nvml, readings, gone = self._nvml, [], False
+        try:
+            for index, handle in _handles(nvml):
+                reading = None if handle is None else _reading(nvml, index, handle)
+                gone |= reading is None
+                readings += [] if reading is None else [reading]
+        except nvml.NVMLError:
+            gone = True
+        if gone:
+            self._nvml = None
+            with suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+        return readings
+
+
+def _open() -> Any:
+    """NVML, initialised."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise OSError(f"no NVIDIA driver is usable here (NVML: {error})") from error
+    return pynvml
+
+
+@contextmanager
+def _opened() -> Iterator[Any]:
+    nvml = _open()
+    try:
+        yield nvml
+    except nvml.NVMLError as error:
+        raise OSError(f"the NVIDIA driver does not answer (NVML: {error})") from error
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
+    """Each GPU's number and handle; None for one that has gone. Those that this process may not use are left out."""
+    gone = {getattr(nvml, name) for name in _GONE}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            yield index, nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as error:
+            if error.value in gone:
+                yield index, None
+
+
+def _ask(nvml: Any, arguments: tuple[Any, ...], *functions: str) -> Any:
+    """What the first of these functions says that is supported; None if none is."""
+    for name in functions:
+        function = getattr(nvml, name, None)
+        with suppress(nvml.NVMLError):
+            if function is not None:
+                return function(*arguments)
+    return None
+
+
+def _gpu(nvml: Any, index: int, handle: Any) -> Gpu | None:
+    uuid = _ask(nvml, (handle,), "nvmlDeviceGetUUID")
+    if uuid is None:
+        return None
+    memory = _ask(nvml, (handle,), "nvmlDeviceGetMemoryInfo")
+    capability = _ask(nvml, (handle,), "nvmlDeviceGetCudaComputeCapability")
+    bus = _ask(nvml, (handle,), "nvmlDeviceGetPciInfo")
+    mode = _ask(nvml, (handle,), "nvmlDeviceGetMigMode")
+    divided = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    return Gpu(
+        index,
+        uuid,
+        _ask(nvml, (handle,), "nvmlDeviceGetName") or "NVIDIA GPU",
+        None if memory is None else int(memory.total),
+        None if memory is None else int(memory.free),
+        None if capability is None else ".".join(map(str, capability)),
+        None if bus is None else bus.busId,
+        divided,
+        tuple(_mig_devices(nvml, handle)) if divided else (),
+    )
+
+
+def _mig_devices(nvml: Any, handle: Any) -> Iterator[MigDevice]:
+    for number in range(_ask(nvml, (handle,), "nvmlDeviceGetMaxMigDeviceCount") or 0):
+        part = _ask(nvml, (handle, number), "nvmlDeviceGetMigDeviceHandleByIndex")
+        uuid = None if part is None else _ask(nvml, (part,), "nvmlDeviceGetUUID")
+        if uuid is None:
+            continue
+        memory = _ask(nvml, (part,), "nvmlDeviceGetMemoryInfo")
+        yield MigDevice(
+            uuid,
+            _ask(nvml, (part,), "nvmlDeviceGetName") or "MIG device",
+            None if memory is None else int(memory.total),
+            None if memory is None else int(memory.free),
+        )
+
+
+def _reading(nvml: Any, index: int, handle: Any) -> GpuReading | None:
+    uuid = _ask(nvml, (handle,), "nvmlDeviceGetUUID")
+    if uuid is None:
+        return None
+    memory = _ask(nvml, (handle,), "nvmlDeviceGetMemoryInfo")
+    busy = _ask(nvml, (handle,), "nvmlDeviceGetUtilizationRates")
+    chip = (handle, _TEMPERATURE_OF_THE_CHIP)
+    return GpuReading(
+        index,
+        uuid,
+        memory_total_bytes=None if memory is None else int(memory.total),
+        memory_used_bytes=None if memory is None else int(memory.used),
+        memory_free_bytes=None if memory is None else int(memory.free),
+        utilization_percent=None if busy is None else int(busy.gpu),
+        power_mw=_ask(nvml, (handle,), "nvmlDeviceGetPowerUsage"),
+        power_limit_mw=_ask(nvml, (handle,), "nvmlDeviceGetEnforcedPowerLimit"),
+        temperature_c=_ask(nvml, chip, "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
+        energy_mj=_ask(nvml, (handle,), "nvmlDeviceGetTotalEnergyConsumption"),
+        throttle_bits=_ask(
+            nvml,
+            (handle,),
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+        ),
+    )

@@ -1,0 +1,190 @@
+"""Whether a runtime can use the GPU that CUDA sees, and what it lacks.
+
+CUDA's libraries are loaded: the process must have been confined to the GPU before, and stays so.
+`python -m stoker.gpu.probes RUNTIME` prints the answer as JSON, for callers that are to go on without these
+libraries, or after a crash in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib import metadata, util
+from pathlib import Path
+from typing import Final
+
+__all__ = ["RUNTIMES", "cuda_libraries", "preload_cuda", "probe"]
+
+RUNTIMES: Final = {
+    "onnx": "ONNX Runtime (CUDA)",
+    "tensorrt": "ONNX Runtime (TensorRT)",
+    "tensorflow": "TensorFlow",
+}
+"""What is asked, by its name for `probe`: ONNX models, those with `provider: tensorrt`, and SavedModels."""
+
+# An ONNX model of one node, y = MatMul(x, x) for x of 2 rows and 2 columns.
+_PRODUCT: Final = (
+    b'\x08\x08:E\n\x11\n\x01x\n\x01x\x12\x01y"\x06MatMul\x12\x06square'
+    b"Z\x13\n\x01x\x12\x0e\n\x0c\x08\x01\x12\x08\n\x02\x08\x02\n\x02\x08\x02"
+    b"b\x13\n\x01y\x12\x0e\n\x0c\x08\x01\x12\x08\n\x02\x08\x02\n\x02\x08\x02B\x04\n\x00\x10\r"
+)
+_CUDA_FAILURE: Final = re.compile(r"\w+ failure [0-9]+: [^;\n]+")
+_CUDNN: Final = "libcudnn.so.9"
+
+
+def probe(runtime: str) -> str | None:
+    """Why a runtime cannot use the GPU, or None if it can.
+
+    Args:
+        runtime: One of `RUNTIMES`; of any other nothing is known, so nothing is wrong.
+    """
+    return _PROBES.get(runtime, _no_problem)()
+
+
+def preload_cuda() -> None:
+    """Load the CUDA and cuDNN libraries that came as Python packages, before ONNX Runtime looks for them.
+
+    ONNX Runtime looks beside its own package alone. Theirs may be another folder of `sys.path`, such as that of an
+    environment with PyTorch in it.
+    """
+    import onnxruntime
+
+    if not hasattr(onnxruntime, "preload_dlls"):
+        return
+    for library in cuda_libraries(getattr(onnxruntime, "cuda_version", "") or "", sys.path):
+        with suppress(OSError):
+            ctypes.CDLL(str(library))
+    # What is loaded already it finds by its name.
+    onnxruntime.preload_dlls()
+
+
+def cuda_libraries(version: str, folders: Sequence[str]) -> Iterator[Path]:
+    """Where NVIDIA's Python packages have put the libraries that ONNX Runtime needs, in the order to load them.
+
+    Args:
+        version: The version of CUDA that is needed, for instance `13.0`; nothing is found without one.
+        folders: Folders of packages; the first one that has a library wins.
+    """
+    major = version.partition(".")[0]
+    if not major.isdecimal():
+        return
+    cuda = int(major)
+    # Each before those that need it. cuFFT has always had the number of CUDA less one.
+    numbered = (("cublasLt", cuda), ("cublas", cuda), ("nvrtc", cuda), ("curand", 10), ("cufft", cuda - 1))
+    names = [*(f"lib{name}.so.{number}" for name, number in numbered), f"libcudart.so.{cuda}", _CUDNN]
+    # Since CUDA 13 one folder has all but cuDNN; before, each package had one.
+    places = [place for folder in folders for place in sorted(Path(folder, "nvidia").glob("*/lib"))]
+    for name in names:
+        found = [place / name for place in places if (place / name).is_file()]
+        yield from found[:1]
+
+
+def _no_problem() -> str | None:
+    return None
+
+
+def _onnx_problem() -> str | None:
+    return _onnx_library_problem("CUDA") or _product_problem()
+
+
+def _tensorrt_problem() -> str | None:
+    if util.find_spec("tensorrt") is not None:
+        # It loads the libraries that it brought, where the dynamic linker does not look.
+        try:
+            importlib.import_module("tensorrt")
+        except (ImportError, OSError) as error:
+            return f"the package tensorrt cannot be imported: {error}"
+    return _onnx_problem() or _onnx_library_problem("Tensorrt")
+
+
+def _onnx_library_problem(provider: str) -> str | None:
+    """Why a provider's library cannot be loaded; ONNX Runtime itself would log a line and go on without the GPU."""
+    import onnxruntime
+
+    name = f"onnxruntime {onnxruntime.__version__}"
+    if f"{provider}ExecutionProvider" not in onnxruntime.get_available_providers():
+        return f"{name} has no {provider} provider; install onnxruntime-gpu (installed: {_installed_onnxruntimes()})"
+    preload_cuda()
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    try:
+        shared = ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
+        shared.Provider_GetHost.restype = ctypes.c_void_p
+        if not shared.Provider_GetHost():
+            # A provider's library calls ONNX Runtime as soon as it is loaded, which is not there to answer yet.
+            return None
+        ctypes.CDLL(str(folder / f"libonnxruntime_providers_{provider.lower()}.so"))
+        # Newer versions do without, until a model has a convolution.
+        ctypes.CDLL(_CUDNN)
+    except OSError as error:
+        return f"ONNX Runtime's {provider} provider cannot be loaded: {error}; {_needs(provider)}"
+    return None
+
+
+def _needs(provider: str) -> str:
+    import onnxruntime
+
+    name = f"onnxruntime-gpu {onnxruntime.__version__}"
+    if provider == "Tensorrt":
+        return f"{name} needs TensorRT of the version that it was built for (pip install tensorrt brings it)"
+    cuda = getattr(onnxruntime, "cuda_version", "") or "of its build"
+    return f"{name} needs CUDA {cuda} and cuDNN 9 libraries (pip install 'onnxruntime-gpu[cuda,cudnn]' brings them)"
+
+
+def _product_problem() -> str | None:
+    """Why the CUDA provider cannot multiply: a driver that is too old, or a GPU that the build has no kernels for."""
+    import numpy as np
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    cuda = ("CUDAExecutionProvider", {"device_id": "0"})
+    try:
+        session = onnxruntime.InferenceSession(_PRODUCT, options, providers=[cuda], enable_fallback=0)
+        if cuda[0] not in session.get_providers():
+            return "ONNX Runtime does not take its CUDA provider, and does not say why"
+        (product,) = session.run(None, {"x": np.array([[1, 2], [3, 4]], np.float32)})
+    except Exception as error:  # noqa: BLE001  # whatever it is, models would meet it too
+        failure = _CUDA_FAILURE.search(str(error))
+        reason = failure[0].strip() if failure else str(error).partition("\n")[0]
+        return f"ONNX Runtime's CUDA provider cannot run: {reason}; {_needs('CUDA')}, and a driver for them"
+    if product.tolist() != [[7, 10], [15, 22]]:
+        return f"ONNX Runtime's CUDA provider computes wrong numbers: {product.tolist()}"
+    return None
+
+
+def _installed_onnxruntimes() -> str:
+    names = {"onnxruntime", "onnxruntime-gpu"} & {dist.metadata["Name"] for dist in metadata.distributions()}
+    return ", ".join(sorted(names)) or "none"
+
+
+def _tensorflow_problem() -> str | None:
+    if util.find_spec("tensorflow") is None:
+        return "TensorFlow is not installed; install it with: pip install 'stoker[tensorflow]'"
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        return None
+    build = tf.sysconfig.get_build_info()
+    if not build.get("is_cuda_build"):
+        return f"TensorFlow {tf.__version__} was built without CUDA"
+    return (
+        f"TensorFlow {tf.__version__} finds no GPU: it needs CUDA {build.get('cuda_version', '')} and cuDNN "
+        f"{build.get('cudnn_version', '')} libraries (pip install 'tensorflow[and-cuda]' brings them)"
+    )
+
+
+_PROBES: Final[dict[str, Callable[[], str | None]]] = {
+    "onnx": _onnx_problem,
+    "tensorrt": _tensorrt_problem,
+    "tensorflow": _tensorflow_problem,
+}
+
+
+if __name__ == "__main__":
+    # Frameworks print what they like; the answer is the last line.
+    sys.stdout.write(f"\n{json.dumps({'problem': probe(sys.argv[1])})}\n")

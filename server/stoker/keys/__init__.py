@@ -1,0 +1,1 @@
+"""Keys of services, and the tokens that are signed for them."""

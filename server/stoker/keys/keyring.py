@@ -1,0 +1,447 @@
+"""Bearer keys: create, hash, verify in constant time, rotate while servers run.
+
+Each service has a primary and a secondary key, both valid, so that callers can move from one to the other
+while the first is replaced. Two files hold them, both for the owner alone: `SERVICE.keys` can be read by
+`stoker keys show`, `SERVICE.verify` has only SHA-256 hashes and is all that a frontend opens. A service that takes
+tokens has a third file, `SERVICE.signing`, with the secret that signs them; see `stoker.keys.tokens`.
+
+A replacement is effective at once in every running frontend, without signals and without looking at files
+for each request: after the files are replaced, the shared counter in `generation` is raised. Frontends have
+that counter mapped and read it for each request, which costs some 40 ns; when it moved, they read the
+hashes anew.
+
+The module is imported by frontends, so it needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+import secrets
+from dataclasses import dataclass, field
+from hmac import compare_digest
+from typing import TYPE_CHECKING, Final, Literal
+
+from stoker.durable import locked, private_folder, replace_file
+from stoker.errors import InvalidSettings
+from stoker.names import checked_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = [
+    "ADMIN",
+    "BEARER_HEADER",
+    "AdminKey",
+    "KeyVerifier",
+    "Keyring",
+    "Keys",
+    "Slot",
+    "map_generation",
+    "read_signing_secret",
+    "services_that_sign",
+    "services_with_keys",
+]
+
+Slot = Literal["primary", "secondary"]
+
+ADMIN: Final = ".admin"
+"""Stands in the place of a service for the key of those who load and unload models; no service can be called so."""
+
+BEARER_HEADER: Final = "the header 'Authorization: Bearer <{}>'"
+"""How callers over HTTP send a key or a token, whichever its place is filled with."""
+
+MIN_KEY_CHARS = 16
+MAX_KEY_CHARS = 512
+_KEY = re.compile(r"[!-~]*", re.ASCII)
+_GENERATION_BYTES = 8
+_SECRET_BYTES = 32
+# Stands for "no header was accepted yet": random, so that no header equals it, not even an empty one.
+_NO_HEADER = secrets.token_bytes(32)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The two valid keys of a service; they stay out of `repr` and so out of logs.
+
+    Attributes:
+        primary: The key that callers use.
+        secondary: The key that they use while the primary one is replaced.
+    """
+
+    primary: str = field(repr=False)
+    secondary: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for slot, key in (("primary", self.primary), ("secondary", self.secondary)):
+            _check_key(slot, key)
+
+    @classmethod
+    def generate(cls) -> Keys:
+        """Make two keys of 256 random bits each."""
+        return cls(_new_key(), _new_key())
+
+    @classmethod
+    def given(cls, primary: str | None, secondary: str | None) -> Keys | None:
+        """Keys that the operator gave (STOKER_PRIMARY_KEY, STOKER_SECONDARY_KEY), None if there are none.
+
+        Where one is given, it is the only valid key: given keys are never mixed with those of the files.
+
+        Raises:
+            InvalidSettings: A given key is too short, too long, or cannot stand in a header.
+        """
+        one = primary if primary is not None else secondary
+        if one is None:
+            return None
+        return cls(one, secondary if secondary is not None else one)
+
+    def replaced(self, slot: Slot, key: str) -> Keys:
+        """These keys with another one in the slot."""
+        return Keys(key, self.secondary) if slot == "primary" else Keys(self.primary, key)
+
+    def digests(self) -> tuple[bytes, bytes]:
+        """SHA-256 of each key, primary first."""
+        return _digest(self.primary.encode()), _digest(self.secondary.encode())
+
+
+class Keyring:
+    """The stored keys of one service.
+
+    Args:
+        keys_dir: The workspace's folder of keys.
+        service: Name of the service.
+    """
+
+    def __init__(self, keys_dir: Path, service: str) -> None:
+        self.service = _checked(service)
+        self.keys_dir = keys_dir
+        self.path = keys_dir / f"{service}.keys"
+        """The readable keys, for messages that say where they are."""
+
+    def ensure(self) -> Keys:
+        """Return the keys after creating what is missing; processes that do so at once agree on the keys.
+
+        Raises:
+            InvalidSettings: The file of keys is there, but malformed.
+        """
+        private_folder(self.keys_dir)
+        with locked(self.keys_dir / ".lock"):
+            try:
+                keys = self.show()
+                self.path.chmod(0o600)
+            except FileNotFoundError:
+                keys = self._generate()
+                self._write_keys(keys)
+            self._publish(keys)
+        return keys
+
+    def _generate(self) -> Keys:
+        return Keys.generate()
+
+    def show(self) -> Keys:
+        """Return the keys.
+
+        Raises:
+            FileNotFoundError: The service has none yet.
+            InvalidSettings: The file of keys is malformed.
+        """
+        content = self.path.read_bytes()
+        try:
+            stored = json.loads(content)
+            return Keys(stored["primary"], stored["secondary"])
+        except (ValueError, KeyError, TypeError, InvalidSettings) as error:
+            raise InvalidSettings(
+                f"the keys of service {self.service} in {self.path} are malformed; "
+                "restore that file, or delete it to get new keys at the next start"
+            ) from error
+
+    def regenerate(self, slot: Slot, value: str | None = None) -> Keys:
+        """Replace one key, by a random one unless a value is given; running frontends follow at once.
+
+        Raises:
+            FileNotFoundError: The service has no keys yet.
+            InvalidSettings: The value is too short, too long, or cannot stand in a header.
+        """
+        key = _new_key() if value is None else value
+        _check_key(slot, key)
+        with locked(self.keys_dir / ".lock"):
+            keys = self.show().replaced(slot, key)
+            # The readable file goes first: whatever is interrupted, no key is valid that nobody can read.
+            self._write_keys(keys)
+            self._publish(keys)
+        return keys
+
+    def remove(self) -> None:
+        """Delete the keys and the signing secret of a service that is not served any more."""
+        if not self.keys_dir.is_dir():
+            return
+        with locked(self.keys_dir / ".lock"):
+            for path in (
+                self.path,
+                _verify_path(self.keys_dir, self.service),
+                _signing_path(self.keys_dir, self.service),
+            ):
+                path.unlink(missing_ok=True)
+
+    def ensure_signing_secret(self) -> bytes:
+        """Return the secret that signs tokens, made of 256 random bits where there is none yet.
+
+        Raises:
+            InvalidSettings: Its file is there, but malformed.
+        """
+        private_folder(self.keys_dir)
+        with locked(self.keys_dir / ".lock"):
+            try:
+                return read_signing_secret(self.keys_dir, self.service)
+            except FileNotFoundError:
+                return self._write_signing_secret()
+
+    def regenerate_signing_secret(self) -> None:
+        """Replace the secret that signs tokens: those given out so far are refused at once by running frontends.
+
+        Raises:
+            InvalidSettings: The service signs no tokens.
+        """
+        if not _signing_path(self.keys_dir, self.service).exists():
+            raise InvalidSettings(
+                f"service {self.service} signs no tokens; start it with --token-auth, which makes the secret"
+            )
+        with locked(self.keys_dir / ".lock"):
+            self._write_signing_secret()
+
+    def _write_signing_secret(self) -> bytes:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        stored = {"service": self.service, "signing_secret": secret.hex()}
+        path = _signing_path(self.keys_dir, self.service)
+        replace_file(path, json.dumps(stored, indent=2).encode() + b"\n")
+        _raise_generation(self.keys_dir)
+        return secret
+
+    def _write_keys(self, keys: Keys) -> None:
+        stored = {"service": self.service, "primary": keys.primary, "secondary": keys.secondary}
+        replace_file(self.path, json.dumps(stored, indent=2).encode() + b"\n")
+
+    def _publish(self, keys: Keys) -> None:
+        primary, secondary = (digest.hex() for digest in keys.digests())
+        stored = {"service": self.service, "primary_sha256": primary, "secondary_sha256": secondary}
+        replace_file(_verify_path(self.keys_dir, self.service), json.dumps(stored, indent=2).encode() + b"\n")
+        _raise_generation(self.keys_dir)
+
+
+class AdminKey(Keyring):
+    """The stored key for loading and unloading models: one, in both places of a pair."""
+
+    def __init__(self, keys_dir: Path) -> None:
+        super().__init__(keys_dir, ADMIN)
+
+    def _generate(self) -> Keys:
+        key = _new_key()
+        return Keys(key, key)
+
+    def replace(self, value: str | None = None) -> str:
+        """Replace it, by a random one unless a value is given; running servers follow at once.
+
+        Raises:
+            FileNotFoundError: There is none yet.
+            InvalidSettings: The value is too short, too long, or cannot stand in a header.
+        """
+        key = _new_key() if value is None else value
+        keys = Keys(key, key)
+        with locked(self.keys_dir / ".lock"):
+            self.show()
+            self._write_keys(keys)
+            self._publish(keys)
+        return key
+
+
+class KeyVerifier:
+    """A frontend's check of `Authorization` headers against the keys of one service.
+
+    Args:
+        keys_dir: The workspace's folder of keys, after `Keyring.ensure`.
+        service: Name of the service.
+        override: Keys given by the operator; then no file is read.
+
+    Raises:
+        FileNotFoundError: The folder has no keys, so `Keyring.ensure` did not run.
+    """
+
+    def __init__(self, keys_dir: Path, service: str, override: Keys | None = None) -> None:
+        self._service = service
+        self._path = _verify_path(keys_dir, service)
+        self._reported_generation = 0
+        self._digests: tuple[bytes, bytes] | None = None
+        self._last_primary = self._last_secondary = _NO_HEADER
+        if override is not None:
+            self._digests = override.digests()
+            self._generation = memoryview(bytes(_GENERATION_BYTES)).cast("Q")
+            self._loaded_generation = 0
+        else:
+            self._generation = map_generation(keys_dir)
+            self._loaded_generation = -1
+            self._reload()
+
+    def verify(self, authorization: bytes) -> bool:
+        """Say whether the value of an `Authorization` header carries a valid key.
+
+        The time taken tells nothing of how much of a wrong key is right: every comparison runs over the
+        whole value, and both keys are compared always.
+
+        Args:
+            authorization: The header's value, `Bearer KEY` with the scheme in any case; empty if absent.
+        """
+        if self._generation[0] != self._loaded_generation:
+            self._reload()
+        # Callers send the same header again and again: what was accepted last needs no hashing.
+        if compare_digest(authorization, self._last_primary) | compare_digest(
+            authorization, self._last_secondary
+        ):
+            return True
+        return self._verify_by_digest(authorization)
+
+    def _verify_by_digest(self, authorization: bytes) -> bool:
+        scheme, _, key = authorization.partition(b" ")
+        if self._digests is None or scheme.lower() != b"bearer" or len(key) > 2 * MAX_KEY_CHARS:
+            return False
+        presented = _digest(key.strip(b" \t"))
+        primary, secondary = self._digests
+        is_primary, is_secondary = compare_digest(presented, primary), compare_digest(presented, secondary)
+        if is_primary:
+            self._last_primary = authorization
+        elif is_secondary:
+            self._last_secondary = authorization
+        return is_primary | is_secondary
+
+    def _reload(self) -> None:
+        # The counter is read before the file and raised after it is replaced, so hashes can be newer than
+        # the generation noted here, but never older.
+        generation = self._generation[0]
+        self._last_primary = self._last_secondary = _NO_HEADER
+        try:
+            stored = json.loads(self._path.read_bytes())
+            self._digests = (
+                _stored_digest(stored["primary_sha256"]),
+                _stored_digest(stored["secondary_sha256"]),
+            )
+            self._loaded_generation = generation
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            # The generation stays unloaded: the next request tries again, so a mended file needs no restart.
+            self._digests = None
+            self._loaded_generation = -1
+            if self._reported_generation != generation:
+                self._reported_generation = generation
+                _log.error(
+                    "every key of service %s is refused until %s can be read: %r",
+                    self._service,
+                    self._path,
+                    error,
+                )
+
+
+def read_signing_secret(keys_dir: Path, service: str) -> bytes:
+    """Return the secret that signs a service's tokens.
+
+    Raises:
+        FileNotFoundError: The service has none: it takes no tokens.
+        InvalidSettings: Its file is malformed.
+    """
+    path = _signing_path(keys_dir, service)
+    content = path.read_bytes()
+    try:
+        secret = bytes.fromhex(json.loads(content)["signing_secret"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidSettings(
+            f"the signing secret of service {service} in {path} is malformed; "
+            "restore that file, or delete it to get a new secret at the next start"
+        ) from error
+    if len(secret) < _SECRET_BYTES:
+        raise InvalidSettings(
+            f"the signing secret of service {service} in {path} is shorter than {_SECRET_BYTES} bytes"
+        )
+    return secret
+
+
+def services_with_keys(keys_dir: Path) -> list[str]:
+    """Names of the services that have keys in the folder, sorted."""
+    return sorted(_services(keys_dir, ".keys"))
+
+
+def services_that_sign(keys_dir: Path) -> list[str]:
+    """Names of the services that have a signing secret in the folder, sorted."""
+    return sorted(_services(keys_dir, ".signing"))
+
+
+def _services(keys_dir: Path, suffix: str) -> Iterator[str]:
+    for path in keys_dir.glob(f"*{suffix}"):
+        if not path.name.startswith("."):
+            yield path.name.removesuffix(suffix)
+
+
+def _verify_path(keys_dir: Path, service: str) -> Path:
+    return keys_dir / f"{_checked(service)}.verify"
+
+
+def _checked(service: str) -> str:
+    return service if service == ADMIN else checked_name(service, "service")
+
+
+def _signing_path(keys_dir: Path, service: str) -> Path:
+    return keys_dir / f"{checked_name(service, 'service')}.signing"
+
+
+def _new_key() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def _check_key(slot: str, key: str) -> None:
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise InvalidSettings(f"the {slot} key may have only visible ASCII characters, and no space")
+    if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
+        raise InvalidSettings(
+            f"the {slot} key has {len(key)} characters; it has to have {MIN_KEY_CHARS} to {MAX_KEY_CHARS}"
+        )
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _stored_digest(digest: str) -> bytes:
+    value = bytes.fromhex(digest)
+    if len(value) != hashlib.sha256().digest_size:
+        raise ValueError(f"a SHA-256 has 64 hexadecimal digits, this one has {len(digest)}")
+    return value
+
+
+def map_generation(keys_dir: Path) -> memoryview:
+    """Map the shared counter for reading: its only element moves when a key or a signing secret is replaced.
+
+    Raises:
+        FileNotFoundError: The folder has no keys and no signing secrets yet.
+    """
+    descriptor = os.open(keys_dir / "generation", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return memoryview(mmap.mmap(descriptor, _GENERATION_BYTES, access=mmap.ACCESS_READ)).cast("Q")
+    finally:
+        os.close(descriptor)
+
+
+def _raise_generation(keys_dir: Path) -> None:
+    """Add one to the shared counter; the caller holds the folder's lock, so there is one writer at a time."""
+    descriptor = os.open(keys_dir / "generation", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, _GENERATION_BYTES)
+        with mmap.mmap(descriptor, _GENERATION_BYTES) as shared:
+            counter = memoryview(shared).cast("Q")
+            # One aligned 8-byte store: a reader sees the old number or the new one.
+            counter[0] += 1
+            counter.release()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,239 @@
+"""Tokens: short-lived signed bearers of a service, for callers who are not to hold its keys.
+
+A token is a JWT signed by HMAC-SHA-256 with the service's own secret (`SERVICE.signing`, see `stoker.keys.keyring`).
+It says for which service it is, when it was issued, from when on its holder should fetch another one, and when
+it expires. Whoever has a key of the service, or can read its secret, can have one.
+
+A replaced secret makes all tokens invalid in every running frontend with the next request, by the same shared
+counter as a replaced key.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import jwt
+
+from stoker.errors import InvalidSettings, NotReady, Unauthorized
+from stoker.keys.keyring import BEARER_HEADER, KeyVerifier, map_generation, read_signing_secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["DEFAULT_VALID_S", "LONGEST_VALID_S", "Token", "TokenVerifier", "issue"]
+
+DEFAULT_VALID_S: Final = 12 * 3600
+LONGEST_VALID_S: Final = 30 * 24 * 3600
+
+_ALGORITHM: Final = "HS256"
+_ISSUER: Final = "stoker"
+_MAX_TOKEN_BYTES: Final = 4096
+_REMEMBERED: Final = 1024
+
+_log = logging.getLogger(__name__)
+
+_Flaw = Literal["expired", "invalid"]
+_FLAWS: Final[dict[_Flaw, str]] = {
+    "expired": "The token has expired",
+    "invalid": "The token is not valid: it was not signed by this service, or its secret was replaced since",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token; its text stays out of `repr` and so out of logs.
+
+    Attributes:
+        text: What callers send as `Authorization: Bearer TEXT`.
+        issued_s: Time of issue, in seconds of the epoch.
+        refresh_after_s: From then on its holder should fetch another one: halfway to its end.
+        expires_s: From then on it is refused.
+    """
+
+    text: str = field(repr=False)
+    issued_s: int
+    refresh_after_s: int
+    expires_s: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the token route answers: Azure's names, and the same times as seconds from now on."""
+        return {
+            "accessToken": self.text,
+            "tokenType": "Bearer",
+            "refreshAfter": self.refresh_after_s,
+            "expiryOn": self.expires_s,
+            "refreshInSeconds": self.refresh_after_s - self.issued_s,
+            "expiresInSeconds": self.expires_s - self.issued_s,
+        }
+
+
+def issue(secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_VALID_S) -> Token:
+    """Sign a token.
+
+    Args:
+        secret: The service's signing secret.
+        service: Name of the service.
+        now_s: The time, in seconds of the epoch.
+        valid_s: Seconds until it expires.
+
+    Raises:
+        InvalidSettings: `valid_s` is out of range.
+    """
+    if not 1 <= valid_s <= LONGEST_VALID_S:
+        raise InvalidSettings(
+            f"a token may be valid for 1 second to {LONGEST_VALID_S // 86400} days, not for {valid_s} seconds"
+        )
+    issued_s = int(now_s)
+    expires_s = issued_s + valid_s
+    claims = {"iss": _ISSUER, "aud": service, "iat": issued_s, "exp": expires_s}
+    return Token(jwt.encode(claims, secret, _ALGORITHM), issued_s, issued_s + valid_s // 2, expires_s)
+
+
+class TokenVerifier:
+    """A frontend's check of `Authorization` headers against the signing secret of one service.
+
+    Args:
+        keys_dir: The workspace's folder of keys, after `Keyring.ensure_signing_secret`.
+        service: Name of the service.
+        keys: The keys for which fresh tokens are handed out.
+        clock_s: The time, in seconds of the epoch.
+
+    Raises:
+        FileNotFoundError: The service has no signing secret.
+        InvalidSettings: Its file is malformed.
+    """
+
+    def __init__(
+        self, keys_dir: Path, service: str, keys: KeyVerifier, *, clock_s: Callable[[], float] = time.time
+    ) -> None:
+        self._keys_dir = keys_dir
+        self._service = service
+        self._keys = keys
+        self._clock_s = clock_s
+        self._generation = map_generation(keys_dir)
+        self._loaded_generation = -1
+        self._reported_generation = -1
+        self._secret: bytes | None = None
+        # What was accepted, with its end. That a lookup's time depends on its key tells nothing here: Python's
+        # hash of bytes is keyed with a random number, and a match is compared whole.
+        self._accepted: dict[bytes, int] = {}
+        self._load()
+
+    def verify(self, authorization: bytes) -> bool:
+        """Say whether the value of an `Authorization` header carries a valid token.
+
+        Args:
+            authorization: The header's value, `Bearer TOKEN` with the scheme in any case; empty if absent.
+        """
+        if self._generation[0] != self._loaded_generation:
+            self._reload()
+        expires_s = self._accepted.get(authorization)
+        if expires_s is None:
+            return self._verify_signature(authorization)
+        if self._clock_s() < expires_s:
+            return True
+        del self._accepted[authorization]
+        return False
+
+    def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
+        """The error for a request whose header `verify` refused: what is wrong with it and where to get a token.
+
+        Args:
+            authorization: The header's value.
+            sent_as: How callers of the request's protocol send a token, in the words of `BEARER_HEADER`.
+        """
+        where = (
+            f"fetch one from /api/v1/service/{self._service}/token with a key of the service, and send it as "
+            f"{sent_as.format('token')}"
+        )
+        flaw = self._flaw(authorization)
+        if flaw is None:
+            return Unauthorized(f"A valid token is needed: {where}.")
+        said = _FLAWS[flaw]
+        return Unauthorized(
+            f"{said}; {where}.", challenge=f'Bearer error="invalid_token", error_description="{said}"'
+        )
+
+    def fresh(self, authorization: bytes) -> Token:
+        """Hand out a token to whoever has a key.
+
+        Raises:
+            Unauthorized: The header carries no key of the service.
+            NotReady: The secret cannot be read just now.
+        """
+        if not self._keys.verify(authorization):
+            raise Unauthorized(
+                "A key of the service is needed for a token: send 'Authorization: Bearer <key>'."
+            )
+        if self._generation[0] != self._loaded_generation:
+            self._reload()
+        if self._secret is None:
+            raise NotReady(
+                f"The signing secret of {self._service} cannot be read; the server's log says why."
+            )
+        return issue(self._secret, self._service, now_s=self._clock_s())
+
+    def _verify_signature(self, authorization: bytes) -> bool:
+        expires_s = self._expiry(authorization)
+        if expires_s is None or self._clock_s() >= expires_s:
+            return False
+        if len(self._accepted) >= _REMEMBERED:
+            self._accepted.clear()
+        self._accepted[authorization] = expires_s
+        return True
+
+    def _expiry(self, authorization: bytes) -> int | None:
+        """When a rightly signed token of this service ends, be that past; None for everything else."""
+        text = _token_of(authorization)
+        # Keys come here too, where both are taken; they have no two dots.
+        if len(text) > _MAX_TOKEN_BYTES or text.count(b".") != 2 or self._secret is None:
+            return None
+        try:
+            claims = jwt.decode(
+                text,
+                self._secret,
+                algorithms=[_ALGORITHM],
+                audience=self._service,
+                issuer=_ISSUER,
+                # The time is looked at with every request, here the token itself is.
+                options={"require": ["exp", "iat"], "verify_exp": False, "verify_iat": False},
+            )
+            return int(claims["exp"])
+        except (jwt.InvalidTokenError, ValueError, TypeError):
+            return None
+
+    def _flaw(self, authorization: bytes) -> _Flaw | None:
+        if not _token_of(authorization):
+            return None
+        return "invalid" if self._expiry(authorization) is None else "expired"
+
+    def _load(self) -> None:
+        # The counter is read before the file and raised after it is replaced: the secret is never the older one.
+        generation = self._generation[0]
+        self._secret = read_signing_secret(self._keys_dir, self._service)
+        self._loaded_generation = generation
+
+    def _reload(self) -> None:
+        self._accepted.clear()
+        self._secret = None
+        try:
+            self._load()
+        except (OSError, InvalidSettings) as error:
+            # The generation stays unloaded: the next request tries again, so a mended file needs no restart.
+            self._loaded_generation = -1
+            if self._reported_generation != self._generation[0]:
+                self._reported_generation = self._generation[0]
+                _log.error(
+                    "every token of service %s is refused until its secret can be read: %s",
+                    self._service,
+                    error,
+                )
+
+
+def _token_of(authorization: bytes) -> bytes:
+    scheme, _, text = authorization.partition(b" ")
+    return text.strip(b" \t") if scheme.lower() == b"bearer" else b""

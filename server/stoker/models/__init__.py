@@ -1,0 +1,1 @@
+"""Which models there are: folders, registered versions, labels, and what a deployment makes of them."""

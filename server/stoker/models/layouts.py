@@ -1,0 +1,272 @@
+"""The models in a folder that is served as it is: Stoker's own layout, Triton's and TensorFlow Serving's.
+
+PATH/model.onnx, PATH/saved_model.pb, PATH/score.py         one model, version 1
+PATH/1/saved_model.pb                                       TensorFlow Serving's base path: one model
+PATH/NAME/1/saved_model.pb                                  the same for several models
+PATH/NAME/1/model.onnx, PATH/NAME/1/model.savedmodel/       Triton's, with or without config.pbtxt
+PATH/NAME/1/manifest.json                                   registered models, a name, or one version
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.errors import OperatorError, RepositoryError
+from stoker.models.frameworks import LOOKED_FOR, Detected, Framework, check_folder, detect, find_models
+from stoker.models.repository import MANIFEST, Registered, Repository
+from stoker.names import checked_name, name_from_file
+
+__all__ = ["Broken", "ModelSource", "discover"]
+
+_VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
+_MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*([0-9]{1,9})\b", re.MULTILINE | re.ASCII)
+_CONFIG = "config.pbtxt"
+# Files that are always called so: their folder's name says more.
+_CONVENTIONAL_STEMS = {"score", "model", "main"}
+# What people save, by the endings of the files, with what to do about it.
+_KERAS = 'export it as a SavedModel (model.export("saved_model"))'
+_PYTORCH = "export it (torch.onnx.export)"
+_ARCHIVE = "unpack it"
+_HINTS = {
+    **dict.fromkeys((".keras", ".h5", ".hdf5"), _KERAS),
+    **dict.fromkeys((".pt", ".pth"), _PYTORCH),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One version of one model that can be served.
+
+    Attributes:
+        name: Its name, valid as the name of a service.
+        version: Its version; 1 where the layout has none.
+        framework: Its framework.
+        path: What the runtime loads: the entry script, the `.onnx` file or the SavedModel's folder.
+        max_batch_rows: `max_batch_size` of Triton's config.pbtxt, None where none is given. Zero is Triton's
+            way to say that the first axis of the model is not a batch axis.
+        registered: The registered version, whose files can be verified and whose lease can be held.
+        base: The folder with all versions of the model; None where the layout has none.
+    """
+
+    name: str
+    version: int
+    framework: Framework
+    path: Path
+    max_batch_rows: int | None = None
+    registered: Registered | None = None
+    base: Path | None = None
+
+    @property
+    def model_dir(self) -> Path:
+        """Folder of the model's files, which an entry script finds under `AZUREML_MODEL_DIR`."""
+        if self.registered is not None:
+            return self.registered.files_dir
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @classmethod
+    def of(cls, registered: Registered) -> ModelSource:
+        """A registered version as a source."""
+        return cls(
+            registered.name,
+            registered.version,
+            registered.framework,
+            registered.path,
+            registered=registered,
+            base=registered.folder.parent,
+        )
+
+    def fingerprint(self) -> str:
+        """Return what changes when its files do; a registered version never does.
+
+        Names, lengths and times of modification are compared. Of an entry script only the Python files count: it
+        may write others beside itself.
+
+        Raises:
+            OSError: A file cannot be looked at, for instance because it has just been removed.
+        """
+        if self.registered is not None:
+            return self.registered.created_at
+        content = hashlib.sha256()
+        for file in self._files():
+            status = file.stat()
+            content.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="replace"))
+        return content.hexdigest()
+
+    def _files(self) -> list[Path]:
+        """What belongs to the version, as far as `fingerprint` looks at it."""
+        scripts = self.framework == "script"
+        if self.base is None and self.path.is_file():
+            beside = self.path.parent.iterdir()
+            files = [path for path in beside if scripts or path.name.startswith(self.path.name)]
+        else:
+            root = self.path if self.base is None else self.base / self.path.relative_to(self.base).parts[0]
+            files = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
+        if scripts:
+            files = [path for path in files if path.suffix == ".py"]
+        if self.base is not None:
+            files.append(self.base / _CONFIG)
+        return sorted(path for path in files if path.is_file())
+
+
+Broken = dict[tuple[str, int], OperatorError]
+"""Versions that cannot be served, by name and number, with the reason."""
+
+
+def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
+    """Find the models that `stoker serve PATH` serves.
+
+    Args:
+        path: A model file or a folder in one of the layouts above.
+        broken: Receives the versions that hold no model, for instance because they are still being written, and
+            registered ones whose manifests cannot be read; without it the first of them is an error.
+
+    Returns:
+        Every version of every model: names in alphabetical order, and the newest version of each last.
+
+    Raises:
+        RepositoryError: Nothing is recognised, or the folder could be several things; the message says what
+            was looked for.
+        CorruptModel: The path is a registered version whose manifest cannot be read.
+    """
+    if not path.exists():
+        raise RepositoryError(f"{path} does not exist")
+    check_folder(path)
+    # Links keep the name that the operator gave them; `..` has none.
+    path = path.resolve() if ".." in path.parts else path.absolute()
+    strict = broken is None
+    broken = {} if broken is None else broken
+    found = _registered(path, broken)
+    if not found and not broken:
+        found = _single(path) or _layout(path, broken)
+    if strict and broken:
+        raise next(iter(broken.values()))
+    if not found and not broken and path.is_file():
+        hint = _HINTS.get(path.suffix.lower(), "")
+        raise RepositoryError(
+            f"{path} is no file that Stoker loads by itself (score.py, *.onnx, saved_model.pb): "
+            f"{hint}{hint and ', or '}write a score.py whose init() loads it"
+        )
+    if not found and not broken:
+        raise RepositoryError(
+            f"nothing to serve in {path}; looked for {LOOKED_FOR}, for numbered versions of such a model "
+            "(1/saved_model.pb), for a repository of such models as Triton and TensorFlow Serving have it "
+            "(NAME/1/model.onnx), and for registered models"
+        )
+    return sorted(found, key=lambda source: (source.name, source.version))
+
+
+def _registered(path: Path, broken: Broken) -> list[ModelSource]:
+    if not path.is_dir():
+        return []
+    if (path / MANIFEST).is_file() and _VERSION.fullmatch(path.name):
+        registered = Repository(path.parent.parent).get(path.parent.name, int(path.name))
+        return [ModelSource.of(registered)]
+    if any(path.glob(f"*/{MANIFEST}")):
+        return [ModelSource.of(model) for model in Repository(path.parent).list(path.name, broken)]
+    if any(path.glob(f"*/*/{MANIFEST}")):
+        return [ModelSource.of(model) for model in Repository(path).list(broken=broken)]
+    return []
+
+
+def _single(path: Path) -> list[ModelSource]:
+    """The path itself as one model; a folder `NAME/3` is version 3 of NAME."""
+    if not find_models(path):
+        return []
+    detected = _servable(detect(path))
+    if detected.framework == "tensorflow":
+        # A saved_model.pb stands for its folder.
+        path = detected.path
+    if not path.is_dir():
+        stem = path.parent.name if path.stem in _CONVENTIONAL_STEMS else path.stem
+        return [ModelSource(name_from_file(stem), 1, detected.framework, detected.path)]
+    if _VERSION.fullmatch(path.name):
+        source = ModelSource(
+            name_from_file(path.parent.name), int(path.name), detected.framework, detected.path
+        )
+        return [replace(source, max_batch_rows=_max_batch_rows(path.parent), base=path.parent)]
+    return [ModelSource(name_from_file(path.name), 1, detected.framework, detected.path)]
+
+
+def _layout(path: Path, broken: Broken) -> list[ModelSource]:
+    """A base path with numbered versions, or a folder of such base paths."""
+    own = _versions(path, name_from_file(path.name), broken)
+    below = [
+        source
+        for folder in _subfolders(path)
+        if not _VERSION.fullmatch(folder.name)
+        for source in _versions(folder, folder.name, broken)
+    ]
+    if own and below:
+        versions = ", ".join(str(source.version) for source in own)
+        models = ", ".join(sorted({source.name for source in below}))
+        raise RepositoryError(
+            f"{path} could be one model (its versions {versions}) or a repository of models ({models}); "
+            "give the path of one model, or move the numbered folders away"
+        )
+    return own or below
+
+
+def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
+    numbered = [folder for folder in _subfolders(base) if _VERSION.fullmatch(folder.name)]
+    if not numbered:
+        return []
+    checked_name(name)
+    versions: dict[int, Path] = {}
+    for folder in numbered:
+        version = int(folder.name)
+        if version in versions:
+            raise RepositoryError(f"{versions[version]} and {folder} are the same version; remove one")
+        versions[version] = folder
+    found = []
+    for version, folder in versions.items():
+        try:
+            found.append(_version(name, version, folder))
+        except RepositoryError as error:
+            broken[name, version] = error
+    return found
+
+
+def _version(name: str, version: int, folder: Path) -> ModelSource:
+    # Triton keeps models that have several files in a folder with the file's name.
+    folders = [folder / "model.savedmodel", folder / "model.onnx"]
+    check_folder(folder)
+    holder = next((candidate for candidate in folders if candidate.is_dir()), folder)
+    if not find_models(holder):
+        content = ", ".join(sorted(entry.name for entry in holder.iterdir())[:5]) or "nothing"
+        raise RepositoryError(
+            f"version {version} of {name} in {holder} holds no model that Stoker serves, but {content}; "
+            f"looked for {LOOKED_FOR}, model.savedmodel/ and model.onnx/"
+        )
+    detected = _servable(detect(holder))
+    return ModelSource(
+        name, version, detected.framework, detected.path, _max_batch_rows(folder.parent), base=folder.parent
+    )
+
+
+def _servable(detected: Detected) -> Detected:
+    if detected.framework == "tf1-checkpoint":
+        folder = detected.path.parent
+        raise RepositoryError(
+            f"{folder} holds a TensorFlow 1 checkpoint, which an entry script has to load: "
+            f"stoker serve score.py --model-dir {folder}"
+        )
+    return detected
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _max_batch_rows(base: Path) -> int | None:
+    config = base / _CONFIG
+    if not config.is_file():
+        return None
+    given = _MAX_BATCH_SIZE.search(config.read_text(encoding="utf-8", errors="replace"))
+    return int(given[1]) if given else None

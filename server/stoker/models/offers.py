@@ -1,0 +1,201 @@
+"""The models that settings name, with the versions of each that there are at this moment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
+from stoker.models.frameworks import SERVED_ALONE
+from stoker.models.labels import stored_labels
+from stoker.models.layouts import Broken, ModelSource, discover
+from stoker.models.repository import Repository
+from stoker.names import checked_name, parse_reference
+from stoker.settings import ModelSettings, ServerSettings
+from stoker.versions import VersionPolicy, check_named
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.workspace import Workspace
+
+__all__ = ["Offer", "find_offers", "left_out", "registered_offer"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that can be served.
+
+    Attributes:
+        name: Name of the service.
+        settings: How it is to be served.
+        versions: Its versions, ascending.
+        read: Finds the source of one of them.
+        broken: Further versions that hold no model, for instance because they are still being written.
+        base: The folder with all versions; None where the layout has none.
+    """
+
+    name: str
+    settings: ModelSettings
+    versions: tuple[int, ...]
+    read: Callable[[int], ModelSource]
+    broken: Mapping[int, OperatorError] = dataclasses.field(default_factory=dict)
+    base: Path | None = None
+
+    @property
+    def policy(self) -> VersionPolicy:
+        """Which of the versions the settings ask for."""
+        pinned = None if self.settings.registered is None else parse_reference(self.settings.registered)[1]
+        return VersionPolicy.of(self.settings.versions if pinned is None else (pinned,))
+
+    def labels(self) -> dict[str, int]:
+        """Return the labels, those of the settings and, rather than them, those that lie beside the versions.
+
+        A label of a version that there is not is left out, for it may have been deleted; one of a version that holds
+        no model just now is not.
+
+        Raises:
+            RepositoryError: The file with the labels is malformed.
+        """
+        labels = dict(self.settings.labels or {})
+        if self.base is not None:
+            labels.update(stored_labels(self.base))
+        there = {*self.versions, *self.broken}
+        return {label: version for label, version in labels.items() if version in there}
+
+    def wanted(self) -> list[int]:
+        """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
+
+        Raises:
+            InvalidSettings: The settings name a version that there is not.
+            RepositoryError: The file with the labels is malformed.
+        """
+        there = {*self.versions, *self.broken}
+        check_named(self.name, self.policy, there)
+        check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), there)
+        return sorted({*self.policy.choose(there), *self.labels().values()})
+
+    def source(self, version: int) -> ModelSource:
+        """Find one version.
+
+        Raises:
+            RepositoryError: There is no such version, or it holds no model that can be served.
+        """
+        if version in self.broken:
+            raise self.broken[version]
+        if version not in self.versions:
+            check_named(self.name, VersionPolicy(None, (version,)), self.versions)
+        return dataclasses.replace(self.read(version), name=self.name)
+
+    def fingerprint(self, version: int) -> str:
+        """Return what changes when the files of a version do; see `ModelSource.fingerprint`.
+
+        Raises:
+            RepositoryError: As `source`.
+            OSError: A file cannot be looked at.
+        """
+        return self.source(version).fingerprint()
+
+
+def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Offer]:
+    """Find the models that the settings name; with none named, every registered model that can be served.
+
+    Returns:
+        The models by name, in the order of the settings.
+
+    Raises:
+        RepositoryError: A model is unknown or ambiguous, or there is none.
+        InvalidSettings: Two models would have the same service name.
+    """
+    repository = Repository(workspace.models_dir)
+    named = settings.models or _all_registered(repository)
+    if not named:
+        raise RepositoryError(
+            f"nothing is registered in {workspace.models_dir} that can be served; serve a file (stoker serve "
+            "model.onnx) or register a model first (stoker models register NAME PATH)"
+        )
+    found = [offer for model in named for offer in _offers(model.over(settings.model_defaults), repository)]
+    for name, count in Counter(offer.name for offer in found).items():
+        if count > 1:
+            raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
+    return {offer.name: offer for offer in found}
+
+
+def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:
+    """The registered models that are not served though none is named: those that an entry script has to load."""
+    repository = Repository(workspace.models_dir)
+    if settings.models:
+        return []
+    return [name for name in repository.names() if not _is_served(repository, name)]
+
+
+def registered_offer(settings: ServerSettings, workspace: Workspace, name: str) -> Offer:
+    """Find a registered model that the settings do not name.
+
+    Raises:
+        RepositoryError: There is none.
+    """
+    model = ModelSettings(registered=name).over(settings.model_defaults)
+    return _registered(model, Repository(workspace.models_dir))
+
+
+def _all_registered(repository: Repository) -> tuple[ModelSettings, ...]:
+    return tuple(
+        ModelSettings(registered=name) for name in repository.names() if _is_served(repository, name)
+    )
+
+
+def _is_served(repository: Repository, name: str) -> bool:
+    """Whether the newest version of a registered model is one to serve."""
+    try:
+        return repository.get(name).framework in SERVED_ALONE
+    except UnknownModel:  # deleted meanwhile
+        return False
+    except CorruptModel:
+        # Whoever loads it is told; the other models do not wait for that.
+        return True
+
+
+def _offers(model: ModelSettings, repository: Repository) -> list[Offer]:
+    if model.registered is not None:
+        return [_registered(model, repository)]
+    assert model.path is not None, "settings have checked that one of both is there"
+    broken: Broken = {}
+    sources = discover(model.path, broken)
+    names = dict.fromkeys([*(source.name for source in sources), *(name for name, _ in broken)])
+    if model.name is not None and len(names) > 1:
+        raise InvalidSettings(f"{model.path} holds {len(names)} models, one name does not fit them all")
+    return [_found(model, name, sources, broken) for name in sorted(names)]
+
+
+def _registered(model: ModelSettings, repository: Repository) -> Offer:
+    assert model.registered is not None, "looked at before"
+    name, pinned = parse_reference(model.registered)
+    if pinned is not None and model.versions is not None:
+        raise InvalidSettings(
+            f"{model.registered} names a version already: leave out versions, or the number"
+        )
+    versions = repository.versions(name)
+    if pinned is not None or not versions:
+        versions = [repository.get(name, pinned).version]
+    return Offer(
+        checked_name(name if model.name is None else model.name, "service"),
+        model,
+        tuple(versions),
+        lambda version: ModelSource.of(repository.get(name, version)),
+        base=repository.models_dir / name,
+    )
+
+
+def _found(model: ModelSettings, name: str, sources: list[ModelSource], broken: Broken) -> Offer:
+    by_version = {source.version: source for source in sources if source.name == name}
+    return Offer(
+        checked_name(name if model.name is None else model.name, "service"),
+        model,
+        tuple(by_version),
+        by_version.__getitem__,
+        {version: error for (other, version), error in broken.items() if other == name},
+        next((source.base for source in by_version.values()), None),
+    )

@@ -1,0 +1,58 @@
+"""What frontends ask of their supervisor for their callers: the index, loading, unloading."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, assert_never
+
+from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.errors import StokerError
+
+if TYPE_CHECKING:
+    from stoker.supervisor.background import Background
+    from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
+    from stoker.supervisor.rollout import Rollout
+
+__all__ = ["Requests"]
+
+logger = logging.getLogger(__name__)
+
+
+class Requests:
+    """Answers what frontends ask; see `stoker.gateway.administration`."""
+
+    def __init__(self, rollout: Rollout, frontends: FrontendProcesses, background: Background) -> None:
+        self._rollout = rollout
+        self._frontends = frontends
+        self._background = background
+
+    def take(self, asker: FrontendChild, ask: Ask) -> None:
+        """Begin to answer a request."""
+        self._background.spawn(self._answer(asker, ask))
+
+    async def _answer(self, asker: FrontendChild, ask: Ask) -> None:
+        try:
+            entries = await self._perform(ask)
+        except StokerError as error:
+            self._refuse(asker, ask, error)
+        except Exception:
+            logger.exception("what a frontend has asked failed: %s", ask)
+            self._refuse(asker, ask, StokerError("An unexpected internal error occurred."))
+        else:
+            self._frontends.reply(asker, Reply(ask.ticket, tuple(entries)))
+
+    async def _perform(self, ask: Ask) -> list[dict[str, str]]:
+        match ask:
+            case AskIndex():
+                return await self._rollout.index(ready=ask.ready)
+            case AskLoad():
+                await self._rollout.load(ask.model, ask.policy, ask.version)
+            case AskUnload():
+                await self._rollout.unload(ask.model, ask.version)
+            case _:
+                assert_never(ask)
+        return []
+
+    def _refuse(self, asker: FrontendChild, ask: Ask, error: StokerError) -> None:
+        refusal = Refusal(ask.ticket, error.status, error.code, str(error)[:2000], error.retry_after_s)
+        self._frontends.reply(asker, refusal)

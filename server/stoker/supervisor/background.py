@@ -1,0 +1,136 @@
+"""What a supervisor does beside its loop's callbacks, until it stops: restarts after a delay, and other tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker.metrics import MetricPage
+from stoker.supervisor.changes import Changes
+
+if TYPE_CHECKING:
+    from stoker.supervisor.children import Backoff, Child
+
+__all__ = ["Background", "Supervision", "in_thread"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Background:
+    """Tasks of a supervisor; none begins any more once it stops."""
+
+    def __init__(self) -> None:
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server stops: what ends now ends for good."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Start nothing any more."""
+        self._stop.set()
+
+    async def stopped(self) -> None:
+        """Wait until `stop` is called."""
+        await self._stop.wait()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in a task of its own."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
+        """Start something after a while, unless the server stops before."""
+        self.spawn(self._start_later(delay_s, start))
+
+    def restart(
+        self,
+        who: str,
+        child: Child[Any, Any],
+        backoff: Backoff,
+        start: Callable[[], Awaitable[None]],
+        reason: str = "",
+    ) -> None:
+        """Start a process again that has ended; what the system has no room for now is tried until it has.
+
+        Args:
+            who: What the log calls it.
+            child: What has ended.
+            backoff: The delays before its starts.
+            start: Starts it; an OSError is of the system, and may not come again.
+            reason: Why it has ended, where more is known than its exit says.
+        """
+        delay_s = backoff.delay_s(child.lived_s)
+        shown = f" ({reason})" if reason else ""
+        logger.error("%s %s%s; starting it again in %g s", who, child.describe_exit(), shown, delay_s)
+        self.later(delay_s, lambda: self._start_again(who, backoff, start))
+
+    def cancel(self) -> None:
+        """Give all tasks up."""
+        self.stop()
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def _start_later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), delay_s)
+        if not self.stopping:
+            await start()
+
+    async def _start_again(self, who: str, backoff: Backoff, start: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await start()
+        except OSError as error:
+            delay_s = backoff.delay_s(0.0)
+            logger.error("%s cannot be started: %s; trying again in %g s", who, error, delay_s)  # noqa: TRY400
+            self.later(delay_s, lambda: self._start_again(who, backoff, start))
+
+
+async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call what may block for long beside the event loop.
+
+    The end of the process does not wait for it, as it would for the threads of an executor: a disk or a driver may
+    never answer.
+    """
+    outcome: Future[_T] = Future()
+    # From now on nobody can cancel it: whoever gives up waiting leaves it to its thread.
+    outcome.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            result = function(*arguments)
+        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=work, name=getattr(function, "__name__", "call"), daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What the processes of both kinds share with their supervisor.
+
+    Attributes:
+        metrics_fd: The memory of the metrics.
+        page: The supervisor's page in it.
+        background: Starts processes again.
+        changes: Is told when something has changed with a process.
+    """
+
+    metrics_fd: int
+    page: MetricPage
+    background: Background = field(default_factory=Background)
+    changes: Changes = field(default_factory=Changes)

@@ -1,0 +1,261 @@
+"""Which versions of which models a server has, where each is in its life, and which one callers mean.
+
+Pure bookkeeping: `rollout` moves versions through their lives, frontends are told what is written here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from stoker.control.frontend_messages import Route, RoutedVersion
+from stoker.errors import InvalidSettings
+from stoker.metrics import MODEL_SLOTS
+from stoker.versions import DEFAULT_LABEL, State
+
+if TYPE_CHECKING:
+    from stoker.models.deployment import Deployed
+    from stoker.models.offers import Offer
+
+__all__ = ["Catalogue", "Model", "Slots", "Version", "shown_reason"]
+
+_REASON_CHARS: Final = 500
+_READY_STATES: Final = {
+    "START": "LOADING",
+    "LOADING": "LOADING",
+    "AVAILABLE": "READY",
+    "UNLOADING": "UNLOADING",
+    "END": "UNAVAILABLE",
+}
+
+
+@dataclass(slots=True)
+class Version:
+    """One version of a model.
+
+    Attributes:
+        slot: Its slot in the metrics.
+        state: Where it is in its life.
+        reason: Why it is not available, or was not loaded again, and that it was unloaded.
+        error: The code of the error that `reason` tells of; empty if it tells of none.
+        served: What frontends score with. While a changed version is loaded again, that is the one before.
+        failed: The fingerprint of the files that could not be loaded.
+    """
+
+    slot: int
+    state: State = "START"
+    reason: str = ""
+    error: str = ""
+    served: Deployed | None = None
+    failed: str | None = None
+
+    def enter(self, state: State, reason: str = "") -> None:
+        """Go on to a state because all went well."""
+        self.state, self.reason, self.error = state, reason, ""
+
+
+def shown_reason(error: Exception) -> str:
+    """What is shown of an error as the reason why a version is not available."""
+    return str(error)[:_REASON_CHARS]
+
+
+@dataclass(slots=True)
+class Model:
+    """The versions of one model.
+
+    Attributes:
+        name: Its name.
+        versions: All versions that the server has had so far, by number.
+        chosen: The versions that the policy or somebody chose to be served.
+        wished: What the labels are meant to mean.
+        labels: What they mean now: a label moves when its new version is available.
+        default: The version that is meant where none is named; None if nothing is served.
+    """
+
+    name: str
+    versions: dict[int, Version] = field(default_factory=dict)
+    chosen: set[int] = field(default_factory=set)
+    wished: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    default: int | None = None
+
+    @property
+    def wanted(self) -> set[int]:
+        """The versions that should be served: those that were chosen, and all that should have a label."""
+        return self.chosen | set(self.wished.values())
+
+    @property
+    def unwanted(self) -> list[int]:
+        """The versions that are served for nothing: no label means them either, after `settle`."""
+        return sorted(set(self.available).difference(self.wanted, self.labels.values()))
+
+    @property
+    def available(self) -> list[int]:
+        """The versions that are served, ascending."""
+        return sorted(number for number, version in self.versions.items() if version.state == "AVAILABLE")
+
+    def settle(self) -> None:
+        """Let the labels and the default mean what they should, as far as those versions are available.
+
+        A version that is served only because it has a label (a canary, say) is never the default for lack of another.
+        """
+        available = self.available
+        self.labels = {
+            label: number if number in available else self.labels[label]
+            for label, number in sorted(self.wished.items())
+            if number in available or self.labels.get(label) in available
+        }
+        best = self.wished.get(DEFAULT_LABEL, max(self.chosen, default=None))
+        if best in (available or self.versions):
+            self.default = best
+        elif self.default not in available:
+            self.default = max(self.chosen.intersection(available), default=None)
+
+    def route(self) -> Route:
+        """Return what frontends are told."""
+        return Route(
+            self.name,
+            self.default,
+            self.labels,
+            tuple(
+                RoutedVersion(
+                    number,
+                    version.slot,
+                    version.state,
+                    version.reason,
+                    version.error,
+                    version.served.number if version.served else None,
+                )
+                for number, version in sorted(self.versions.items())
+            ),
+        )
+
+    def index(self) -> Iterator[dict[str, str]]:
+        """Return one entry for each version, as the model repository extension has them."""
+        for number, version in sorted(self.versions.items()):
+            entry = {"name": self.name, "version": str(number), "state": _READY_STATES[version.state]}
+            yield {**entry, "reason": version.reason} if version.reason else entry
+
+
+class Slots:
+    """The slots of the metrics: each version keeps its own, so that its counters go on when it is loaded again.
+
+    When all have been given out, the one whose version was unloaded longest ago is given to another.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[str, int], int] = {}
+        self._free: list[tuple[str, int]] = []
+
+    def take(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
+        """Return the slot of a version, and which version has lost it.
+
+        Raises:
+            InvalidSettings: All are in use.
+        """
+        key = (name, version)
+        if key in self._slots:
+            if key in self._free:
+                self._free.remove(key)
+            return self._slots[key], None
+        unused = min(set(range(MODEL_SLOTS)).difference(self._slots.values()), default=None)
+        if unused is not None:
+            self._slots[key] = unused
+            return unused, None
+        if not self._free:
+            raise InvalidSettings(
+                f"at most {MODEL_SLOTS} versions of models can be served at once, and so many are; unload one first"
+            )
+        loser = self._free.pop(0)
+        self._slots[key] = self._slots.pop(loser)
+        return self._slots[key], loser
+
+    def give_back(self, name: str, version: int) -> None:
+        """Let the slot of a version that has been unloaded go to another, once there is no other one."""
+        key = (name, version)
+        if key in self._slots and key not in self._free:
+            self._free.append(key)
+
+
+class Catalogue:
+    """All models of a server.
+
+    Attributes:
+        models: By name.
+        only: The model that is meant where a path names none.
+    """
+
+    def __init__(
+        self, models: Sequence[Deployed], offers: Mapping[str, Offer] = MappingProxyType({})
+    ) -> None:
+        """Begin with the versions that are loaded first.
+
+        Args:
+            models: These versions.
+            offers: By name what says which of them are served only because they have a label.
+        """
+        self.models: dict[str, Model] = {}
+        self._slots = Slots()
+        for deployed in models:
+            servable = deployed.servable
+            model = self.models.setdefault(servable.name, Model(servable.name))
+            slot, _ = self.slot_of(servable.name, servable.version)
+            # Frontends have the services of all versions from their start, and refuse requests until they are loaded.
+            model.versions[servable.version] = Version(
+                slot, "LOADING", served=dataclasses.replace(deployed, slot=slot)
+            )
+            model.chosen.add(servable.version)
+        for name, model in self.models.items():
+            if name in offers:
+                model.chosen = set(offers[name].policy.choose(model.chosen))
+                model.wished = offers[name].labels()
+            model.settle()
+        self.only = next(iter(self.models)) if len(self.models) == 1 else None
+
+    @property
+    def served(self) -> list[Deployed]:
+        """All versions that frontends score with, or will as soon as they are loaded."""
+        versions = (version for model in self.models.values() for version in model.versions.values())
+        return [version.served for version in versions if version.served is not None]
+
+    def index(self, offers: Mapping[str, Offer] = MappingProxyType({})) -> list[dict[str, str]]:
+        """Return an entry for each version and each model without one, as the model repository extension has them.
+
+        Args:
+            offers: By name what could be loaded besides what the server has had so far.
+        """
+        entries = [entry for model in self.models.values() for entry in model.index()]
+        for name, offer in offers.items():
+            if name not in self.models:
+                entries.append({"name": name})
+                continue
+            for version in {*offer.versions, *offer.broken}.difference(self.models[name].versions):
+                entry = {"name": name, "version": str(version), "state": "UNAVAILABLE"}
+                broken = offer.broken.get(version)
+                entries.append(entry if broken is None else {**entry, "reason": shown_reason(broken)})
+        return sorted(entries, key=lambda entry: (entry["name"], int(entry.get("version", 0))))
+
+    def slot_of(self, name: str, version: int) -> tuple[int, str | None]:
+        """Return the slot of a version that is to be loaded, and the model that has lost one, if one has.
+
+        The version that has lost its slot is forgotten.
+
+        Raises:
+            InvalidSettings: All slots are in use.
+        """
+        slot, loser = self._slots.take(name, version)
+        if loser is None:
+            return slot, None
+        lost_name, lost_version = loser
+        model = self.models[lost_name]
+        del model.versions[lost_version]
+        if not model.versions:
+            del self.models[lost_name]
+        return slot, lost_name
+
+    def release_slot(self, name: str, version: int) -> None:
+        """Take note that a version has been unloaded, or could not be loaded."""
+        self._slots.give_back(name, version)

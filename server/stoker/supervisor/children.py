@@ -1,0 +1,217 @@
+"""Child processes of the supervisor, each with a control channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
+
+from stoker.control.channel import ControlChannel
+from stoker.control.message_codec import Codec
+from stoker.environments.interpreters import variables_for
+from stoker.process_end import STACKS_SIGNAL
+
+__all__ = ["Backoff", "Child"]
+
+logger = logging.getLogger(__name__)
+
+_Sent = TypeVar("_Sent")
+_Received = TypeVar("_Received")
+
+# A process that yields the cores may be given none for a while, where they are busy.
+_STACKS_S: Final = 2.0
+_KEY: Final = re.compile(r"STOKER_\w+_KEY")
+
+_ENVIRONMENT: Final = {
+    # glibc would map and unmap the memory of each body above 128 KiB, and fault in every page of it again.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+
+
+def _without_keys(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not _KEY.fullmatch(name)}
+
+
+class Backoff:
+    """Growing delays between restarts; a process that lived long enough starts over."""
+
+    _FIRST_S: Final = 0.25
+    _LONGEST_S: Final = 30.0
+    _HEALTHY_S: Final = 60.0
+
+    def __init__(self) -> None:
+        self._next_s = self._FIRST_S
+
+    def delay_s(self, lived_s: float) -> float:
+        """Seconds to wait before the next start of a process that lived `lived_s`."""
+        if lived_s >= self._HEALTHY_S:
+            self._next_s = self._FIRST_S
+        delay_s, self._next_s = self._next_s, min(self._LONGEST_S, 2 * self._next_s)
+        return delay_s
+
+
+class Child(Generic[_Sent, _Received]):
+    """One running process. `on_message` is called for each of its messages, `on_exit` once."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        channel: ControlChannel[_Sent, _Received],
+        process: asyncio.subprocess.Process,
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.channel = channel
+        self.process = process
+        self.started_s = asyncio.get_running_loop().time()
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        module: str,
+        codec: Codec[_Sent, _Received],
+        on_message: Callable[[Child[_Sent, _Received], _Received], None],
+        on_exit: Callable[[Child[_Sent, _Received]], None],
+        *,
+        interpreter: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Child[_Sent, _Received]:
+        """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is the supervisor's to answer.
+
+        Its environment is this process's with `variables` added, and without keys: frontends are told them, and an
+        entry script that prints its environment into the log does not print them.
+        """
+        python = interpreter or Path(sys.executable)
+        channel, far = ControlChannel.pair(codec)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                python,
+                # A folder of the operator must not come before the installed packages.
+                "-P",
+                "-m",
+                module,
+                "--control-fd",
+                str(far.fileno()),
+                pass_fds=(far.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                # What an entry script prints belongs in the log when it prints it: unbuffered.
+                env={
+                    **_ENVIRONMENT,
+                    **variables_for(python, {**_without_keys(os.environ), **variables}),
+                    "PYTHONUNBUFFERED": "1",
+                },
+            )
+        finally:
+            far.close()
+        child = cls(name, module, channel, process)
+        child._watch(on_message, on_exit)
+        return child
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds since it was started."""
+        return asyncio.get_running_loop().time() - self.started_s
+
+    def describe_exit(self) -> str:
+        """Say in words how it ended."""
+        code = self.process.returncode
+        if code is None:
+            return "is running"
+        if code < 0:
+            # Signals of the real-time kind have no names but those of the first and the last.
+            known = {number.value: number.name for number in signal.Signals}
+            return f"was ended by {known.get(-code, f'signal {-code}')}"
+        return f"exited with code {code}"
+
+    def send(self, message: _Sent, fds: Sequence[int] = ()) -> None:
+        """Send it a message; one that cannot be sent ends it, for its successor gets everything anew."""
+        try:
+            self.channel.send(message, fds)
+        except OSError as error:
+            kind = type(message).__name__
+            logger.error("%s cannot be sent a message (%s), killing it: %s", self.name, kind, error)  # noqa: TRY400
+            self.kill()
+
+    async def end(self, timeout_s: float, *, busy: bool = False) -> None:
+        """Close the control channel, which tells the process to exit; kill it if it does not.
+
+        Args:
+            timeout_s: How long it may take.
+            busy: It may not hear, because it imports or loads: then killing it is no news.
+        """
+        self._stop_reading()
+        self.channel.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), timeout_s)
+        except TimeoutError:
+            if not busy:
+                logger.warning("%s does not end, killing it", self.name)
+            self.kill()
+            await self.process.wait()
+
+    def kill(self) -> None:
+        """End it at once, with whatever it has started itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill_where_it_hangs(self) -> None:
+        """Let a device process write the stacks of its threads into the log, then end it as `kill` does."""
+
+        def end() -> None:
+            if self.process.returncode is None:
+                self.kill()
+
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(STACKS_SIGNAL)
+        asyncio.get_running_loop().call_later(_STACKS_S, end)
+
+    def _watch(
+        self,
+        on_message: Callable[[Child[_Sent, _Received], _Received], None],
+        on_exit: Callable[[Child[_Sent, _Received]], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            try:
+                received = self.channel.receive()
+            except OSError as error:
+                logger.error("a message of %s is lost, killing it: %s", self.name, error)  # noqa: TRY400
+                received = None
+                self.kill()
+            if received is None:
+                self._stop_reading()
+                return
+            on_message(self, received[0])
+
+        async def wait() -> None:
+            await self.process.wait()
+            # What it said before it ended is still in the channel; its own children may hold that open.
+            with contextlib.suppress(OSError):
+                while not self._ended and (received := self.channel.receive()) is not None:
+                    on_message(self, received[0])
+            self._stop_reading()
+            self.channel.close()
+            self.kill()
+            on_exit(self)
+
+        self._ended = False
+        loop.add_reader(self.channel.fileno(), read)
+        self._waiter = loop.create_task(wait())
+
+    def _stop_reading(self) -> None:
+        if not self._ended:
+            self._ended = True
+            asyncio.get_running_loop().remove_reader(self.channel.fileno())

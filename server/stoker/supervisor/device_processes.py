@@ -1,0 +1,300 @@
+"""The device processes of a server: started, watched, started again; each with the models of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
+
+from stoker.control.device_messages import (
+    SUPERVISOR_END,
+    AddLane,
+    DeviceChosen,
+    Failed,
+    FromDevice,
+    Loaded,
+    LoadModel,
+    StartDevice,
+    ToDevice,
+    Unloaded,
+    UnloadModel,
+)
+from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
+from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.groups import Group, group
+from stoker.supervisor.load_timer import LoadTimer
+from stoker.supervisor.replicas import Replica, Replicas
+from stoker.supervisor.start_up import DeviceReport
+from stoker.wire.images import image_layout
+from stoker.yielding import yield_cores
+
+if TYPE_CHECKING:
+    from stoker.models.deployment import Deployed
+    from stoker.supervisor.background import Supervision
+    from stoker.tensors import Signature
+
+__all__ = ["DeviceProcess", "DeviceProcesses"]
+
+logger = logging.getLogger(__name__)
+
+_END_TIMEOUT_S = 5.0
+
+_DeviceChild = Child[ToDevice, FromDevice]
+
+
+@dataclass(eq=False)
+class DeviceProcess:
+    """One device process, over all its restarts.
+
+    Attributes:
+        group: Its models.
+        quiet: Whether it loads its models behind everything else that runs on the cores.
+        child: The process, while it runs.
+        timer: How long it may take to load its models.
+        report: Which device it chose.
+        failure: Why it ended, or could not be started.
+        loaded: Whether it has once loaded all its models; only then it is started again when it ends.
+        ended: Whether it has ended for good.
+        unloading: Numbers of models that it has been told to unload.
+    """
+
+    group: Group
+    quiet: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
+    child: _DeviceChild | None = None
+    timer: LoadTimer | None = None
+    report: DeviceReport | None = None
+    failure: OperatorError | None = None
+    loaded: bool = False
+    ended: bool = False
+    unloading: set[int] = field(default_factory=set)
+
+
+class _ReportedFailure(OperatorError):
+    """A failure that a device process reported, with the code and the exit code that it has there."""
+
+    def __init__(self, message: str, code: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]  # the class attribute is the default
+        self.exit_code = exit_code  # type: ignore[misc]  # the class attribute is the default
+
+
+class DeviceProcesses:
+    """All device processes.
+
+    Attributes:
+        processes: Those that run, or will again.
+        replicas: What they have loaded.
+    """
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        on_loaded: Callable[[DeviceProcess, Replica], None],
+        on_lost: Callable[[Replica], None],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            supervision: The metrics, and whoever waits for changes.
+            on_loaded: Called when a replica can be used.
+            on_lost: Called when one cannot be used any more.
+        """
+        self.processes: list[DeviceProcess] = []
+        self.replicas = Replicas([])
+        self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
+        self._background, self._changes = supervision.background, supervision.changes
+        self._on_loaded = on_loaded
+        self._on_lost = on_lost
+
+    async def start(self, models: Sequence[Deployed], *, quiet: bool = False) -> list[DeviceProcess]:
+        """Start the processes for models that are loaded together, and return before they are.
+
+        Raises:
+            InvalidSettings: There would be too many.
+        """
+        taken = [process.group.page for process in self.processes]
+        started = [DeviceProcess(formed, quiet) for formed in group(models, taken)]
+        for process in started:
+            self.processes.append(process)
+            self.replicas.join(process.group)
+        for process in started:
+            await self._start(process)
+        return started
+
+    async def unload(self, model: Deployed) -> None:
+        """Take a model out of all processes, and end those that have no other one.
+
+        No frontend may use it any more. Returns when nothing of it is left.
+        """
+        for process in [process for process in self.processes if process.group.has(model.number)]:
+            process.group.remove(model)
+            if not process.group.members:
+                await self._end(process)
+                continue
+            self.replicas.unload(process.group, model)
+            if process.child is not None:
+                process.unloading.add(model.number)
+                process.child.send(UnloadModel(model.number))
+        await self._changes.until(
+            lambda: not any(model.number in process.unloading for process in self.processes)
+        )
+        self._note_ready(model)
+
+    def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
+        """Give a process its ends of an arena and a doorbell."""
+        if process.child is not None:
+            process.child.send(lane, fds)
+
+    def is_loading(self, process: DeviceProcess) -> bool:
+        """Whether a process that runs has not loaded all its models yet."""
+        return len(self.replicas.in_group(process.group)) < len(process.group.members)
+
+    async def _end(self, process: DeviceProcess) -> None:
+        process.ended = True
+        if process.child is not None:
+            await process.child.end(_END_TIMEOUT_S)
+            process.child = None
+        self.processes.remove(process)
+        self.replicas.leave(process.group)
+
+    async def _start(self, process: DeviceProcess) -> None:
+        if process.ended:
+            return
+        first = process.group.models[0]
+        child = await Child.start(
+            "device process",
+            "stoker.device.process",
+            SUPERVISOR_END,
+            lambda _, message: self._on_message(process, message),
+            lambda child: self._on_exit(process, child),
+            # Only entry scripts have these, and an entry script has its processes for itself.
+            interpreter=first.interpreter,
+            variables=first.servable.environment_variables,
+        )
+        if process not in self.processes:
+            # Its last model was unloaded while it was started.
+            await child.end(_END_TIMEOUT_S, busy=True)
+            return
+        process.child = child
+        process.timer = LoadTimer(
+            process.group.models,
+            lambda model: self._on_late(process, model),
+            asyncio.get_running_loop().call_later,
+        )
+        niceness = yield_cores(child.process.pid) if process.quiet else None
+        start = StartDevice(
+            name=process.group.short_name,
+            page=process.group.page,
+            device=process.group.device,
+            yields=process.quiet,
+            niceness=niceness,
+            models=tuple(map(_load_model, process.group.models)),
+        )
+        child.send(start, [self._metrics_fd])
+
+    def _on_message(self, process: DeviceProcess, message: FromDevice) -> None:
+        match message:
+            case DeviceChosen(device, description, reason):
+                process.report = DeviceReport(device, description, reason)
+            case Loaded():
+                if process.failure is None:
+                    self._on_loaded_in_time(process, message)
+            case Unloaded(number):
+                process.unloading.discard(number)
+                self._changes.tell()
+            case Failed(text, code, exit_code):
+                process.failure = _ReportedFailure(text, code, exit_code)
+            case _:
+                assert_never(message)
+
+    def _on_loaded_in_time(self, process: DeviceProcess, message: Loaded) -> None:
+        assert process.timer is not None, "it began with the process"
+        process.timer.next()
+        if process.group.has(message.number):
+            self._on_model_loaded(process, message)
+
+    def _on_model_loaded(self, process: DeviceProcess, message: Loaded) -> None:
+        assert process.child is not None, "it is alive"
+        assert process.report is not None, "it says which device it uses before it loads"
+        try:
+            _check_image(process.group.model(message.number), message.signature)
+            replica = self.replicas.add(
+                process.group,
+                message.number,
+                message.signature,
+                process.report.device,
+                load_s=message.load_s,
+                warm_up_s=message.warm_up_s,
+            )
+        except OperatorError as error:
+            process.failure = error
+            process.child.kill()
+            return
+        process.loaded |= len(self.replicas.in_group(process.group)) == len(process.group.members)
+        self._note_ready(replica.model)
+        self._on_loaded(process, replica)
+        self._changes.tell()
+
+    def _on_late(self, process: DeviceProcess, model: Deployed) -> None:
+        """Give up a model that does not get loaded; in a driver, say, it could not be interrupted."""
+        if process.child is None or process.ended:
+            return
+        name, version = model.servable.name, model.servable.version
+        late = f"{name} version {version} was not loaded within {model.load_timeout_s:g} s"
+        logger.error("%s; these are the stacks of its process:", late)
+        process.failure = LoadTimeout(
+            f"{late}, so its process was ended; the log has the stacks of its threads, which show what they waited "
+            "for; if it only needs longer, raise load_timeout_s"
+        )
+        process.child.kill_where_it_hangs()
+
+    def _on_exit(self, process: DeviceProcess, child: _DeviceChild) -> None:
+        if process.timer is not None:
+            process.timer.stop()
+        process.child = None
+        process.unloading.clear()
+        if self._background.stopping or process.ended:
+            self._changes.tell()
+            return
+        for replica in self.replicas.remove(process.group):
+            self._note_ready(replica.model)
+            self._on_lost(replica)
+        if not process.loaded:
+            if process.failure is None:
+                process.failure = LoadFailed(
+                    f"the device process {child.describe_exit()} while it loaded {process.group}"
+                )
+            process.ended = True
+            self._changes.tell()
+            return
+        reason = "" if process.failure is None else str(process.failure)
+        process.failure = None
+        self._page.count_restart("device")
+        self._background.restart(
+            f"the device process of {process.group}",
+            child,
+            process.backoff,
+            lambda: self._start(process),
+            reason,
+        )
+        self._changes.tell()
+
+    def _note_ready(self, model: Deployed) -> None:
+        same_slot = [replica for replica in self.replicas.all() if replica.model.slot == model.slot]
+        self._page.model(model.slot).set_ready_replicas(len(same_slot))
+
+
+def _check_image(model: Deployed, signature: Signature) -> None:
+    """Refuse a model whose signature its image input does not fit; only now is it known."""
+    if model.image is not None:
+        try:
+            image_layout(model.image, signature)
+        except InvalidSettings as error:
+            raise InvalidSettings(f"{model.servable.name}: {error}") from None
+
+
+def _load_model(model: Deployed) -> LoadModel:
+    return LoadModel(model.number, model.servable, model.max_delay_ms, model.slot, model.threads)

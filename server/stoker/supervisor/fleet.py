@@ -1,0 +1,224 @@
+"""The processes of a server joined: frontends and device processes, with arenas and doorbells between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.arena import Arena, capacity_rows
+from stoker.control.device_messages import AddLane
+from stoker.control.frontend_messages import AttachReplica
+from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses
+from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.control.frontend_messages import Ask, Route
+    from stoker.models.deployment import Deployed
+    from stoker.settings import ServerSettings
+    from stoker.supervisor.background import Supervision
+    from stoker.supervisor.catalogue import Catalogue
+    from stoker.supervisor.children import Child
+    from stoker.supervisor.replicas import Replica
+    from stoker.supervisor.start_up import ModelReport
+
+__all__ = ["Fleet"]
+
+logger = logging.getLogger(__name__)
+
+_ATTACH_AGAIN_S: Final = 1.0
+_END_TIMEOUT_S: Final = 5.0
+_BUSY_END_TIMEOUT_S: Final = 0.5
+
+
+class Fleet:
+    """All processes of a server but its supervisor.
+
+    Attributes:
+        devices: The device processes.
+        frontends: The frontends.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        catalogue: Catalogue,
+        keys_dir: Path,
+        sockets: Sequence[socket.socket],
+        supervision: Supervision,
+        on_request: Callable[[FrontendChild, Ask], None],
+    ) -> None:
+        """Begin with none running.
+
+        Args:
+            settings: The server's settings.
+            catalogue: What is served.
+            keys_dir: The folder of the keys.
+            sockets: Listening sockets, one for each frontend.
+            supervision: The metrics, and whoever waits for changes.
+            on_request: Called when a frontend asks something.
+        """
+        self._changes, self._background = supervision.changes, supervision.background
+        self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost)
+        self.frontends = FrontendProcesses(
+            settings,
+            catalogue,
+            keys_dir,
+            sockets,
+            supervision,
+            self._on_started,
+            on_request,
+            self._on_outgrown,
+            self._on_attach_failed,
+        )
+        self._answer_bytes: dict[int, int] = {}
+        """By a model's number the room that its answers need, if that is more than its signature says."""
+
+    @property
+    def children(self) -> list[Child[Any, Any]]:
+        """All processes that run."""
+        devices = [process.child for process in self.devices.processes if process.child is not None]
+        return [*devices, *self.frontends.children]
+
+    async def start(self, models: Sequence[Deployed]) -> list[ModelReport]:
+        """Start everything with these models, and return when every frontend scores with all of them.
+
+        Returns:
+            What the operator is told of each of them.
+
+        Raises:
+            OperatorError: One of them could not be loaded.
+        """
+        started = await self.devices.start(models)
+        await self.frontends.start()
+        await self._joined(started, models)
+        # Now: a device process that ends while frontends begin to listen is started again, and reports nothing anew.
+        reports = [self.devices.replicas.report(model) for model in models]
+        await self._changes.until(lambda: all(process.listening for process in self.frontends.processes))
+        return reports
+
+    async def end(self) -> None:
+        """End all processes; those that load or import something hear nothing, and are killed sooner."""
+        devices, frontends = self.devices, self.frontends
+        busy: dict[Child[Any, Any] | None, bool] = {
+            process.child: devices.is_loading(process) for process in devices.processes
+        }
+        busy |= {process.child: not process.listening for process in frontends.processes}
+        await asyncio.gather(
+            *(
+                child.end(_BUSY_END_TIMEOUT_S if is_busy else _END_TIMEOUT_S, busy=is_busy)
+                for child, is_busy in busy.items()
+                if child is not None
+            )
+        )
+
+    async def add(self, model: Deployed) -> None:
+        """Load a model in processes of its own, and return when every frontend can score with it.
+
+        Raises:
+            OperatorError: It could not be loaded; nothing is left of it then.
+        """
+        self.frontends.serve(model)
+        try:
+            started = await self.devices.start([model], quiet=True)
+            await self._joined(started, [model])
+        except Exception:
+            await self.remove(model)
+            raise
+
+    async def remove(self, model: Deployed) -> None:
+        """Stop serving a model to which nobody is sent any more, and return when nothing is left of it."""
+        await self.frontends.retire(model)
+        await self.devices.unload(model)
+        self._answer_bytes.pop(model.number, None)
+
+    def publish(self, route: Route) -> None:
+        """Tell frontends what a model's names mean from now on."""
+        self.frontends.publish(route)
+
+    async def _joined(self, started: Sequence[DeviceProcess], models: Sequence[Deployed]) -> None:
+        """Wait until all replicas of these models are loaded and joined with all frontends."""
+        replicas = self.devices.replicas
+
+        def settled() -> bool:
+            if any(process.ended for process in started):
+                return True
+            loaded = [replica for model in models for replica in replicas.of(model)]
+            return all(map(replicas.is_complete, models)) and self.frontends.have(
+                {replica.generation for replica in loaded}
+            )
+
+        await self._changes.until(settled)
+        for process in started:
+            if process.ended and process.failure is not None:
+                raise process.failure
+
+    def _on_loaded(self, process: DeviceProcess, replica: Replica) -> None:
+        for frontend in self.frontends.processes:
+            if frontend.started and replica.model.number in frontend.serving:
+                self._attach(process, replica, frontend)
+
+    def _on_started(self, frontend: FrontendProcess) -> None:
+        for process in self.devices.processes:
+            for replica in self.devices.replicas.in_group(process.group):
+                if replica.model.number in frontend.serving:
+                    self._attach(process, replica, frontend)
+
+    def _on_lost(self, replica: Replica) -> None:
+        self.frontends.detach(replica.generation)
+
+    def _on_outgrown(self, frontend: FrontendProcess, generation: int, answer_bytes: int) -> None:
+        """Join a frontend and a replica anew, with larger rows; from now on all that are joined get such."""
+        for process, replica in self._of_generation(generation):
+            known = self._answer_bytes.get(replica.model.number, 0)
+            self._answer_bytes[replica.model.number] = max(known, answer_bytes)
+            self._attach(process, replica, frontend)
+
+    def _on_attach_failed(self, frontend: FrontendProcess, generation: int) -> None:
+        """Join a frontend and a replica after a while: connections have ended by then, and left their descriptors."""
+        child = frontend.child
+
+        async def attach_again() -> None:
+            for process, replica in self._of_generation(generation):
+                if frontend.child is child:
+                    self._attach(process, replica, frontend)
+
+        self._background.later(_ATTACH_AGAIN_S, attach_again)
+
+    def _of_generation(self, generation: int) -> Iterator[tuple[DeviceProcess, Replica]]:
+        """The replica with this number and its process, if it is still there."""
+        for process in self.devices.processes:
+            for replica in self.devices.replicas.in_group(process.group):
+                if replica.generation == generation:
+                    yield process, replica
+
+    def _attach(self, process: DeviceProcess, replica: Replica, frontend: FrontendProcess) -> None:
+        """Make an arena and a doorbell and give each side its end; where there is no room now, try again later."""
+        if process.child is None or frontend.child is None:
+            return
+        try:
+            self._join(process, replica, frontend)
+        except OSError as error:
+            name = replica.model.servable.name
+            logger.error("a replica of %s cannot be attached: %s", name, error)  # noqa: TRY400
+            self._on_attach_failed(frontend, replica.generation)
+
+    def _join(self, process: DeviceProcess, replica: Replica, frontend: FrontendProcess) -> None:
+        signature, answer_bytes = replica.signature, self._answer_bytes.get(replica.model.number)
+        if answer_bytes is not None:
+            signature = signature.with_answers(answer_bytes)
+        capacity = capacity_rows(signature, replica.model.servable.max_batch_rows)
+        number = replica.model.number
+        with ExitStack() as ours:
+            arena_fd = Arena.create(signature, capacity)
+            ours.callback(os.close, arena_fd)
+            near, far = map(ours.enter_context, socket.socketpair())
+            self.devices.attach(process, AddLane(number, signature, capacity), [arena_fd, far.fileno()])
+            attach = AttachReplica(number, replica.generation, signature, capacity)
+            self.frontends.attach(frontend, attach, [arena_fd, near.fileno()])

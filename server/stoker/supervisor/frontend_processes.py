@@ -1,0 +1,330 @@
+"""The frontends of a server: started, watched, started again, and told what is served."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, assert_never
+
+from stoker.control.frontend_messages import (
+    SUPERVISOR_END,
+    Ask,
+    AskIndex,
+    AskLoad,
+    AskUnload,
+    Attached,
+    AttachFailed,
+    AttachReplica,
+    DetachReplica,
+    FromFrontend,
+    Listen,
+    Listening,
+    Outgrown,
+    Refusal,
+    Reply,
+    Retire,
+    Retired,
+    Route,
+    Serve,
+    Started,
+    StartFrontend,
+    Stopped,
+    ToFrontend,
+)
+from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
+from stoker.keys.keyring import Keys
+from stoker.metrics import MetricMemory
+from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.grpc_port import address_of
+
+if TYPE_CHECKING:
+    from stoker.models.deployment import Deployed
+    from stoker.settings import ServerSettings
+    from stoker.supervisor.background import Supervision
+    from stoker.supervisor.catalogue import Catalogue
+
+__all__ = ["FrontendChild", "FrontendProcess", "FrontendProcesses"]
+
+logger = logging.getLogger(__name__)
+
+FrontendChild = Child[ToFrontend, FromFrontend]
+
+_HUNG_LOOKS: Final = 30
+
+
+@dataclass(eq=False)
+class FrontendProcess:
+    """One frontend, over all its restarts.
+
+    Attributes:
+        page: Its page of the metrics.
+        sockets: Where it listens.
+        child: The process, while it runs.
+        beats: How often its event loop was seen to have turned.
+        still_looks: How many looks in a row have found that it has not since.
+        started: Whether it can be attached to replicas.
+        listening: Whether it takes connections.
+        attached: The generations of the replicas that it scores with.
+        serving: The numbers of the models that it has.
+    """
+
+    page: int
+    sockets: list[socket.socket]
+    backoff: Backoff = field(default_factory=Backoff)
+    child: FrontendChild | None = None
+    beats: int = 0
+    still_looks: int = 0
+    started: bool = False
+    listening: bool = False
+    attached: set[int] = field(default_factory=set)
+    serving: set[int] = field(default_factory=set)
+
+
+class FrontendProcesses:
+    """All frontends.
+
+    Attributes:
+        processes: One for each group of sockets.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        catalogue: Catalogue,
+        keys_dir: Path,
+        sockets: Sequence[socket.socket],
+        supervision: Supervision,
+        on_started: Callable[[FrontendProcess], None],
+        on_request: Callable[[FrontendChild, Ask], None],
+        on_outgrown: Callable[[FrontendProcess, int, int], None],
+        on_attach_failed: Callable[[FrontendProcess, int], None],
+    ) -> None:
+        """Begin with none running.
+
+        Args:
+            settings: The server's settings.
+            catalogue: What is served.
+            keys_dir: The folder of the keys.
+            sockets: Listening sockets, one for each frontend.
+            supervision: The metrics, and whoever waits for changes.
+            on_started: Called when one can be attached to replicas.
+            on_request: Called when one asks something.
+            on_outgrown: Called when answers of a replica do not fit: the frontend, the replica's generation, and the
+                room in bytes that they should have.
+            on_attach_failed: Called when one has no room to be attached: the frontend, and the replica's generation.
+        """
+        self.processes = [FrontendProcess(index, [sock]) for index, sock in enumerate(sockets)]
+        self._settings = settings
+        self._catalogue = catalogue
+        self._keys_dir = keys_dir
+        self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
+        self._memory = MetricMemory(supervision.metrics_fd)
+        self._background, self._changes = supervision.background, supervision.changes
+        self._on_started = on_started
+        self._on_request = on_request
+        self._on_outgrown = on_outgrown
+        self._on_attach_failed = on_attach_failed
+        self._models: dict[int, Deployed] = {model.number: model for model in catalogue.served}
+        self._named_alone = catalogue.only is not None
+
+    @property
+    def children(self) -> list[FrontendChild]:
+        """The processes that run."""
+        return [process.child for process in self.processes if process.child is not None]
+
+    async def start(self) -> None:
+        """Start all of them."""
+        for process in self.processes:
+            await self._start(process)
+
+    def serve(self, model: Deployed) -> None:
+        """Have a model from now on; nobody is sent to it before it is published."""
+        self._models[model.number] = model
+        for process in self._running():
+            process.serving.add(model.number)
+            self._send(process, Serve(self._service_rules(process, model)))
+
+    def publish(self, route: Route) -> None:
+        """Tell all what a model's names mean from now on."""
+        self.tell(route)
+
+    async def retire(self, model: Deployed) -> None:
+        """Stop using a model to which nobody is sent any more, and return when its last requests are answered."""
+        self._models.pop(model.number, None)
+        for process in self._running():
+            self._send(process, Retire(model.number))
+        await self._changes.until(
+            lambda: not any(model.number in process.serving for process in self._running())
+        )
+
+    def attach(self, process: FrontendProcess, replica: AttachReplica, fds: Sequence[int]) -> None:
+        """Give a frontend its ends of an arena and a doorbell."""
+        self._send(process, replica, fds)
+
+    def detach(self, generation: int) -> None:
+        """Tell all that a replica has gone."""
+        for process in self._running():
+            self._send(process, DetachReplica(generation))
+
+    def have(self, generations: set[int]) -> bool:
+        """Whether all that have started score with these replicas; the others get them when they start."""
+        return all(generations <= process.attached for process in self.processes if process.started)
+
+    def tell(self, message: ToFrontend) -> None:
+        """Send all of them a message."""
+        for process in self._running():
+            self._send(process, message)
+
+    def reply(self, asker: FrontendChild, reply: Reply | Refusal) -> None:
+        """Answer what a frontend has asked; its successor, if it has one by now, has not asked it."""
+        if asker in self.children:
+            asker.send(reply)
+
+    def end_hung(self) -> None:
+        """End those whose event loops do not turn any more; to be called once a second.
+
+        The looks count, not the time between them: whoever stops a whole server for a while, stops these too.
+        """
+        for process in self._running():
+            beats = self._memory.page(process.page).beats
+            if not process.started or beats != process.beats:
+                process.beats, process.still_looks = beats, 0
+                continue
+            process.still_looks += 1
+            if process.still_looks == _HUNG_LOOKS and process.child is not None:
+                logger.error("a frontend has done nothing for %d s, killing it; its stacks:", _HUNG_LOOKS)
+                process.child.kill_where_it_hangs()
+
+    def close_sockets(self) -> None:
+        """Close the listening sockets: while they are open, connections are accepted that nobody serves."""
+        for process in self.processes:
+            for sock in process.sockets:
+                sock.close()
+
+    def _running(self) -> Iterable[FrontendProcess]:
+        return (process for process in self.processes if process.child is not None)
+
+    def _send(self, process: FrontendProcess, message: ToFrontend, fds: Sequence[int] = ()) -> None:
+        if process.child is not None:
+            process.child.send(message, fds)
+
+    async def _start(self, process: FrontendProcess) -> None:
+        child = await Child.start(
+            "frontend",
+            "stoker.gateway.frontend",
+            SUPERVISOR_END,
+            lambda child, message: self._on_message(process, child, message),
+            lambda child: self._on_exit(process, child),
+        )
+        process.child = child
+        process.still_looks = 0
+        process.serving = set(self._models)
+        child.send(
+            self._start_message(process), [self._metrics_fd, *(sock.fileno() for sock in process.sockets)]
+        )
+
+    def _start_message(self, process: FrontendProcess) -> StartFrontend:
+        settings = self._settings
+        return StartFrontend(
+            page=process.page,
+            server=ServerRules(
+                auth=settings.auth,
+                token_auth=settings.token_auth,
+                keys_dir=self._keys_dir,
+                max_body_bytes=settings.max_body_bytes,
+                max_image_pixels=settings.max_image_pixels,
+                frontends=len(self.processes),
+            ),
+            metrics_need_key=settings.metrics_auth,
+            cors_origins=settings.cors_origins,
+            tells_version=settings.tells_version,
+            title=settings.service_name if self._named_alone else None,
+            service_version=settings.service_version,
+            path_prefix=settings.service_path_prefix,
+            grpc=_grpc_rules(settings, process.sockets[0]),
+            admin=self._admin_rules(),
+            services=tuple(self._service_rules(process, model) for model in self._models.values()),
+            models=tuple(model.route() for model in self._catalogue.models.values()),
+            only=self._catalogue.only,
+        )
+
+    def _admin_rules(self) -> AdminRules:
+        settings = self._settings
+        hosts = [sock.getsockname()[0] for process in self.processes for sock in process.sockets]
+        return AdminRules(
+            polls=settings.poll_s > 0,
+            needs_key=settings.auth or settings.token_auth or settings.admin_key is not None,
+            key=settings.admin_key,
+            local=all(ip_address(host).is_loopback for host in hosts),
+        )
+
+    def _service_rules(self, process: FrontendProcess, model: Deployed) -> ServiceRules:
+        servable, settings = model.servable, self._settings
+        return ServiceRules(
+            number=model.number,
+            name=servable.name,
+            version=servable.version,
+            framework=servable.framework,
+            slot=model.slot,
+            timeout_ms=model.timeout_ms,
+            max_queue_wait_ms=model.max_queue_wait_ms,
+            max_concurrent_requests=model.limit_of(process.page, len(self.processes)),
+            description=model.description,
+            swagger_files=model.swagger_files,
+            keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
+            image=model.image,
+            collection=model.collection,
+            data_dir=model.data_dir,
+        )
+
+    def _on_message(self, process: FrontendProcess, child: FrontendChild, message: FromFrontend) -> None:
+        match message:
+            case Started():
+                process.started = True
+                self._on_started(process)
+                # Only now: a frontend that replaces another one finds connections waiting.
+                self._send(process, Listen())
+            case Listening():
+                process.listening = True
+            case AttachFailed(generation):
+                self._on_attach_failed(process, generation)
+            case Attached(generation):
+                process.attached.add(generation)
+            case Retired(number):
+                process.serving.discard(number)
+            case Outgrown(generation, answer_bytes):
+                self._on_outgrown(process, generation, answer_bytes)
+            case AskIndex() | AskLoad() | AskUnload():
+                self._on_request(child, message)
+            case Stopped(cut_off):
+                if cut_off:
+                    logger.warning("%d connections did not end in time and were cut off", cut_off)
+            case _:
+                assert_never(message)
+        self._changes.tell()
+
+    def _on_exit(self, process: FrontendProcess, child: FrontendChild) -> None:
+        process.child = None
+        process.started = process.listening = False
+        process.attached.clear()
+        process.serving.clear()
+        self._changes.tell()
+        if self._background.stopping:
+            return
+        self._page.count_restart("frontend")
+        self._background.restart("a frontend", child, process.backoff, lambda: self._start(process))
+
+
+def _grpc_rules(settings: ServerSettings, beside: socket.socket) -> GrpcRules | None:
+    if not settings.grpc_port:
+        return None
+    return GrpcRules(
+        address=address_of(beside, settings.grpc_port),
+        max_message_bytes=settings.max_body_bytes,
+        certificate=settings.grpc_tls_cert,
+        key=settings.grpc_tls_key,
+    )

@@ -1,0 +1,52 @@
+"""What is known of a server once it is ready for the first time, for the operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.models.deployment import Deployed
+from stoker.tensors import Signature
+
+__all__ = ["DeviceReport", "ModelReport", "StartUp"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A model that has been loaded, with all its replicas.
+
+    Attributes:
+        deployed: The model.
+        signature: What it takes and gives.
+        devices: The device of each replica.
+        load_s, warm_up_s: Seconds that the slowest replica took.
+    """
+
+    deployed: Deployed
+    signature: Signature
+    devices: list[str]
+    load_s: float
+    warm_up_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """The device that a process chose, and why."""
+
+    device: str
+    description: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """The whole server.
+
+    Attributes:
+        devices: The device of each device process.
+        models: The models in the order of the settings.
+        elapsed_s: Seconds since the supervisor began.
+    """
+
+    devices: list[DeviceReport]
+    models: list[ModelReport]
+    elapsed_s: float

@@ -1,0 +1,120 @@
+"""The versions of models that a server can load: found on the disk, verified, held, and given their keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from stoker.errors import InvalidSettings
+from stoker.keys.keyring import Keyring, Keys
+from stoker.models.deployment import Deployed, deploy, resolve
+from stoker.models.offers import Offer, find_offers, registered_offer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from stoker.settings import ServerSettings
+    from stoker.workspace import Workspace
+
+__all__ = ["Stock"]
+
+
+class Stock:
+    """What a server can load.
+
+    All of it may block for long, and may be called on any thread, for several versions at once.
+    """
+
+    def __init__(self, settings: ServerSettings, workspace: Workspace, say: Callable[[str], None]) -> None:
+        """Look at what settings name in a workspace; `say` tells the operator what takes long."""
+        self._settings = settings
+        self._workspace = workspace
+        self._say = say
+        self._leases: dict[int, ExitStack] = {}
+        self._first = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._first.close()
+        for leases in self._leases.values():
+            leases.close()
+
+    def take_first(self) -> list[Deployed]:
+        """Prepare what the settings ask for to be loaded; see `stoker.models.deployment.resolve`."""
+        models = [self._equipped(model) for model in resolve(self._settings, self._workspace, self._first)]
+        for name in dict.fromkeys(model.servable.name for model in models):
+            self._provide_keys(name)
+        return models
+
+    def offers(self) -> dict[str, Offer]:
+        """Find the models that the settings name, as they are now; see `stoker.models.offers.find_offers`."""
+        return find_offers(self._settings, self._workspace)
+
+    def offer(self, name: str) -> Offer:
+        """Find one model: of the settings, else one that is registered in the workspace.
+
+        Raises:
+            RepositoryError: There is none.
+        """
+        return self.offers().get(name) or registered_offer(self._settings, self._workspace, name)
+
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
+        """Prepare a version to be loaded, and keep it from being deleted until it is put back.
+
+        Args:
+            offer: The model.
+            version: The version.
+            slot: Its slot in the metrics.
+            number: What tells this load from all others.
+
+        Raises:
+            OperatorError: It cannot be served.
+        """
+        with ExitStack() as leases:
+            deployed = deploy(offer, version, slot, self._settings, self._workspace, leases)
+            equipped = self._equipped(dataclasses.replace(deployed, number=number))
+            self._provide_keys(offer.name)
+            self._leases[number] = leases.pop_all()
+        return equipped
+
+    def put_back(self, number: int) -> None:
+        """Let go of what was taken with this number."""
+        leases = self._leases.pop(number, None)
+        if leases is not None:
+            leases.close()
+
+    def _equipped(self, model: Deployed) -> Deployed:
+        """The model with its virtual environment, which is built now if it has one and it is not there."""
+        if model.environment is None:
+            return model
+        name = model.servable.name
+        environment = model.environment.prepared(
+            self._workspace, model.servable.framework, lambda line: self._say(f"  packages {name}: {line}")
+        )
+        return dataclasses.replace(model, environment=environment)
+
+    def _provide_keys(self, name: str) -> None:
+        settings = self._settings
+        keyring = Keyring(self._workspace.keys_dir, name)
+        given = Keys.given(settings.primary_key, settings.secondary_key)
+        takes_made_keys = given is None and (settings.auth or settings.token_auth)
+        if not (takes_made_keys or settings.token_auth):
+            return
+        try:
+            self._workspace.create()
+            if takes_made_keys:
+                keyring.ensure()
+            if settings.token_auth:
+                keyring.ensure_signing_secret()
+        except OSError as error:
+            raise InvalidSettings(
+                f"the keys of {name} cannot be kept in {self._workspace.keys_dir}: {error.strerror}; choose another "
+                "workspace with --workspace, or give keys as STOKER_PRIMARY_KEY and STOKER_SECONDARY_KEY"
+            ) from error

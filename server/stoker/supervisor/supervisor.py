@@ -1,0 +1,175 @@
+"""The supervisor: one asyncio loop that starts, joins, watches, restarts and drains a server's processes.
+
+It imports no framework. It owns the listening sockets, so a frontend that dies loses no connection that
+waits in them, and it makes every arena and doorbell, so that a restarted process always gets fresh ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from stoker.control.frontend_messages import Ask, Drain, Stop
+from stoker.gpu.nvml import GpuReader
+from stoker.metrics import SUPERVISOR_PAGE, MetricMemory
+from stoker.models.deployment import Deployed
+from stoker.settings import ServerSettings
+from stoker.supervisor.admin_requests import Requests
+from stoker.supervisor.background import Supervision, in_thread
+from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.rollout import Rollout
+from stoker.supervisor.start_up import StartUp
+from stoker.supervisor.watch import Watch
+
+if TYPE_CHECKING:
+    from stoker.models.offers import Offer
+    from stoker.supervisor.frontend_processes import FrontendChild
+    from stoker.supervisor.rollout import Stock
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+_GPU_POLL_S: Final = 2.0
+_LOOK_S: Final = 1.0
+_END_TIMEOUT_S: Final = 5.0
+_DRAIN_TIMEOUT_S: Final = 30.0
+_INTERRUPT_GRACE_S: Final = 0.2
+# Wrappers such as timeout(1) send one request to stop to the process and again to its group.
+_SAME_SIGNAL_S: Final = 0.25
+
+
+class Supervisor:
+    """Runs one server."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        models: Sequence[Deployed],
+        keys_dir: Path,
+        sockets: Sequence[socket.socket],
+        on_ready: Callable[[StartUp], None],
+        stock: Stock,
+        offers: Mapping[str, Offer] = MappingProxyType({}),
+    ) -> None:
+        """Prepare a server.
+
+        Args:
+            settings: How it runs.
+            models: What it loads before it is ready.
+            keys_dir: The folder of the keys.
+            sockets: Listening sockets, one for each frontend.
+            on_ready: Called once, when everything is loaded.
+            stock: Where further versions come from.
+            offers: The models of the settings by name.
+        """
+        self._settings = settings
+        self._models = list(models)
+        self._on_ready = on_ready
+        self._offers = offers
+        self._begun_s = time.monotonic()
+        self._metrics_fd = MetricMemory.create()
+        memory = MetricMemory(self._metrics_fd)
+        self._page = memory.page(SUPERVISOR_PAGE)
+        supervision = Supervision(self._metrics_fd, self._page)
+        self._background = supervision.background
+        self._catalogue = catalogue = Catalogue(self._models, offers)
+        self._fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request)
+        self._rollout = Rollout(catalogue, self._fleet, stock, memory)
+        self._requests = Requests(self._rollout, self._fleet.frontends, self._background)
+        self._watch = Watch(self._rollout, stock, settings.poll_s)
+        self._announced = False
+        self._stop_grace_s = 0.0
+        self._asked_s = 0.0
+
+    async def run(self) -> None:
+        """Serve until a signal asks to stop.
+
+        Raises:
+            OperatorError: A model or device could not be used at start-up.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, self._settings.drain_grace_s)
+        loop.add_signal_handler(signal.SIGINT, self._on_signal, _INTERRUPT_GRACE_S)
+        self._background.spawn(self._poll_gpus())
+        self._background.spawn(self._look_for_hung())
+        starting = loop.create_task(self._start())
+        stopped = loop.create_task(self._background.stopped())
+        try:
+            await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await stopped
+            await self._drain()
+        finally:
+            starting.cancel()
+            stopped.cancel()
+            await self._end_all()
+
+    async def _start(self) -> None:
+        models = await self._fleet.start(self._models)
+        self._announced = True
+        self._rollout.begin(self._offers)
+        processes = self._fleet.devices.processes
+        devices = [process.report for process in processes if process.report is not None]
+        self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s))
+        self._background.spawn(self._watch.run())
+
+    def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
+        self._requests.take(asker, ask)
+
+    def _on_signal(self, grace_s: float) -> None:
+        now_s = time.monotonic()
+        if self._background.stopping and now_s - self._asked_s < _SAME_SIGNAL_S:
+            return
+        self._asked_s = now_s
+        if self._background.stopping:
+            logger.warning("asked to stop a second time: ending at once")
+            for child in self._fleet.children:
+                child.kill()
+            os._exit(1)
+        self._stop_grace_s = grace_s if self._announced else 0.0
+        self._background.stop()
+
+    async def _drain(self) -> None:
+        """Readiness off, a grace in which all is still answered, then the port closes and the last answers go out."""
+        frontends = self._fleet.frontends
+        children = frontends.children
+        frontends.tell(Drain())
+        await asyncio.sleep(self._stop_grace_s)
+        frontends.close_sockets()
+        longest_s = max((model.timeout_ms for model in self._catalogue.served), default=0) / 1000
+        timeout_s = min(_DRAIN_TIMEOUT_S, longest_s)
+        frontends.tell(Stop(timeout_s))
+        waits = [asyncio.ensure_future(child.process.wait()) for child in children]
+        if waits:
+            await asyncio.wait(waits, timeout=timeout_s + _END_TIMEOUT_S)
+
+    async def _end_all(self) -> None:
+        self._background.cancel()
+        await self._fleet.end()
+        self._fleet.frontends.close_sockets()
+
+    async def _look_for_hung(self) -> None:
+        while not self._background.stopping:
+            await asyncio.sleep(_LOOK_S)
+            self._fleet.frontends.end_hung()
+
+    async def _poll_gpus(self) -> None:
+        reader = GpuReader()
+        while True:
+            try:
+                readings = await in_thread(reader.read)
+            except OSError:
+                return
+            self._page.set_gpus(readings)
+            await asyncio.sleep(_GPU_POLL_S)

@@ -1,0 +1,133 @@
+"""Looking for versions and labels that come and go on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import OperatorError
+from stoker.models.labels import labels_mark
+from stoker.supervisor.background import in_thread
+from stoker.supervisor.rollout import Rollout, Stock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.models.offers import Offer
+
+__all__ = ["Watch"]
+
+logger = logging.getLogger(__name__)
+
+_LABELS_S: Final = 1.0
+
+
+class Watch:
+    """Follows the labels of the models that are served and, if asked to, the versions on the disk."""
+
+    def __init__(self, rollout: Rollout, stock: Stock, poll_s: float) -> None:
+        """Begin; `poll_s` is how often to look for versions, 0 for never."""
+        self._rollout = rollout
+        self._stock = stock
+        self._poll_s = poll_s
+        self._marks: dict[str, tuple[int, int, int]] = {}
+        self._following: set[str] = set()
+        self._label_troubles: dict[str, str] = {}
+        self._seen: dict[tuple[str, int], str] = {}
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look until cancelled; what a look has to load holds up neither further looks at labels nor at versions."""
+        loop = asyncio.get_running_loop()
+        look_s = loop.time() + self._poll_s
+        looking: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
+                looks.create_task(_whole(self.look_at_labels()))
+                if self._poll_s and loop.time() >= look_s and (looking is None or looking.done()):
+                    looking = looks.create_task(_whole(self.look()))
+                    look_s = loop.time() + self._poll_s
+
+    async def look_at_labels(self) -> None:
+        """Follow the labels that were moved since the last look, those of a model beside those of the others.
+
+        A model whose labels are still being followed is left for a later look.
+        """
+        bases = {
+            name: base
+            for name, base in self._rollout.bases.items()
+            if base is not None and name not in self._following
+        }
+        await asyncio.gather(*(self._follow(name, base) for name, base in bases.items()))
+
+    async def _follow(self, name: str, base: Path) -> None:
+        self._following.add(name)
+        try:
+            mark = await in_thread(labels_mark, base)
+            if self._marks.get(name) == mark:
+                return
+            await self._rollout.follow(await in_thread(self._stock.offer, name))
+            # Only now: whatever has failed is tried again, for a disk may be away for a moment.
+            self._marks[name] = mark
+            self._label_troubles.pop(name, None)
+        except Exception as error:
+            if self._label_troubles.get(name) != str(error):
+                foreseen = isinstance(error, OperatorError | OSError)
+                logger.warning("the labels of %s stay as they are: %s", name, error, exc_info=not foreseen)
+            self._label_troubles[name] = str(error)
+        finally:
+            self._following.discard(name)
+
+    async def look(self) -> None:
+        """Load and unload what has come and gone since the last look.
+
+        A version is loaded when its files have not changed between two looks: until then somebody may still be
+        writing them.
+        """
+        try:
+            offers = await in_thread(self._stock.offers)
+            seen = await in_thread(_fingerprints, offers)
+        except (OperatorError, OSError) as error:
+            # A file system that is away for a moment must not unload everything.
+            if str(error) != self._trouble:
+                logger.warning("everything stays loaded as it is: %s", error)
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        settled = [
+            version
+            for version, (fingerprint, whole) in seen.items()
+            if whole or self._seen.get(version) == fingerprint
+        ]
+        self._seen = {version: fingerprint for version, (fingerprint, _) in seen.items()}
+        await self._rollout.refresh(offers, settled)
+
+
+async def _whole(look: Coroutine[Any, Any, None]) -> None:
+    """One look; a fault in it must not end the watch."""
+    try:
+        await look
+    except Exception:
+        logger.exception("looking for changes of the models failed")
+
+
+def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[str, bool]]:
+    """The fingerprints of the versions that should be served, and whether they appear as a whole or not at all."""
+    seen = {}
+    for name, offer in offers.items():
+        try:
+            labelled = set(offer.labels().values()).intersection(offer.versions)
+            wanted = labelled.union(offer.policy.choose(offer.versions))
+        except OperatorError as error:
+            logger.warning("%s", error)
+            continue
+        for version in wanted:
+            try:
+                source = offer.source(version)
+                seen[name, version] = (source.fingerprint(), source.registered is not None)
+            except (OperatorError, OSError) as error:
+                logger.warning("%s version %d is left alone: %s", name, version, error)
+    return seen
