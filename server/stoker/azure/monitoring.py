@@ -99,7 +99,6 @@ class ModelDataCollector:
 
         Returns:
             What `add_correlations` takes; None if nothing is collected.
-
         """
         data = self._data
         ids = current_request_ids()
