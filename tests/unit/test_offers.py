@@ -18,7 +18,7 @@ from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, stored
 from stoker.models.offers import find_offers, left_out
 from stoker.models.repository import Repository
 from stoker.settings import ModelSettings, ServerSettings
-from stoker.supervisor.serving import _notes
+from stoker.supervisor.summary import notes
 from stoker.workspace import Workspace
 
 
@@ -107,7 +107,7 @@ def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_
     assert left_out(ServerSettings(), workspace) == ["weights"]
     named = ServerSettings(models=(ModelSettings(registered="script"),))
     assert left_out(named, workspace) == []
-    assert _notes(ServerSettings(unknown_variables=("STOKER_X is no setting",)), workspace) == [
+    assert notes(ServerSettings(unknown_variables=("STOKER_X is no setting",)), workspace) == [
         "STOKER_X is no setting",
         "weights is registered and not served: an entry script has to load it (--use-model)",
     ]

@@ -39,8 +39,8 @@ from stoker.scripts.self_check import Sample
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.settings import load_settings
-from stoker.supervisor.serving import _batching_lines
 from stoker.supervisor.start_up import ModelReport
+from stoker.supervisor.summary import batching_lines
 from stoker.tensors import Signature
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 from stoker.wire.merging import row_count
@@ -515,7 +515,7 @@ def test_the_summary_at_the_start_says_how() -> None:
     deployed = Deployed(servable(), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
 
     def lines(signature: Signature) -> list[str]:
-        return _batching_lines(ModelReport(deployed, signature, ["cpu"], 0.5, 0.25))
+        return batching_lines(ModelReport(deployed, signature, ["cpu"], 0.5, 0.25))
 
     form = ScriptForm(batching="handle", batching_reason="it is so")
     assert lines(dataclasses.replace(BODIES, script=form)) == ["           batching: handle, it is so"]

@@ -15,8 +15,8 @@ from stoker.models.placement import place
 from stoker.script_form import ScriptForm
 from stoker.servable import Servable
 from stoker.settings import ServerSettings
-from stoker.supervisor.serving import _batches, _device_lines, _replica_lines, _sample_file, _service_lines
 from stoker.supervisor.start_up import DeviceReport, ModelReport
+from stoker.supervisor.summary import batches_of, device_lines, replica_lines, sample_file, service_lines
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.workspace import Workspace
 
@@ -42,7 +42,7 @@ def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",)) -> ModelR
 @pytest.mark.parametrize(("buckets", "rows"), [(None, 64), ((), 64), ((1, 8), 8)])
 def test_the_largest_batch_is_the_largest_bucket(buckets: tuple[int, ...] | None, rows: int) -> None:
     """Batches above the largest bucket never run, whatever max_batch_rows says."""
-    assert _batches(_servable(batch_buckets=buckets), ROWS) == f"batches of at most {rows} rows"
+    assert batches_of(_servable(batch_buckets=buckets), ROWS) == f"batches of at most {rows} rows"
 
 
 def test_what_is_never_batched_has_no_largest_batch() -> None:
@@ -52,18 +52,18 @@ def test_what_is_never_batched_has_no_largest_batch() -> None:
         for most_requests in (1, 32)
     )
     for signature in (alone, UNBATCHED):
-        assert _batches(_servable(), signature) == "one request after the other"
-    assert _batches(_servable(), merged) == "batches of at most 32 requests"
+        assert batches_of(_servable(), signature) == "one request after the other"
+    assert batches_of(_servable(), merged) == "batches of at most 32 requests"
 
 
 def test_a_model_of_declared_sizes_has_a_sample_of_zeros(tmp_path: Path) -> None:
     """Also one that is never batched; of one whose sizes are free nobody knows what it takes."""
     workspace = Workspace(tmp_path / "workspace")
-    written = _sample_file(workspace, _report(UNBATCHED))
+    written = sample_file(workspace, _report(UNBATCHED))
     assert written is not None
     assert json.loads(written.read_text()) == {"data": {"x": [[0, 0]], "words": [""]}}
     free = ModelTensors((TensorInfo("x", "float32", (-1, -1)),), (), batched=True)
-    assert _sample_file(workspace, _report(dataclasses.replace(UNBATCHED, tensors=free))) is None
+    assert sample_file(workspace, _report(dataclasses.replace(UNBATCHED, tensors=free))) is None
 
 
 def test_commands_of_the_summary_can_be_pasted_into_a_shell(
@@ -72,7 +72,7 @@ def test_commands_of_the_summary_can_be_pasted_into_a_shell(
     """Whatever the workspace is called: the shell gives each command the arguments that were meant."""
     workspace = Workspace(tmp_path / "my work's; $HOME")
     monkeypatch.setattr("shutil.which", lambda name: name)
-    lines = _service_lines(ServerSettings(), workspace, _report(ROWS), "http://[::1]:8080/score")
+    lines = service_lines(ServerSettings(), workspace, _report(ROWS), "http://[::1]:8080/score")
     (command,) = (line.partition("try")[2].strip() for line in lines if line.startswith("  try"))
     shell = 'curl() { printf "%s\\n" "$@"; }; stoker() { printf "%s|" "$@"; }; ' + command
     told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=30)
@@ -115,7 +115,7 @@ def test_processes_that_share_a_device_are_counted() -> None:
     second = DeviceReport("cuda:1", "H200, 140 GiB", "as asked for")
     chosen = DeviceReport("cuda:0", "H200, 140 GiB", "the first GPU that can be used")
     cpu = DeviceReport("cpu", "EPYC, 2 cores", "as asked for")
-    assert _device_lines([first, second, chosen, cpu, cpu]) == [
+    assert device_lines([first, second, chosen, cpu, cpu]) == [
         "  device   cuda:0: H200, 140 GiB (as asked for)",
         "  device   cuda:1: H200, 140 GiB (as asked for)",
         "  device   cuda:0: H200, 140 GiB (the first GPU that can be used)",
@@ -149,4 +149,4 @@ def test_replicas_are_shown_where_there_are_several_or_too_few(
     servable = Servable("digits", 1, "onnx", Path("x"), Path(), max_batch_rows=4, max_body_bytes=64)
     deployed = Deployed(servable, 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
     report = ModelReport(deployed, ROWS, list(placement.devices), 0.5, 0.25)
-    assert [line.strip() for line in _replica_lines(report)] == expected
+    assert [line.strip() for line in replica_lines(report)] == expected

@@ -14,9 +14,9 @@ from stoker.models.placement import place
 from stoker.script_form import ScriptForm
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings import ModelSettings, ServerSettings
-from stoker.supervisor.serving import _data, _sample_file
 from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.stock import Stock
+from stoker.supervisor.summary import curl_data, sample_file
 from stoker.tensors import Signature
 from stoker.workspace import Workspace
 
@@ -67,8 +67,8 @@ def test_the_sample_of_a_script_is_the_one_that_its_batching_is_checked_with(
     servable = Servable(
         "digits", 1, "script", tmp_path / "score.py", tmp_path / "model", 1, 64, sample_input=named
     )
-    assert _sample_file(Workspace(tmp_path / "workspace"), reported(servable, BODIES)) == sample
-    assert _data(sample).startswith(curls)
+    assert sample_file(Workspace(tmp_path / "workspace"), reported(servable, BODIES)) == sample
+    assert curl_data(sample).startswith(curls)
 
 
 def test_the_sample_of_decorators_is_written_where_a_caller_finds_it(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_the_sample_of_decorators_is_written_where_a_caller_finds_it(tmp_path: P
     servable = Servable("digits", 1, "script", tmp_path / "score.py", tmp_path, 1, 64)
     form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[1, 2]]}})
     workspace = Workspace(tmp_path / "workspace")
-    written = _sample_file(workspace, reported(servable, dataclasses.replace(BODIES, script=form)))
+    written = sample_file(workspace, reported(servable, dataclasses.replace(BODIES, script=form)))
     assert written is not None
     assert json.loads(written.read_text()) == {"data": [[1, 2]]}
-    assert _sample_file(workspace, reported(servable, BODIES)) is None
+    assert sample_file(workspace, reported(servable, BODIES)) is None
 
 
 def test_no_sample_is_shown_where_none_can_be_written(tmp_path: Path) -> None:
@@ -87,5 +87,5 @@ def test_no_sample_is_shown_where_none_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     servable = Servable("digits", 1, "onnx", Path("x"), tmp_path, max_batch_rows=4, max_body_bytes=64)
     report = reported(servable, ROWS)
-    assert _sample_file(Workspace(tmp_path / "file" / "workspace"), report) is None
-    assert _sample_file(Workspace(tmp_path / "there"), report) is not None
+    assert sample_file(Workspace(tmp_path / "file" / "workspace"), report) is None
+    assert sample_file(Workspace(tmp_path / "there"), report) is not None

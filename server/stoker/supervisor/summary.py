@@ -1,0 +1,247 @@
+"""What the operator reads when a server is ready: devices, models, where to send requests, and one that works."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import os
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.keys.keyring import Keyring
+from stoker.models.deployment import Deployed
+from stoker.models.offers import left_out
+from stoker.servable import SAMPLE_INPUT, Servable
+from stoker.settings import ServerSettings
+from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
+from stoker.tensors import Signature
+from stoker.workspace import Workspace
+
+__all__ = [
+    "batches_of",
+    "batching_lines",
+    "curl_data",
+    "device_lines",
+    "notes",
+    "replica_lines",
+    "sample_file",
+    "service_lines",
+    "summary",
+]
+
+
+def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up: StartUp) -> list[str]:
+    """The lines that are printed when the server is ready."""
+    lines = device_lines(start_up.devices)
+    for model in start_up.models:
+        servable = model.deployed.servable
+        lines.append(
+            f"  model    {servable.name} version {servable.version} ({servable.framework}): {model.signature}"
+        )
+        lines.append(
+            f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
+            f"{batches_of(servable, model.signature)}"
+        )
+        lines += batching_lines(model)
+        lines += replica_lines(model)
+        lines += _environment_lines(model.deployed)
+        lines += _data_lines(model.deployed)
+    lines += [f"  azure    {note}" for note in settings.notes]
+    lines += [f"  note     {note}" for note in notes(settings, workspace)]
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    # Of several versions of a model, the newest one's sample serves for all.
+    by_name = {model.deployed.servable.name: model for model in start_up.models}
+    for name, model in by_name.items():
+        path = "/score" if len(by_name) == 1 else f"/api/v1/service/{name}/score"
+        lines += service_lines(settings, workspace, model, base + path)
+    lines += _grpc_lines(settings, host)
+    lines.append(f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {base}/metrics; stop with Ctrl-C")
+    return lines
+
+
+def batches_of(servable: Servable, signature: Signature) -> str:
+    """How large batches are, in words."""
+    if signature.tensors is not None and not signature.tensors.batched:
+        return "one request after the other"
+    if signature.script is not None:
+        most = signature.script.max_requests
+        return f"batches of at most {most} requests" if most > 1 else "one request after the other"
+    most = servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
+    return f"batches of at most {most} rows"
+
+
+def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
+    if not settings.grpc_port:
+        return []
+    security = " with TLS" if settings.grpc_tls_cert else ""
+    address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
+    return [f"  grpc     {address}{security}: the Open Inference Protocol v2"]
+
+
+def batching_lines(model: ModelReport) -> list[str]:
+    """How the requests to a script are batched, and why."""
+    script = model.signature.script
+    return [] if script is None else [f"           batching: {script.batching}, {script.batching_reason}"]
+
+
+def device_lines(devices: Sequence[DeviceReport]) -> list[str]:
+    """Each device and why it was chosen, and which are shared."""
+    lines = [
+        f"  device   {device.device}: {device.description} ({device.reason})"
+        for device in dict.fromkeys(devices)
+    ]
+    for device, processes in Counter(device.device for device in devices).items():
+        if processes > 1:
+            shared = "the cores" if device == "cpu" else f"the memory of {device}"
+            lines.append(f"           {processes} device processes share {shared}")
+    return lines
+
+
+def _environment_lines(model: Deployed) -> list[str]:
+    if model.environment is None:
+        return []
+    first, *others = model.environment.lines()
+    return [f"  packages {first}", *(f"           {line}" for line in others)]
+
+
+def notes(settings: ServerSettings, workspace: Workspace) -> list[str]:
+    """What the operator may not expect: models that are not served, variables that are not used."""
+    names = left_out(settings, workspace)
+    unserved = [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} registered and not served: an entry script has to "
+        "load it (--use-model)"
+    ]
+    return [*settings.unknown_variables, *(unserved if names else [])]
+
+
+def _data_lines(model: Deployed) -> list[str]:
+    lines = []
+    if model.image is not None:
+        lines.append(f"  images   JPEG, PNG and WebP of any size become {model.image}")
+    if model.collection is not None and model.data_dir is not None:
+        kept, percent = " and ".join(model.collection.collections), 100 * model.collection.sample_rate
+        lines.append(
+            f"  collect  {kept} of {percent:.4g} % of the requests, at most {model.collection.max_mb} MiB, "
+            f"in {_shown(model.data_dir)}"
+        )
+    return lines
+
+
+def replica_lines(model: ModelReport) -> list[str]:
+    """Where the replicas of a model are, if there are several or too few."""
+    lines = []
+    if len(model.devices) > 1:
+        places = Counter(model.devices)
+        shown = ", ".join(f"{count} on {device}" for device, count in places.items())
+        lines.append(f"           {len(model.devices)} replicas: {shown}")
+    if model.deployed.placement.shortfall:
+        lines.append(f"           {model.deployed.placement.shortfall}")
+    return lines
+
+
+def service_lines(settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str) -> list[str]:
+    """Where and with which key a model is scored, and a command that does it."""
+    name = model.deployed.servable.name
+    access, bearer = _access(settings, workspace, name)
+    lines = [f"  scoring  {uri}", *access]
+    sample = sample_file(workspace, model)
+    if sample is not None:
+        header = f'-H "Authorization: Bearer {bearer}" ' if bearer else ""
+        lines.append(f"  try      curl -s {header}{curl_data(sample)} {shlex.quote(uri)}")
+    return lines
+
+
+def curl_data(sample: Path) -> str:
+    """What curl is told, to send a file as it is."""
+    at = shlex.quote(f"@{_shown(sample)}")
+    media_type = mimetypes.guess_type(sample.name)[0]
+    if media_type in (None, "application/json"):
+        return f"-d {at}"
+    return f'-H "Content-Type: {media_type}" --data-binary {at}'
+
+
+def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[list[str], str]:
+    """What callers have to send: for the operator, and as a shell takes it."""
+    if not (settings.auth or settings.token_auth):
+        return ["  keys     none needed (--no-auth)"], ""
+    stoker = shlex.quote(_command("stoker"))
+    service = f"--name {name} --workspace {shlex.quote(_shown(workspace.root))}"
+    if settings.keys_file:
+        keys, bearer = f"from {settings.keys_file}", "$KEY"
+    elif settings.given_keys:
+        keys = f"from the environment: {' and '.join(settings.given_keys)}"
+        bearer = f"${settings.given_keys[0]}"
+    else:
+        keys = _shown(Keyring(workspace.keys_dir, name).path)
+        bearer = f"$({stoker} keys show primary {service})"
+    if not settings.token_auth:
+        return [f"  keys     {keys}"], bearer
+    sign = f"{stoker} token {service}"
+    use = "" if settings.auth else ", to fetch tokens with"
+    return [f"  keys     {keys}{use}", f"  tokens   {sign}"], f"$({sign})"
+
+
+def _command(name: str) -> str:
+    """How to call a command of this environment from the operator's shell."""
+    if shutil.which(name):
+        return name
+    return _shown(Path(sys.executable).parent / name)
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be typed here."""
+    try:
+        relative = os.path.relpath(path)
+    except FileNotFoundError:
+        # The current folder has been removed.
+        return str(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
+    """A body that the model takes: the sample beside it, that of its script's decorators, or rows of zeros.
+
+    Returns:
+        None if only the model knows, or if nothing can be written to the workspace.
+    """
+    servable = model.deployed.servable
+    if servable.sample_file is not None:
+        return servable.sample_file
+    body = _made_up(model.signature)
+    if not body:
+        return None
+    path = workspace.run_dir / f"{servable.name}.{SAMPLE_INPUT}"
+    try:
+        workspace.create()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(body))
+    except OSError:
+        return None
+    return path
+
+
+def _made_up(signature: Signature) -> Any:
+    """A body for a model of which no sample is known; empty if only the model knows."""
+    if signature.script is not None:
+        return (signature.script.input_schema or {}).get("example")
+    tensors = signature.model_tensors
+    if tensors is None or any(-1 in info.shape[1:] for info in tensors.inputs):
+        return None
+    data: Any = {
+        info.name: _zeros([max(size, 1) for size in info.shape], info.dtype) for info in tensors.inputs
+    }
+    if len(data) == 1:
+        (data,) = data.values()
+    return {"data": data}
+
+
+def _zeros(shape: Sequence[int], dtype: str) -> Any:
+    if not shape:
+        return {"bool": False, "string": ""}.get(dtype, 0)
+    return [_zeros(shape[1:], dtype) for _ in range(shape[0])]
