@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,7 +25,7 @@ import numpy as np
 
 from stoker.tensors import Signature, TensorSpec
 
-__all__ = ["AWAKE_NS", "LONE_ROWS", "Arena", "Outcome", "capacity_rows"]
+__all__ = ["AWAKE_NS", "LONE_ROWS", "Arena", "Outcome", "capacity_rows", "push_numbers"]
 
 AWAKE_NS = 300_000
 """How long either side of an exchange goes on looking before it sleeps, while only lone rows come and go.
@@ -51,6 +52,20 @@ class Outcome(IntEnum):
     TOO_LARGE = 3
     REFUSED = 4
     OUT_OF_MEMORY = 5
+
+
+def push_numbers(doorbell: socket.socket, data: bytes) -> bytes:
+    """Send as much of row numbers as a doorbell takes; returns the rest.
+
+    There is none if the other process has gone: the next read tells, behind what it has still said.
+    """
+    try:
+        sent = doorbell.send(data)
+    except BlockingIOError:
+        sent = 0
+    except OSError:
+        sent = len(data)
+    return data[sent:]
 
 
 @dataclass(frozen=True)

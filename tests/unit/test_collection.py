@@ -169,7 +169,7 @@ def test_after_a_failure_a_new_file_is_begun(tmp_path: Path, monkeypatch: pytest
         raise OSError("no space left")
 
     with monkeypatch.context() as full:
-        full.setattr(record_files, "_write_all", refuse)
+        full.setattr(record_files, "write_all", refuse)
         with pytest.raises(OSError, match="no space left"):
             files.write(NOON_S, [line({"time": "2"})])
     files.write(NOON_S, [line({"time": "3"})])

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from stoker.arena import Arena, Outcome
+from stoker.arena import Arena, Outcome, push_numbers
 from stoker.device.planner import Lot
 
 __all__ = ["Batch", "Lane"]
@@ -78,27 +78,16 @@ class Lane:
             if self.unsent:
                 self.unsent += data
                 return
-            self.unsent = self._push(data)
+            self.unsent = push_numbers(self.doorbell, data)
             if self.unsent and self._poller is not None:
                 self._poller.modify(self.doorbell, select.EPOLLIN | select.EPOLLOUT)
 
     def flush(self) -> None:
         """Send what waits: the doorbell is writable."""
         with self._lock:
-            self.unsent = self._push(self.unsent)
+            self.unsent = push_numbers(self.doorbell, self.unsent)
             if not self.unsent and self._poller is not None:
                 self._poller.modify(self.doorbell, select.EPOLLIN)
-
-    def _push(self, data: bytes) -> bytes:
-        """Send as much as the doorbell takes; returns the rest."""
-        try:
-            sent = self.doorbell.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            # The frontend has gone; the next read sees EOF and removes the lane.
-            sent = len(data)
-        return data[sent:]
 
 
 class Batch(NamedTuple):

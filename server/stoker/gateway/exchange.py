@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome
+from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome, push_numbers
 from stoker.errors import (
     BodyTooLarge,
     DeviceLost,
@@ -374,14 +374,7 @@ class Exchange:
             self._send(data)
 
     def _send(self, data: bytes) -> None:
-        try:
-            sent = self._doorbell.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            # The device has ended. Answers that it gave before are still in the socket; after them comes EOF.
-            sent = len(data)
-        was_waiting, self._unsent = bool(self._unsent), data[sent:]
+        was_waiting, self._unsent = bool(self._unsent), push_numbers(self._doorbell, data)
         if self._unsent and not was_waiting:
             self._loop.add_writer(self._doorbell.fileno(), self._on_writable)
         elif was_waiting and not self._unsent:

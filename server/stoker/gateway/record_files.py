@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from stoker.collected_files import make_room, new_file, write_all
 from stoker.collection import RecordFormat
 from stoker.durable import private_folder
 
@@ -80,7 +80,7 @@ class RecordFiles:
             self.close()
         file = self._file or self._open(time_s)
         try:
-            _write_all(file, content)
+            write_all(file, content)
         except OSError:
             # Its last line may be torn now: nothing must follow it.
             self._file = None
@@ -106,38 +106,15 @@ class RecordFiles:
                 logger.warning("collected records stay a journal: %s", error)
 
     def _open(self, time_s: float) -> BinaryIO:
-        self._make_room()
+        # Folders from the hour up to the version.
+        make_room(_by_age(self._folder), self._room_bytes, folders=5)
         moment = datetime.fromtimestamp(time_s, UTC)
         folder = private_folder(self._folder / str(self._version) / moment.strftime("%Y/%m/%d/%H"))
         suffix = _JOURNAL if self._parquet else _JSONL
         self._path = folder / f"{moment:%M%S}-{uuid.uuid4().hex}{suffix}"
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(descriptor, "wb", buffering=0)
+        self._file = new_file(self._path)
         self._hour, self._written_bytes = int(time_s // _HOUR_S), 0
         return self._file
-
-    def _make_room(self) -> None:
-        """Remove the oldest files until every writer may fill one more."""
-        sizes: dict[Path, int] = {}
-        for path in _by_age(self._folder):
-            with contextlib.suppress(FileNotFoundError):  # another writer makes room too
-                sizes[path] = path.stat().st_size
-        total_bytes = sum(sizes.values())
-        for path, size_bytes in sizes.items():
-            if total_bytes <= self._room_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total_bytes -= size_bytes
-            # Folders that have become empty, from the hour up to the version.
-            with contextlib.suppress(OSError):
-                for parent in path.parents[:5]:
-                    parent.rmdir()
-
-
-def _write_all(file: BinaryIO, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def _by_age(folder: Path) -> list[Path]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import re
 import threading
 import time
@@ -21,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from stoker.collected_files import make_room, new_file, write_all
 from stoker.collection import CollectionSettings
 from stoker.durable import private_folder
 from stoker.servable import Servable
@@ -97,9 +97,7 @@ class ModelDataFiles:
             self._open[series] = (int(time_s // _DAY_S), file)
             lines = series.header + lines
         try:
-            rest = memoryview(lines)
-            while rest:
-                rest = rest[file.write(rest) :]
+            write_all(file, lines)
         except OSError:
             # Its last line may be torn now: nothing must follow it.
             self._open.pop(series)[1].close()
@@ -111,29 +109,20 @@ class ModelDataFiles:
             self._open.popitem()[1][1].close()
 
     def _new(self, series: Series, time_s: float) -> BinaryIO:
-        self._make_room()
+        # Folders from the day up to the model.
+        make_room(_by_age(self._folder), self._room_bytes, folders=6)
         folder = private_folder(self._folder / series.folder(time_s))
-        path = folder / f"{_name(series.collection)}-{uuid.uuid4().hex[:12]}.csv"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        return os.fdopen(descriptor, "wb", buffering=0)
+        return new_file(folder / f"{_name(series.collection)}-{uuid.uuid4().hex[:12]}.csv")
 
-    def _make_room(self) -> None:
-        """Remove the files that were written to least lately until there is room for one more."""
-        found: list[tuple[int, int, Path]] = []
-        for path in self._folder.rglob("*.csv"):
-            with contextlib.suppress(FileNotFoundError):  # another process makes room too
-                state = path.stat()
-                found.append((state.st_mtime_ns, state.st_size, path))
-        total_bytes = sum(size_bytes for _, size_bytes, _ in found)
-        for _, size_bytes, path in sorted(found):
-            if total_bytes <= self._room_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total_bytes -= size_bytes
-            # Folders that have become empty, from the day up to the model.
-            with contextlib.suppress(OSError):
-                for parent in path.parents[:6]:
-                    parent.rmdir()
+
+def _by_age(folder: Path) -> list[Path]:
+    """The files of all series, those first that were written to least lately."""
+    written: list[tuple[int, int, Path]] = []
+    for path in folder.rglob("*.csv"):
+        with contextlib.suppress(FileNotFoundError):  # another process makes room too
+            state = path.stat()
+            written.append((state.st_mtime_ns, state.st_size, path))
+    return [path for _, _, path in sorted(written)]
 
 
 class ModelData:
