@@ -140,7 +140,7 @@ class Fleet:
 
     def publish(self, route: Route) -> None:
         """Tell frontends what a model's names mean from now on."""
-        self.frontends.publish(route)
+        self.frontends.tell(route)
 
     async def _joined(self, started: Sequence[DeviceProcess], models: Sequence[Deployed]) -> None:
         """Wait until all replicas of these models are loaded and joined with all frontends."""

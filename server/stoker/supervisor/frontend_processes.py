@@ -28,7 +28,6 @@ from stoker.control.frontend_messages import (
     Reply,
     Retire,
     Retired,
-    Route,
     Serve,
     Started,
     StartFrontend,
@@ -148,15 +147,10 @@ class FrontendProcesses:
             process.serving.add(model.number)
             self._send(process, Serve(self._service_rules(process, model)))
 
-    def publish(self, route: Route) -> None:
-        """Tell all what a model's names mean from now on."""
-        self.tell(route)
-
     async def retire(self, model: Deployed) -> None:
         """Stop using a model to which nobody is sent any more, and return when its last requests are answered."""
         self._models.pop(model.number, None)
-        for process in self._running():
-            self._send(process, Retire(model.number))
+        self.tell(Retire(model.number))
         await self._changes.until(
             lambda: not any(model.number in process.serving for process in self._running())
         )
@@ -167,8 +161,7 @@ class FrontendProcesses:
 
     def detach(self, generation: int) -> None:
         """Tell all that a replica has gone."""
-        for process in self._running():
-            self._send(process, DetachReplica(generation))
+        self.tell(DetachReplica(generation))
 
     def have(self, generations: set[int]) -> bool:
         """Whether all that have started score with these replicas; the others get them when they start."""
