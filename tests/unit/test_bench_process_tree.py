@@ -147,7 +147,8 @@ def test_other_servers_are_found_as_their_topmost_listener(proc: FakeProc) -> No
 def test_real_tree_is_measured_and_killed() -> None:
     """A child's CPU time and memory are seen in the real /proc, and kill ends parent and child alike."""
     child = "import time\nwhile time.process_time() < 0.1: pass\nprint('done', flush=True)\ninput()"
-    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])"
+    # It goes on when the child has gone, or it might end by itself before it is killed.
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\ninput()"
     process = subprocess.Popen(
         [sys.executable, "-c", parent],
         stdin=subprocess.PIPE,
