@@ -1,0 +1,48 @@
+"""Whether requests of several callers may share a batch, and how that is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found out of a model's rows when it was loaded.
+
+    Attributes:
+        batched: Whether rows of different requests may run as one batch.
+        how: `read` in the graph, `tested` with companions, `said` by the operator, or `declared` by the model,
+            which has no batch axis, or by its script.
+        reason: Why, as the operator is told: one sentence without a full stop.
+        companions: With how many different companions it was tested.
+        non_finite_apart: Whether rows with NaN or infinities are kept from the rows of other requests, because they
+            were no part of the proof.
+        difference: The largest difference between an answer alone and in a batch, relative to the largest number of
+            that output; None if that was not compared.
+        setting: The setting that changes the verdict, as it would be written; empty if none does.
+    """
+
+    batched: bool
+    how: Literal["read", "tested", "said", "declared"]
+    reason: str
+    companions: int = 0
+    non_finite_apart: bool = False
+    difference: float | None = None
+    setting: str = ""
+
+    def __str__(self) -> str:
+        told = f"{'batched' if self.batched else 'not batched'}: {self.reason}"
+        return f"{told} ({self.setting} changes that)" if self.setting else told
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Verdict:
+        """Inverse of `to_json`."""
+        return cls(**value)
