@@ -62,8 +62,9 @@ class Servable:
         tensorflow_compat: Which API of TensorFlow an entry script gets: `v1` for scripts of TensorFlow 1, `off`
             for the present one, `auto` for what its text needs.
         environment_variables: Those of an entry script's process, beside the operator's.
-        batching: How requests to an entry script that takes whole bodies are to be batched: one of
-            `script_form.Batching`, or `auto` for what its self-check allows.
+        batching: How requests are to be batched. Of an entry script that takes whole bodies: one of
+            `script_form.Batching`, or `auto` for what its self-check allows. Of a model: `auto` for what is found out
+            of its rows, `rows` if the operator vouches for them, or `none`.
         sample_input: A request body that the script is known to answer; None to look for one.
         pad: By input what its free sizes are filled up with, so that requests of different sizes run as one batch.
         instances: Batches that run at the same time; None for what suits the device.
@@ -84,7 +85,7 @@ class Servable:
     timeout_ms: int = 60_000
     tensorflow_compat: str = "auto"
     environment_variables: Mapping[str, str] = field(default_factory=dict)
-    batching: Literal["auto", "merge", "handle", "none"] = "auto"
+    batching: Literal["auto", "merge", "handle", "rows", "none"] = "auto"
     sample_input: Path | None = None
     pad: Mapping[str, float] = field(default_factory=dict)
     instances: int | None = None

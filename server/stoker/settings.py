@@ -166,10 +166,11 @@ class ModelSettings:
         "HOW",
     )
     xla: bool = _setting(False, read_switch, "whether TensorFlow compiles a SavedModel with XLA", "BOOL")
-    batching: Literal["auto", "merge", "handle", "none"] = _setting(
+    batching: Literal["auto", "merge", "handle", "rows", "none"] = _setting(
         "auto",
-        choice_of("auto", "merge", "handle", "none"),
-        "how requests to an entry script are batched: auto (what its self-check allows), merge, handle or none",
+        choice_of("auto", "merge", "handle", "rows", "none"),
+        "how requests are batched: auto (as far as is found to be safe), none; for a model rows (you vouch that its "
+        "rows do not see each other), for an entry script merge or handle",
         "HOW",
     )
     sample_input: Path | None = _setting(

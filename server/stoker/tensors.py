@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from stoker.script_form import ScriptForm
+from stoker.verdict import Verdict
 
 __all__ = ["NUMERIC_DTYPES", "ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
 
@@ -161,6 +162,7 @@ class Signature:
             request with all its tensors, whatever their shapes (`wire.packed`).
         script: How the entry script is called, where `takes` is `body`.
         tensors: What the model takes and gives, where `takes` is `tensors`.
+        verdict: How it is known whether its rows may share a batch with those of other callers; None for scripts.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -168,6 +170,7 @@ class Signature:
     takes: Literal["rows", "body", "tensors"] = "rows"
     script: ScriptForm | None = None
     tensors: ModelTensors | None = None
+    verdict: Verdict | None = None
 
     @cached_property
     def model_tensors(self) -> ModelTensors | None:
@@ -203,6 +206,7 @@ class Signature:
             "takes": self.takes,
             "script": None if self.script is None else self.script.to_json(),
             "tensors": None if self.tensors is None else self.tensors.to_json(),
+            "verdict": None if self.verdict is None else self.verdict.to_json(),
         }
 
     @classmethod
@@ -214,6 +218,7 @@ class Signature:
             value.get("takes", "rows"),
             ScriptForm.from_json(value["script"]) if value.get("script") else None,
             ModelTensors.from_json(value["tensors"]) if value.get("tensors") else None,
+            Verdict.from_json(value["verdict"]) if value.get("verdict") else None,
         )
 
     def __str__(self) -> str:

@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.device.batch_sizes import BatchSizes
+from stoker.isolation.companions import sample_feeds
 from stoker.process_end import ExitCode, end_process
 from stoker.runtimes.base import RowFailure, Runtime
-from stoker.runtimes.serving_way import sample_feeds
 from stoker.tensors import Signature
 from stoker.wire.packed import pack
 

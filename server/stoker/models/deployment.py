@@ -34,7 +34,9 @@ __all__ = ["Deployed", "deploy", "resolve"]
 
 logger = logging.getLogger(__name__)
 
-_FOR_SCRIPTS: Final = ("uses", "environment_variables", "batching", "tensorflow_compat", "model_dir")
+_FOR_SCRIPTS: Final = ("uses", "environment_variables", "tensorflow_compat", "model_dir")
+_BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "rows", "none")}
+"""How requests can be batched, by whether an entry script answers them."""
 # Azure's own default.
 _MAX_QUEUE_WAIT_MS: Final = 500
 
@@ -167,6 +169,7 @@ def _used_models(
         for name in _FOR_SCRIPTS:
             if getattr(model, name) != getattr(defaults, name):
                 raise InvalidSettings(f"{source.name} is no entry script: {name} is for those alone")
+    _check_batching(model, source)
     if not model.uses:
         return None
     if model.model_dir is not None:
@@ -178,6 +181,14 @@ def _used_models(
         leases.enter_context(registered.hold())
         registered.verify()
     return link_models(used, workspace.create().run_dir)
+
+
+def _check_batching(model: ModelSettings, source: ModelSource) -> None:
+    is_script = source.framework == "script"
+    if model.batching not in _BATCHING[is_script]:
+        kind = "an entry script" if is_script else "no entry script"
+        known = ", ".join(_BATCHING[is_script])
+        raise InvalidSettings(f"{source.name} is {kind}: batching is one of {known}, not {model.batching}")
 
 
 def _deployed(

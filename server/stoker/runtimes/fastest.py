@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stoker.errors import LoadFailed
+from stoker.isolation.difference import largest_difference
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, Runtime
 from stoker.tensors import TensorSpec
 
-__all__ = ["choose_fastest", "feasible_sizes", "largest_difference", "sample_rows"]
+__all__ = ["choose_fastest", "feasible_sizes", "sample_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,29 +35,6 @@ def _random(random: np.random.Generator, spec: TensorSpec) -> np.ndarray:
         return random.random(shape).astype(dtype)
     # Small enough to be an index into whatever a model looks up.
     return random.integers(0, 2, shape).astype(dtype)
-
-
-def largest_difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """How far outputs are from what was expected, relative to the largest number of each; infinite if not comparable.
-
-    NaN and infinities must be at the same places.
-    """
-    return max(map(_difference, outputs, expected), default=0.0)
-
-
-def _difference(output: np.ndarray, expected: np.ndarray) -> float:
-    if output.shape != expected.shape or output.dtype != expected.dtype:
-        return float("inf")
-    if output.dtype.kind != "f":
-        return 0.0 if np.array_equal(output, expected) else float("inf")
-    finite = np.isfinite(expected)
-    if not np.array_equal(output[~finite], expected[~finite], equal_nan=True):
-        return float("inf")
-    wanted = expected[finite].astype(np.float64)
-    if not wanted.size:
-        return 0.0
-    gap = np.abs(output[finite].astype(np.float64) - wanted).max()
-    return float(gap / max(np.abs(wanted).max(), 1e-6)) if np.isfinite(gap) else float("inf")
 
 
 def feasible_sizes(name: str, runtime: Runtime, sizes: Sequence[int]) -> list[int]:

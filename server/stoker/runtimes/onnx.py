@@ -15,12 +15,13 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.companions import sample_feeds
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_float16 import as_float16, check_float16
 from stoker.runtimes.onnx_sessions import OnnxSessions, raise_if_out_of_memory
-from stoker.runtimes.serving_way import as_runtime, sample_feeds
+from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 

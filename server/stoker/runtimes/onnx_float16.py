@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.runtimes.fastest import largest_difference
+from stoker.isolation.companions import sample_feeds
+from stoker.isolation.difference import largest_difference
 from stoker.runtimes.packed import Run
-from stoker.runtimes.serving_way import sample_feeds
 from stoker.tensors import TensorInfo
 
 __all__ = ["as_float16", "check_float16"]

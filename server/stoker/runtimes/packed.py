@@ -16,6 +16,7 @@ import numpy as np
 from stoker.runtimes.base import Outputs, RowFailure
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, Signature, TensorSpec
+from stoker.verdict import Verdict
 from stoker.wire.packed import pack, unpack
 
 __all__ = ["Feeds", "PackedRuntime", "Run"]
@@ -30,7 +31,9 @@ Run = Callable[[Feeds], Mapping[str, np.ndarray]]
 class PackedRuntime:
     """Runs packed requests through a function of named tensors."""
 
-    def __init__(self, run: Run, tensors: ModelTensors, servable: Servable) -> None:
+    def __init__(
+        self, run: Run, tensors: ModelTensors, servable: Servable, verdict: Verdict | None = None
+    ) -> None:
         """Wrap `run`, which each fork calls from a thread of its own.
 
         Args:
@@ -38,6 +41,7 @@ class PackedRuntime:
             tensors: What the model takes and gives.
             servable: Its limits: `max_batch_rows` elements of the batch axis in one call, unless one request alone
                 has more.
+            verdict: How it is known whether its requests may be batched.
         """
         self._model = run
         self._tensors = tensors
@@ -51,7 +55,7 @@ class PackedRuntime:
         # A number of two characters of JSON may be one of eight bytes.
         size_bytes = 4 * servable.max_body_bytes + _ANSWER_BYTES
         row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
-        self.signature = Signature(row, row, takes="tensors", tensors=tensors)
+        self.signature = Signature(row, row, takes="tensors", tensors=tensors, verdict=verdict)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Run requests; one that fails costs nobody else anything."""
@@ -64,7 +68,7 @@ class PackedRuntime:
 
     def fork(self) -> PackedRuntime:
         """A further one of the same model."""
-        return PackedRuntime(self._model, self._tensors, self._servable)
+        return PackedRuntime(self._model, self._tensors, self._servable, self.signature.verdict)
 
     def _batches(self, requests: Sequence[Feeds]) -> Iterator[list[int]]:
         """Places of requests that can run as one, each at most `max_batch_rows` long."""

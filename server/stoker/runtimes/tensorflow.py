@@ -12,8 +12,9 @@ import numpy as np
 
 from stoker.acceleration import Acceleration
 from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.difference import largest_difference
 from stoker.runtimes.base import OutOfMemory, Runtime
-from stoker.runtimes.fastest import feasible_sizes, largest_difference, sample_rows
+from stoker.runtimes.fastest import feasible_sizes, sample_rows
 from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo

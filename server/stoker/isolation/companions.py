@@ -1,0 +1,196 @@
+"""Rows to try a model with: ordinary ones, and companions that show whether one row sees another.
+
+What a row must not see is made as different from it as the model takes: zeros, huge and negative numbers, NaN,
+infinities, numbers below the smallest normal one, integers up to the ends of what it takes, texts of other lengths
+and scripts. The same is made each time.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from stoker.isolation.difference import same_bits
+from stoker.tensors import TensorInfo
+
+__all__ = ["NON_FINITE", "Companions", "Row", "made_up", "made_up_rows", "same_rows", "sample_feeds"]
+
+Row = Mapping[str, np.ndarray]
+"""One row of each input, `[1, *row_shape]`."""
+
+NON_FINITE: Final = ("nan", "infinite", "negative infinite")
+_FLOAT_KINDS: Final = ("zero", "large", "huge", "negative", *NON_FINITE, "denormal")
+_TEXTS: Final = {
+    "empty": [b""],
+    "short": [b"a"],
+    "long": [b"stoker " * 143],
+    "foreign": ["Ωмега 漢字 \U0001f525".encode(), b"stoker"],
+}
+_ROWS: Final = 3
+_FREE_SIZES: Final = (8, 32, 64, 1, 128, 224)
+"""What free sizes are tried with: some models take only multiples of 32, some only what they were trained with."""
+_LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
+"""Integers that are tried before the largest: a model may make as many of something."""
+
+
+def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
+    """Yield different ways to make up rows, the most likely first; a model may refuse some of them."""
+    sizes = _FREE_SIZES if any(-1 in info.shape[1:] for info in inputs) else _FREE_SIZES[:1]
+    for size in sizes:
+        yield Companions([made_up(inputs, size, seed) for seed in range(_ROWS)])
+    if any(info.dtype == "string" for info in inputs):
+        pictures = [_png(seed) for seed in range(_ROWS)]
+        for contents in (pictures, [b""] * _ROWS):
+            yield Companions(
+                [made_up(inputs, sizes[0], seed, contents[seed : seed + 1]) for seed in range(_ROWS)]
+            )
+
+
+def sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:
+    """Make plausible inputs of `rows` different rows, the same each time; free sizes other than the batch are 8."""
+    made = [made_up(inputs, _FREE_SIZES[0], seed) for seed in range(rows)]
+    return {info.name: np.concatenate([row[info.name] for row in made]) for info in inputs}
+
+
+def made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Sequence[bytes] = ()) -> Row:
+    """Make one plausible row, the same each time for a seed.
+
+    Args:
+        inputs: What the model takes; the first axis of each is that of the rows.
+        free_size: What sizes are that the model leaves open.
+        seed: Which row.
+        texts: What inputs of texts hold; by default words.
+    """
+    random = np.random.default_rng((20260721, seed))
+    row = {}
+    for info in inputs:
+        shape = (1, *(free_size if size < 0 else size for size in info.shape[1:]))
+        if info.dtype == "string":
+            row[info.name] = _texts(shape, texts or [f"word{seed}".encode()])
+        elif np.dtype(info.dtype).kind == "f":
+            row[info.name] = random.random(shape).astype(info.dtype)
+        else:
+            # Small enough to be an index into whatever a model looks up.
+            row[info.name] = random.integers(0, 2, shape).astype(info.dtype)
+    return row
+
+
+class Companions:
+    """Rows of one model, and what is put beside them.
+
+    Attributes:
+        rows: Three ordinary rows; they may be alike where no other could be made of the one that was given.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """Take up to three rows that the model answers; those that are missing hold the same in other orders."""
+        self.rows = list(rows[:_ROWS])
+        while len(self.rows) < _ROWS:
+            self.rows.append(_reordered(self.rows[0], len(self.rows)))
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether a row has numbers that may be infinite or none at all."""
+        return any(array.dtype.kind == "f" for array in self.rows[0].values())
+
+    def kinds(self) -> list[str]:
+        """What rows of these inputs can be put beside them, by what `grades` calls it."""
+        found: dict[str, None] = {"other": None, "same": None}
+        for array in self.rows[0].values():
+            if array.dtype.kind == "f":
+                found.update(dict.fromkeys(_FLOAT_KINDS))
+            elif array.dtype == object:
+                found.update(dict.fromkeys(_TEXTS))
+            else:
+                found.update(dict.fromkeys(("zero", "high", "low")))
+        return list(found)
+
+    def grades(self, kind: str) -> Iterator[Row]:
+        """Yield the companions of a kind, each further from an ordinary row than the one before.
+
+        What does not exist in a kind, such as a text that is not a number, is ordinary in its rows.
+        """
+        if kind in ("other", "same"):
+            yield self.rows[2 if kind == "other" else 0]
+            return
+        base = self.rows[1]
+        steps = max(len(_grades(kind, array)) for array in base.values())
+        for step in range(steps):
+            row = {}
+            for name, array in base.items():
+                grades = _grades(kind, array)
+                row[name] = grades[min(step, len(grades) - 1)] if grades else array
+            yield row
+
+
+def same_rows(one: Row, other: Row) -> bool:
+    """Whether two rows hold the same, bit for bit."""
+    return all(same_bits(array, other[name]) for name, array in one.items())
+
+
+def _grades(kind: str, array: np.ndarray) -> list[np.ndarray]:
+    if array.dtype == object:
+        return [_texts(array.shape, _TEXTS[kind])] if kind in _TEXTS else []
+    if array.dtype.kind == "f":
+        return [_float(kind, array)] if kind in _FLOAT_KINDS else []
+    if kind == "zero":
+        return [np.zeros_like(array)]
+    if array.dtype.kind == "b":
+        return [np.ones_like(array)] if kind == "high" else []
+    ends = np.iinfo(array.dtype)
+    if kind == "high":
+        return [np.full_like(array, number) for number in (*(n for n in _LADDER if n < ends.max), ends.max)]
+    if kind == "low" and ends.min < 0:
+        return [np.full_like(array, number) for number in (-1, ends.min)]
+    return []
+
+
+def _float(kind: str, array: np.ndarray) -> np.ndarray:
+    limits = np.finfo(array.dtype)
+    if kind == "large":
+        with np.errstate(over="ignore"):
+            return np.asarray(array * array.dtype.type(1000))
+    number = {
+        "zero": 0.0,
+        "huge": float(limits.max) / 4,
+        "negative": max(-1e6, float(limits.min) / 2),
+        "nan": np.nan,
+        "infinite": np.inf,
+        "negative infinite": -np.inf,
+        "denormal": limits.smallest_subnormal,
+    }[kind]
+    return np.full_like(array, number)
+
+
+def _reordered(row: Row, seed: int) -> Row:
+    """A row with the numbers and texts of another one in other places, so that all are such as the model takes."""
+    random = np.random.default_rng((20260721, seed))
+    reordered = {}
+    for name, array in row.items():
+        flat = array.reshape(-1)
+        other = random.permutation(flat)
+        if array.dtype.kind == "f" and np.array_equal(other, flat):
+            other = flat / (1 + seed)
+        reordered[name] = other.reshape(array.shape).astype(array.dtype, copy=False)
+    return reordered
+
+
+def _texts(shape: tuple[int, ...], contents: Sequence[bytes]) -> np.ndarray:
+    texts = np.empty(shape, object)
+    texts.reshape(-1)[:] = [contents[place % len(contents)] for place in range(texts.size)]
+    return texts
+
+
+def _png(seed: int) -> bytes:
+    """A picture of 8 × 8 pixels of one colour, for models that take encoded images."""
+    colour = bytes((40 + 60 * seed, 120, 200 - 50 * seed))
+    pixels = zlib.compress((b"\0" + colour * 8) * 8)
+    chunks = ((b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)), (b"IDAT", pixels), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in chunks
+    )

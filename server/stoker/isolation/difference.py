@@ -1,0 +1,46 @@
+"""How far two answers are from each other: bit for bit, or relative to the size of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["largest_difference", "same_bits"]
+
+_SMALLEST_SIZE = 1e-6
+"""Outputs that are all but zero are compared with this instead of themselves."""
+
+
+def same_bits(mine: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two arrays have the same shape, dtype and bits; strings are compared as they are."""
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        return False
+    if mine.dtype == object:
+        return bool(mine.tolist() == theirs.tolist())
+    return mine.tobytes() == theirs.tobytes()
+
+
+def largest_difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """How far outputs are from what was expected, relative to the largest number of each; infinite if not comparable.
+
+    NaN and infinities must be at the same places, and what is no fraction must be equal.
+    """
+    return max(map(_difference, outputs, expected), default=0.0)
+
+
+def _difference(output: np.ndarray, expected: np.ndarray) -> float:
+    if same_bits(output, expected):
+        return 0.0
+    if output.shape != expected.shape or output.dtype != expected.dtype:
+        return float("inf")
+    if output.dtype.kind != "f":
+        return 0.0 if np.array_equal(output, expected) else float("inf")
+    finite = np.isfinite(expected)
+    if not np.array_equal(output[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    wanted = expected[finite].astype(np.float64)
+    if not wanted.size:
+        return 0.0
+    gap = np.abs(output[finite].astype(np.float64) - wanted).max()
+    return float(gap / max(np.abs(wanted).max(), _SMALLEST_SIZE)) if np.isfinite(gap) else float("inf")

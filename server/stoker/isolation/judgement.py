@@ -1,0 +1,116 @@
+"""The verdict on a model: may rows of different callers share a batch?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from stoker.isolation.reading import Reading
+from stoker.isolation.row_test import Evidence, Run, try_rows
+from stoker.servable import Servable
+from stoker.tensors import ModelTensors
+from stoker.verdict import Verdict
+
+__all__ = ["judge"]
+
+logger = logging.getLogger(__name__)
+
+_VOUCH: Final = "batching: rows"
+_SAMPLE: Final = "sample_input: FILE or batching: rows"
+_BOUNDS: Final = {"float16": 1e-2, "float32": 1e-3, "float64": 1e-6}
+"""How far answers alone and in a batch may be from each other, by the coarsest output, without a warning."""
+_MIDDLE: Final = 16
+
+
+def judge(
+    servable: Servable,
+    run: Run,
+    tensors: ModelTensors,
+    read: Callable[[], Reading] | None,
+    sample: Mapping[str, np.ndarray] | None = None,
+) -> Verdict:
+    """Find out whether a model's rows see each other, and say how that is known.
+
+    Args:
+        servable: The model, with what the operator says of it.
+        run: It, as a function of named tensors.
+        tensors: What it declares; `batched` says whether its first axes may be one batch axis.
+        read: Reads its graph; None if there is nothing to read.
+        sample: Rows that it is known to answer, if there are any.
+    """
+    if not tensors.batched:
+        return Verdict(False, "declared", "its inputs have no batch axis")
+    if servable.batching == "none":
+        return Verdict(False, "said", "batching is none, as it was asked for")
+    reading = Reading("unknown") if read is None else read()
+    vouched = servable.batching == "rows"
+    if reading.finding == "mixed" and not vouched:
+        return Verdict(False, "read", reading.reason, setting=_VOUCH)
+    most = servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
+    proven = reading.finding == "apart"
+    evidence = try_rows(run, tensors.inputs, [min(_MIDDLE, most), most], sample, proven=proven)
+    _warn_of_differences(servable.name, tensors, evidence)
+    if vouched:
+        return _vouched(servable.name, reading, evidence)
+    return _weighed(reading, evidence)
+
+
+def _weighed(reading: Reading, evidence: Evidence) -> Verdict:
+    proven = reading.finding == "apart"
+    tested = f"tested with companions in {evidence.companions} batches"
+    if evidence.finding == "mixed":
+        return Verdict(
+            False,
+            "tested",
+            evidence.reason,
+            evidence.companions,
+            difference=evidence.difference,
+            setting=_VOUCH,
+        )
+    if evidence.finding == "unknown":
+        if proven:
+            return Verdict(True, "read", "no operator lets a row see another", evidence.companions)
+        return Verdict(
+            False,
+            "tested",
+            f"its rows cannot be tried: {evidence.reason}",
+            evidence.companions,
+            setting=_SAMPLE,
+        )
+    if proven:
+        return Verdict(
+            True,
+            "read",
+            f"no operator lets a row see another, {tested}",
+            evidence.companions,
+            difference=evidence.difference,
+        )
+    return Verdict(True, "tested", tested, evidence.companions, not evidence.non_finite, evidence.difference)
+
+
+def _vouched(name: str, reading: Reading, evidence: Evidence) -> Verdict:
+    """The operator's word, with a warning where something speaks against it."""
+    against = reading.reason if reading.finding == "mixed" else ""
+    if evidence.finding == "mixed":
+        against = evidence.reason
+    if against:
+        logger.warning("%s is batched because batching is rows, though %s", name, against)
+    reason = "batching is rows: the operator vouches for it"
+    return Verdict(True, "said", reason, evidence.companions, not evidence.non_finite, evidence.difference)
+
+
+def _warn_of_differences(name: str, tensors: ModelTensors, evidence: Evidence) -> None:
+    if evidence.difference is None:
+        return
+    bound = max((_BOUNDS.get(info.dtype, 0.0) for info in tensors.outputs), default=0.0)
+    far = evidence.difference > bound
+    logger.log(
+        logging.WARNING if far else logging.INFO,
+        "%s: answers in a batch differ from answers alone by at most %.2g of the largest number%s",
+        name,
+        evidence.difference,
+        "; that is much for their type" if far else "",
+    )

@@ -1,0 +1,309 @@
+"""A test without a tolerance: whether a row's answer depends on the rows beside it.
+
+In batches of one shape a model's kernels are the same, whatever the numbers in them. So, if rows do not see each
+other, the answer of a row at one place of them is the same bit for bit, whatever the other rows are. Answers alone
+and in a batch may differ, for other shapes have other kernels: that is a question of accuracy, not of isolation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Final, Literal
+
+import numpy as np
+
+from stoker.isolation.companions import NON_FINITE, Companions, Row, made_up_rows, same_rows
+from stoker.isolation.difference import largest_difference, same_bits
+from stoker.tensors import TensorInfo
+
+__all__ = ["Evidence", "Run", "try_rows"]
+
+Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+"""A model as a function of named tensors, whose first axes are the rows."""
+
+_BUDGET_S: Final = 0.025
+"""How long tests go on after those that are always made."""
+_SLOW_ROW_S: Final = 0.01
+_REPEATS: Final = 6
+_TELLING: Final = ("nan", "huge", "negative", "infinite", "high", "long", "empty")
+"""Kinds that are enough for a slow model of which more is known."""
+_NOISE_ROOM: Final = 2.0
+_MOST_NOISE: Final = 1e-3
+"""Relative to the output: what is beyond is no noise of a device, but a model that draws random numbers."""
+_OTHER_ANSWER: Final = 1e-2
+"""Relative to the output: kernels of other shapes do not differ so much for every row."""
+_MOST_BATCH_BYTES: Final = 64 << 20
+_MUCH_LONGER: Final = 20
+_SHOWN: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What trying rows has shown.
+
+    Attributes:
+        finding: `apart` if no answer changed with the rows beside it, `mixed` if one did or if batches have no answer
+            for each row, `unknown` if the model refused all that was made up.
+        reason: Why not `apart`, as the operator is told; else empty.
+        companions: In how many batches an answer was compared.
+        non_finite: Whether rows with NaN and infinities were among the companions, or cannot exist.
+        difference: The largest difference between an answer alone and in a batch, relative to the largest number of
+            its output; None if nothing was compared.
+    """
+
+    finding: Literal["apart", "mixed", "unknown"]
+    reason: str = ""
+    companions: int = 0
+    non_finite: bool = False
+    difference: float | None = None
+
+
+class _Mixed(Exception):
+    """Rows see each other; the message says how that was seen."""
+
+
+def try_rows(
+    run: Run,
+    inputs: Sequence[TensorInfo],
+    sizes: Sequence[int],
+    sample: Mapping[str, np.ndarray] | None = None,
+    *,
+    proven: bool = False,
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> Evidence:
+    """Put companions beside rows, and see whether the answers change.
+
+    Args:
+        run: The model.
+        inputs: What it takes; the first axis of each is that of the rows.
+        sizes: Sizes of batches that it may be given, beside 2 and 3.
+        sample: Rows that the model is known to answer, `[rows, ...]` of each input; None makes some up.
+        proven: Whether the rows are known to be apart: then a slow model is tried with few batches.
+        clock_s: A clock in seconds.
+    """
+    if sample is None:
+        candidates = made_up_rows(inputs)
+    else:
+        rows = len(next(iter(sample.values())))
+        picked = [
+            {name: array[place : place + 1] for name, array in sample.items()}
+            for place in range(min(rows, 3))
+        ]
+        candidates = iter([Companions(picked)])
+    test, refusal = None, ""
+    for companions in candidates:
+        try:
+            test = _RowTest(run, companions, clock_s)
+            break
+        except _Mixed as mixed:
+            return Evidence("mixed", str(mixed))
+        except Exception as error:  # noqa: BLE001  # whatever a model raises on what was made up
+            refusal = refusal or " ".join(str(error).split())[:_SHOWN]
+    if test is None:
+        return Evidence("unknown", refusal)
+    try:
+        test.compare_all(sizes, proven=proven)
+    except _Mixed as mixed:
+        return Evidence("mixed", str(mixed), test.compared, test.non_finite, test.difference)
+    except _Noisy:
+        return Evidence("unknown", "equal batches get different answers", test.compared, test.non_finite)
+    if not test.compared:
+        return Evidence("unknown", "every other row that was made up is refused")
+    return Evidence("apart", "", test.compared, test.non_finite, test.difference)
+
+
+class _Noisy(Exception):
+    """Equal batches get answers so different that a row's share in another's would not be seen."""
+
+
+class _RowTest:
+    """One model with rows that it takes.
+
+    Attributes:
+        compared: Batches in which an answer was compared.
+        noise: The largest difference between answers to equal batches, relative to the output; 0 for bits alike.
+        difference: As in `Evidence`.
+    """
+
+    def __init__(self, run: Run, companions: Companions, clock_s: Callable[[], float]) -> None:
+        self._model = run
+        self._clock_s = clock_s
+        self._rows = companions.rows
+        self._companions = companions
+        self._beside: dict[str, Row] = {}
+        self._references: dict[tuple[int, int, int], list[np.ndarray]] = {}
+        self._row_s = 0.0
+        self.compared = 0
+        self.noise = 0.0
+        self.difference: float | None = None
+        alone = self._run([self._rows[0]])
+        self._alone = {0: _at(alone, 0)}
+        try:
+            first = self._run([self._rows[0], self._rows[1]])
+        except Exception as error:
+            told = " ".join(str(error).split())[:_SHOWN]
+            raise _Mixed(f"it takes one row, and fails on a batch of two: {told}") from error
+        for batch, rows in ((alone, 1), (first, 2)):
+            for name, array in batch.items():
+                if array.ndim == 0 or len(array) != rows:
+                    shape = list(array.shape)
+                    raise _Mixed(
+                        f"output {name!r} has shape {shape} for a batch of {rows}, no answer for each row"
+                    )
+        self._names = list(first)
+        self._references[2, 0, 0] = _at(first, 0)
+
+    @property
+    def non_finite(self) -> bool:
+        """Whether NaN and infinities were beside rows, or cannot be."""
+        return not self._companions.takes_floats or all(kind in self._beside for kind in NON_FINITE)
+
+    def _run(self, rows: Sequence[Row]) -> Mapping[str, np.ndarray]:
+        feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        begun_s = self._clock_s()
+        outputs = self._model(feeds)
+        # The first runs pay for what later ones find ready.
+        self._row_s = (self._clock_s() - begun_s) / len(rows)
+        return outputs
+
+    def compare_all(self, sizes: Sequence[int], *, proven: bool) -> None:
+        """Make the tests that are always made, then further ones for as long as there is time.
+
+        Raises:
+            _Mixed: An answer has changed.
+        """
+        slow = self._row_s > _SLOW_ROW_S
+        kinds = self._companions.kinds()
+        if slow and proven:
+            self._find_companions([kind for kind in kinds if kind in _TELLING] or kinds)
+            self._compare_alone()
+            return
+        self._find_companions(kinds)
+        found = list(self._beside)
+        if not found:
+            return
+        for place in (0, 1):
+            self._compare(2, place, 1, *found[:2])
+        for beside in (found[:3], found[3:]) if slow else [[kind] for kind in found]:
+            self._compare(3, 1, 0, *beside)
+        begun_s = self._clock_s()
+        for size, place, row, pair in self._further(sizes):
+            if self._clock_s() - begun_s + size * self._row_s > _BUDGET_S:
+                if size * self._row_s > _BUDGET_S:
+                    continue
+                break
+            self._compare(size, place, row, *pair)
+        self._compare_alone()
+
+    def _find_companions(self, kinds: Sequence[str]) -> None:
+        """Find of each kind the companion that is the furthest from ordinary of those that the model takes."""
+        for kind in kinds:
+            usual_s = self._row_s
+            for row in self._companions.grades(kind):
+                if same_rows(row, self._rows[1]):
+                    continue
+                place = len(self._beside) % 2
+                try:
+                    self._compare_with(2, place, 0, [row])
+                except _Mixed as mixed:
+                    raise _Mixed(f"beside a row of the kind {kind!r} {mixed}") from None
+                except _Noisy:
+                    raise
+                except Exception:  # noqa: BLE001  # a companion that is refused says nothing
+                    break
+                self._beside[kind] = row
+                if self._row_s > _MUCH_LONGER * max(usual_s, 1e-4):
+                    # It makes so many of something that the next step could take all memory.
+                    break
+
+    def _further(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
+        kinds = list(self._beside)
+        row_bytes = sum(array.nbytes for array in self._rows[0].values())
+        wanted = [size for size in sorted({3, *sizes}) if size > 2 and size * row_bytes <= _MOST_BATCH_BYTES]
+        for turn in range(len(kinds)):
+            for number, size in enumerate(wanted):
+                for position, place in enumerate((0, size // 2, size - 1)):
+                    first = kinds[(turn + number + position) % len(kinds)]
+                    second = kinds[(turn + number + 2 * position + 1) % len(kinds)]
+                    yield size, place, (turn + position) % len(self._rows), (first, second)
+
+    def _compare(self, size: int, place: int, row: int, *kinds: str) -> None:
+        """Compare with companions of these kinds in turn, as far as the model takes them."""
+        beside = [self._beside[kind] for kind in kinds if kind in self._beside]
+        if not beside:
+            return
+        try:
+            self._compare_with(size, place, row, beside)
+        except _Mixed as mixed:
+            named = " and ".join(dict.fromkeys(repr(kind) for kind in kinds if kind in self._beside))
+            raise _Mixed(f"beside rows of the kind {named} {mixed}") from None
+        except _Noisy:
+            raise
+        except Exception:  # noqa: BLE001  # together they may be what the model refuses
+            return
+
+    def _compare_with(self, size: int, place: int, row: int, beside: Sequence[Row]) -> None:
+        expected = self._reference(size, place, row)
+        found = _at(self._run(self._batch(size, place, row, beside)), place)
+        self.compared += 1
+        for name, mine, theirs in zip(self._names, expected, found, strict=True):
+            if same_bits(mine, theirs):
+                continue
+            if largest_difference([mine], [theirs]) > self._noise_of(size, place, row):
+                raise _Mixed(
+                    f"row {place + 1} of {size} gets another answer in {name!r} than beside ordinary rows"
+                )
+
+    def _noise_of(self, size: int, place: int, row: int) -> float:
+        """How far the answers to equal batches are from each other: looked at only where bits differ.
+
+        Raises:
+            _Noisy: So far that nothing can be said.
+        """
+        expected = self._reference(size, place, row)
+        batch = self._batch(size, place, row, self._others(row))
+        for _ in range(_REPEATS):
+            again = _at(self._run(batch), place)
+            self.noise = max(self.noise, _NOISE_ROOM * largest_difference(again, expected))
+        if self.noise > _MOST_NOISE:
+            raise _Noisy
+        return self.noise
+
+    def _reference(self, size: int, place: int, row: int) -> list[np.ndarray]:
+        """The answers to a row beside ordinary rows."""
+        key = (size, place, row)
+        if key not in self._references:
+            outputs = self._run(self._batch(size, place, row, self._others(row)))
+            self._references[key] = _at(outputs, place)
+        return self._references[key]
+
+    def _others(self, row: int) -> list[Row]:
+        return [other for number, other in enumerate(self._rows) if number != row]
+
+    def _batch(self, size: int, place: int, row: int, beside: Sequence[Row]) -> list[Row]:
+        others = islice(cycle(beside), size - 1)
+        return [self._rows[row] if number == place else next(others) for number in range(size)]
+
+    def _compare_alone(self) -> None:
+        """Compare answers alone with those in a batch: an answer that is another one for every row is no rounding."""
+        by_place: dict[tuple[int, int], list[float]] = {}
+        for (size, place, row), answers in self._references.items():
+            if row not in self._alone:
+                self._alone[row] = _at(self._run([self._rows[row]]), 0)
+            by_place.setdefault((size, place), []).append(largest_difference(self._alone[row], answers))
+        largest = max(difference for found in by_place.values() for difference in found)
+        # What is not comparable, such as another class, is all of it.
+        self.difference = min(1.0, largest)
+        for (size, place), differences in by_place.items():
+            if len(differences) > 1 and min(differences) > _OTHER_ANSWER:
+                raise _Mixed(f"row {place + 1} of {size} gets another answer than alone, whatever it holds")
+
+
+def _at(outputs: Mapping[str, np.ndarray], place: int) -> list[np.ndarray]:
+    """One row of each output, which stays when the outputs do not."""
+    if any(array.ndim == 0 or len(array) <= place for array in outputs.values()):
+        raise _Mixed("gets no answer of its own")
+    return [array[place : place + 1].copy() for array in outputs.values()]

@@ -1,0 +1,262 @@
+"""The test without a tolerance: models as functions of numpy arrays, and the zoo under ONNX Runtime."""
+
+from collections.abc import Callable, Mapping
+from itertools import count
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+from tests.zoo import ZOO
+
+from stoker.isolation.row_test import Evidence, try_rows
+from stoker.tensors import TensorInfo
+
+FLOATS = (TensorInfo("x", "float32", (-1, 4)),)
+INDICES = (TensorInfo("x", "int64", (-1, 3)),)
+TEXTS = (TensorInfo("x", "string", (-1,)),)
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+def evidence(
+    function: Function,
+    inputs: tuple[TensorInfo, ...] = FLOATS,
+    sample: Mapping[str, np.ndarray] | None = None,
+    *,
+    proven: bool = False,
+    tick_s: float = 0.0,
+) -> Evidence:
+    """What trying a function of `x` shows; each look at the clock is `tick_s` later."""
+    ticks = count()
+
+    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with np.errstate(all="ignore"):
+            return {"y": function(feeds["x"])}
+
+    return try_rows(run, inputs, [16, 32], sample, proven=proven, clock_s=lambda: tick_s * next(ticks))
+
+
+APART: dict[str, Function] = {
+    "sum of a row": lambda x: x.sum(axis=1, keepdims=True),
+    "softmax of a row": lambda x: np.exp(x - x.max(axis=1, keepdims=True)),
+    "identity": lambda x: x,
+    "a class": lambda x: x.argmax(axis=1),
+    "a constant": lambda x: np.zeros((len(x), 2), np.float32),
+}
+MIXED: dict[str, Function] = {
+    "mean × 1e-6": lambda x: x + np.float32(1e-6) * x.mean(axis=0),
+    "largest": lambda x: x / np.abs(x).max(),
+    "nan spreads": lambda x: x + np.float32(0) * x.sum(),
+    "condition far away": lambda x: -x if np.nansum(x) > 1e5 else x,
+    "rows that are equal": lambda x: x + np.float32(len(x) - len(np.unique(x, axis=0))),
+    "the row before": lambda x: x + np.roll(x, 1, axis=0) * np.float32(1e-6),
+    "how many rows": lambda x: x / np.float32(len(x)),
+    "which row": lambda x: x + np.arange(len(x), dtype=np.float32)[:, None],
+    "rank": lambda x: x[:, :1].argsort(axis=0),
+    "one answer": lambda x: x.mean(axis=0),
+    "no answer": lambda x: x.sum(),
+    "fewer answers": lambda x: x[1:],
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_rows_that_are_apart_are_found_to_be(name: str) -> None:
+    """Companions of all kinds change nothing, and NaN is one of them."""
+    found = evidence(APART[name])
+    assert (found.finding, found.reason, found.non_finite) == ("apart", "", True)
+    assert found.companions > 50
+    assert found.difference is not None
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_rows_that_see_each_other_are_found_out(name: str) -> None:
+    """However little, however far from the ordinary, whichever row it is."""
+    found = evidence(MIXED[name])
+    assert found.finding == "mixed"
+    assert found.reason
+
+
+@settings(STEADY, max_examples=40)
+@given(
+    weights=st.lists(st.floats(-2, 2, width=32), min_size=4, max_size=4),
+    leak=st.floats(2**-20, 1, width=32),
+    place=st.integers(0, 3),
+)
+def test_any_leak_that_changes_a_bit_is_found(weights: list[float], leak: float, place: int) -> None:
+    """A linear model is apart; the same with a share of one column's sum over the batch is not."""
+    matrix = np.asarray(weights, np.float32)
+    assert evidence(lambda x: x * matrix).finding == "apart"
+    leaking = evidence(lambda x: x * matrix + np.float32(leak) * x[:, place].sum())
+    assert leaking.finding == "mixed"
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_zoo_is_told_apart(name: str) -> None:
+    """Each model whose rows see each other is found out under ONNX Runtime, and its twin is not suspected."""
+    for make, apart in zip(ZOO[name], (False, True), strict=True):
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(make(), options)
+        names = [output.name for output in session.get_outputs()]
+        kinds = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(string)": "string"}
+        inputs = tuple(
+            TensorInfo(value.name, kinds[value.type], (-1, *value.shape[1:]))
+            for value in session.get_inputs()
+        )
+
+        def run(
+            feeds: Mapping[str, np.ndarray],
+            session: onnxruntime.InferenceSession = session,
+            names: list[str] = names,
+        ) -> dict[str, np.ndarray]:
+            texts = {
+                key: np.array([text.decode() for text in array.reshape(-1)], object).reshape(array.shape)
+                if array.dtype == object
+                else array
+                for key, array in feeds.items()
+            }
+            return dict(zip(names, session.run(names, texts), strict=True))
+
+        found = try_rows(run, inputs, [16, 64], clock_s=lambda: 0.0)
+        assert (found.finding == "apart") == apart, found
+
+
+def test_what_is_refused_is_no_proof_against_a_model() -> None:
+    """An index out of range says nothing of rows; what is in range is compared."""
+    table = np.arange(40.0, dtype=np.float32)
+    found = evidence(lambda x: table[x], INDICES)
+    assert found.finding == "apart"
+    assert evidence(lambda x: table[x] + table[x].max(), INDICES).finding == "mixed"
+
+
+def test_integers_grow_step_by_step() -> None:
+    """A model that makes as many of something as it is told is not told to make all that there is memory for."""
+    largest = 0
+    seconds = [0.0]
+
+    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        nonlocal largest
+        largest = max(largest, int(feeds["x"].max()))
+        seconds[0] += 1e-6 * max(1, int(feeds["x"].max()))
+        return {"y": feeds["x"].sum(axis=1)}
+
+    assert try_rows(run, INDICES, [8], clock_s=lambda: seconds[0]).finding == "apart"
+    assert 1000 < largest <= 30_000
+
+
+def test_texts_of_other_lengths_are_seen() -> None:
+    """Padding to the longest text of the batch changes the others."""
+
+    def padded(x: np.ndarray) -> np.ndarray:
+        longest = max(map(len, x))
+        return np.array([len(text) / max(longest, 1) for text in x], np.float32)
+
+    assert evidence(padded, TEXTS).finding == "mixed"
+    lengths: Function = lambda x: np.array([len(text) for text in x], np.float32)  # noqa: E731
+    assert evidence(lengths, TEXTS).finding == "apart"
+
+
+def test_a_model_that_takes_only_its_sample_is_tried_with_that() -> None:
+    """What is made of the sample has its numbers; without it nothing that is made up is taken."""
+
+    def strict(x: np.ndarray) -> np.ndarray:
+        if not np.isin(x, [7, 8, 9]).all():
+            raise ValueError("only 7, 8 and 9")
+        return x * 2
+
+    assert evidence(strict, INDICES) == Evidence("unknown", "only 7, 8 and 9")
+    sample = {"x": np.array([[7, 8, 9]])}
+    assert evidence(strict, INDICES, sample).finding == "apart"
+    assert evidence(lambda x: strict(x) + x[0], INDICES, sample).finding == "mixed"
+
+
+def test_a_sample_beside_which_nothing_else_is_taken_proves_nothing() -> None:
+    """Rows that are all alike cannot see each other."""
+
+    def picky(x: np.ndarray) -> np.ndarray:
+        if any(text != b"the only one" for text in x):
+            raise ValueError("no")
+        return np.zeros(len(x), np.float32)
+
+    found = evidence(picky, TEXTS, {"x": np.array([b"the only one"], object)})
+    assert (found.finding, found.companions) == ("unknown", 0)
+
+
+def test_free_sizes_are_tried_until_one_is_taken() -> None:
+    """Some models take images of multiples of 32 alone."""
+
+    def strict(x: np.ndarray) -> np.ndarray:
+        if x.shape[1] % 32:
+            raise ValueError("multiples of 32")
+        return x.mean(axis=1)
+
+    assert evidence(strict, (TensorInfo("x", "float32", (-1, -1)),)).finding == "apart"
+
+
+def test_a_model_of_one_row_is_found_out() -> None:
+    """It fails on a batch of two, and the reason says so."""
+
+    def single(x: np.ndarray) -> np.ndarray:
+        if len(x) != 1:
+            raise ValueError("I take one row")
+        return x
+
+    found = evidence(single)
+    assert found.finding == "mixed"
+    assert "fails on a batch of two: I take one row" in found.reason
+
+
+def test_nan_that_is_refused_is_no_part_of_the_proof() -> None:
+    """The finding holds for numbers alone, and says so."""
+
+    def finite(x: np.ndarray) -> np.ndarray:
+        if not np.isfinite(x).all():
+            raise ValueError("not finite")
+        return x
+
+    found = evidence(finite)
+    assert (found.finding, found.non_finite) == ("apart", False)
+
+
+def test_a_device_with_noise_is_allowed_its_noise_alone() -> None:
+    """Where equal batches get different bits, what differs by no more is not seen; what differs by more is."""
+    flips = count()
+
+    def noisy(x: np.ndarray) -> np.ndarray:
+        return x * np.float32(1 + 1e-6 * (next(flips) % 2))
+
+    assert evidence(noisy).finding == "apart"
+    assert evidence(lambda x: noisy(x) + np.float32(1e-3) * x.mean(axis=0)).finding == "mixed"
+
+
+def test_a_model_that_draws_random_numbers_is_not_called_apart() -> None:
+    """Behind so much noise one row could see another."""
+    random = np.random.default_rng(1)
+    found = evidence(lambda x: x + random.random(x.shape, np.float32))
+    assert found.finding == "unknown"
+    assert "equal batches" in found.reason
+
+
+def test_a_slow_model_that_is_proven_is_tried_with_few_batches() -> None:
+    """Its load must not wait long for what is known already."""
+    rows = [0]
+
+    def counted(x: np.ndarray) -> np.ndarray:
+        rows[0] += len(x)
+        return x
+
+    assert evidence(counted, proven=True, tick_s=0.1).finding == "apart"
+    few, rows[0] = rows[0], 0
+    assert evidence(counted, tick_s=0.1).finding == "apart"
+    assert few < 16 < rows[0] < 64
+
+
+def test_the_largest_difference_to_answers_alone_is_told() -> None:
+    """It is a matter of accuracy: other kernels for other shapes."""
+    found = evidence(lambda x: x * np.float32(1 + 1e-6 * (len(x) > 1)))
+    assert found.finding == "apart"
+    assert found.difference is not None
+    assert 0 < found.difference < 1e-5
