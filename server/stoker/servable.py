@@ -9,11 +9,18 @@ from typing import Final, Literal
 
 from stoker.acceleration import Acceleration
 from stoker.collection import CollectionSettings
+from stoker.image_input import ImageInput
 
-__all__ = ["SAMPLE_INPUT", "Device", "Servable"]
+__all__ = ["SAMPLE_FILES", "SAMPLE_INPUT", "Device", "Servable", "WarmUpInput", "WarmUpRequest"]
 
 SAMPLE_INPUT: Final = "sample_input.json"
 """The name of a file with a request body that a model is known to answer."""
+
+SAMPLE_FILES: Final = (
+    SAMPLE_INPUT,
+    *(f"sample_input{suffix}" for suffix in (".npy", ".npz", ".png", ".jpg", ".jpeg", ".webp")),
+)
+"""What such a file beside a model may be called; the first that is there counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,40 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUpInput:
+    """One input of a request that a model is to be warmed up with, as Triton's `model_warmup` describes it.
+
+    Attributes:
+        name: The input's name.
+        data_type: Triton's name of its dtype, such as `TYPE_FP32`.
+        dims: Its sizes, without the batch axis where the model has one.
+        data: Where its values are from: zeros, chosen at random, or a file.
+        file: That file: the values, little-endian in C order; None unless `data` says so.
+    """
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+    data: Literal["zero", "random", "file"]
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpRequest:
+    """A request that a model is to be warmed up with, as Triton's `model_warmup` describes it.
+
+    Attributes:
+        name: What its author calls it.
+        batch_size: How many rows it has, all of the same values; 0 or 1 for a model without a batch axis.
+        inputs: Its inputs.
+    """
+
+    name: str
+    batch_size: int
+    inputs: tuple[WarmUpInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Servable:
     """What to load.
 
@@ -65,7 +106,7 @@ class Servable:
         batching: How requests are to be batched. Of an entry script that takes whole bodies: one of
             `script_form.Batching`, or `auto` for what its self-check allows. Of a model: `auto` for what is found out
             of its rows, `rows` if the operator vouches for them, or `none`.
-        sample_input: A request body that the script is known to answer; None to look for one.
+        sample_input: A request that the model or script is known to answer; None to look for one.
         pad: By input what its free sizes are filled up with, so that requests of different sizes run as one batch.
         instances: Batches that run at the same time; None for what suits the device.
         batch_buckets: Sizes in rows that batches are filled up to; None for what suits the device.
@@ -73,6 +114,8 @@ class Servable:
         engine_cache: Folder for what TensorRT builds of it; None to build it at each start.
         collection: How an entry script may collect rows itself; None if nothing is collected.
         model_data_dir: Where the files of these rows go.
+        image: How its input is made from images; None if it takes none.
+        warm_up: Requests that it is to be warmed up with, where its configuration for another server has some.
     """
 
     name: str
@@ -94,11 +137,13 @@ class Servable:
     engine_cache: Path | None = None
     collection: CollectionSettings | None = None
     model_data_dir: Path | None = None
+    image: ImageInput | None = None
+    warm_up: tuple[WarmUpRequest, ...] = ()
 
     @property
     def sample_file(self) -> Path | None:
-        """A request body that the model is known to answer: the setting's, or the one in its folder or beside it."""
+        """A request that the model is known to answer: the setting's, or the one in its folder or beside it."""
         if self.sample_input is not None:
             return self.sample_input
-        beside = (folder / SAMPLE_INPUT for folder in (self.model_dir, self.path.parent))
+        beside = (folder / name for folder in (self.model_dir, self.path.parent) for name in SAMPLE_FILES)
         return next(filter(Path.is_file, beside), None)

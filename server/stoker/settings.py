@@ -176,7 +176,7 @@ class ModelSettings:
     sample_input: Path | None = _setting(
         None,
         read_path,
-        "a request body for that check (default: sample_input.json beside the script)",
+        "a request that the model is known to answer (default: sample_input.json beside it)",
         "FILE",
     )
     tensorflow_compat: str = _setting(

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from stoker.commands import models as command
-from stoker.errors import InvalidSettings, ModelInUse, OperatorError, RepositoryError
+from stoker.errors import InvalidSettings, LoadFailed, ModelInUse, OperatorError, RepositoryError
 from stoker.keys.keyring import AdminKey
 from stoker.models.labels import stored_labels
 from stoker.models.repository import Repository
+from stoker.servable import Servable
 from stoker.tensors import Signature, TensorSpec
 from stoker.workspace import Workspace
 
@@ -111,6 +112,38 @@ def test_register_reads_the_signature_of_onnx(workspace: Path, onnx_file: Path) 
     assert Signature.from_json(dict(signature)) == Signature(
         (TensorSpec("x", "float32", (3,)),), (TensorSpec("doubled", "float32", (3,)),)
     )
+
+
+def test_a_sample_is_registered_beside_the_model(workspace: Path, onnx_file: Path, tmp_path: Path) -> None:
+    """It is found when the version is served, and its checksum is kept; one that does not fit is refused."""
+    sample = tmp_path / "request.json"
+    sample.write_text('{"instances": [[1, 2]]}')
+    with pytest.raises(
+        LoadFailed, match=r"request.json is not what the model takes: Expected x float32\[\?,3\]"
+    ):
+        run("register", "double", onnx_file, "--sample-input", sample)
+    assert not Repository(workspace / "models").names()
+    sample.write_text('{"instances": [[1, 2, 3]]}')
+    assert run("register", "double", onnx_file, "--sample-input", sample) == 0
+    registered = Repository(workspace / "models").get("double")
+    registered.verify()
+    assert {str(name) for name in registered.files} == {"double.onnx", "sample_input.json"}
+    servable = Servable("double", 1, "onnx", registered.path, registered.files_dir, 1, 1)
+    assert servable.sample_file == registered.files_dir / "sample_input.json"
+
+
+def test_a_registered_sample_takes_the_place_of_the_one_in_the_folder(
+    workspace: Path, script: Path, tmp_path: Path
+) -> None:
+    """Whatever kind of file it is; no other sample is left that would be found before it."""
+    (script / "sample_input.json").write_text("{}")
+    picture = tmp_path / "digit.PNG"
+    picture.write_bytes(b"a picture")
+    assert run("register", "digits", script, "--sample-input", picture) == 0
+    files = Repository(workspace / "models").get("digits").files
+    assert {str(name) for name in files} == {"score.py", "weights.bin", "sample_input.png"}
+    with pytest.raises(RepositoryError, match=r"the sample input nowhere\.json is not a file"):
+        run("register", "digits", script, "--sample-input", "nowhere.json")
 
 
 def test_a_model_that_does_not_load_here_is_registered_with_a_note(

@@ -10,13 +10,21 @@ from pathlib import Path
 import pytest
 from tests.puppets import BODIES, ROWS
 
+from stoker.image_input import ImageInput
 from stoker.models.deployment import Deployed
 from stoker.models.placement import place
 from stoker.script_form import ScriptForm
 from stoker.servable import Servable
 from stoker.settings import ServerSettings
 from stoker.supervisor.start_up import DeviceReport, ModelReport
-from stoker.supervisor.summary import batches_of, device_lines, replica_lines, sample_file, service_lines
+from stoker.supervisor.summary import (
+    batches_of,
+    curl_data,
+    device_lines,
+    replica_lines,
+    sample_file,
+    service_lines,
+)
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.workspace import Workspace
 
@@ -33,9 +41,11 @@ def _servable(**settings: object) -> Servable:
     return Servable("digits", 1, "onnx", Path("x"), Path("y"), 64, 64, **settings)  # type: ignore[arg-type]
 
 
-def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",)) -> ModelReport:
+def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **settings: object) -> ModelReport:
     placement = place(list(devices), len(devices), cores=2)
-    deployed = Deployed(_servable(), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    deployed = Deployed(
+        _servable(**settings), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000
+    )
     return ModelReport(deployed, signature, list(devices), 0.5, 0.25)
 
 
@@ -64,6 +74,44 @@ def test_a_model_of_declared_sizes_has_a_sample_of_zeros(tmp_path: Path) -> None
     assert json.loads(written.read_text()) == {"data": {"x": [[0, 0]], "words": [""]}}
     free = ModelTensors((TensorInfo("x", "float32", (-1, -1)),), (), batched=True)
     assert sample_file(workspace, _report(dataclasses.replace(UNBATCHED, tensors=free))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "curls"),
+    [
+        ("named.json", '{"data": [[1, 2]]}', "-d @"),
+        ("array.npy", "", '-H "Content-Type: application/x-npy" --data-binary @'),
+        ("rows.json", '{"instances": [[1, 2]]}', None),
+        ("arrays.npz", "", None),
+        ("digit.png", "", None),
+    ],
+)
+def test_the_sample_of_a_model_is_shown_where_scoring_takes_it(
+    tmp_path: Path, name: str, content: str, curls: str | None
+) -> None:
+    """Samples of other protocols are no bodies for `/score`: rows of zeros are shown in their place."""
+    sample = tmp_path / name
+    sample.write_text(content)
+    workspace = Workspace(tmp_path / "workspace")
+    shown = sample_file(workspace, _report(ROWS, sample_input=sample))
+    assert shown is not None
+    if curls is None:
+        assert json.loads(shown.read_text()) == {"data": [[0, 0]]}
+    else:
+        assert shown == sample
+        assert curl_data(shown).startswith(curls)
+    image = ImageInput(1, 2, channels=1)
+    with_images = sample_file(workspace, _report(ROWS, sample_input=sample, image=image))
+    assert (with_images == sample) is (curls is not None or name == "digit.png")
+
+
+def test_an_array_is_no_body_for_several_inputs(tmp_path: Path) -> None:
+    """Only a model with one input takes one."""
+    sample = tmp_path / "array.npy"
+    sample.touch()
+    shown = sample_file(Workspace(tmp_path / "workspace"), _report(UNBATCHED, sample_input=sample))
+    assert shown is not None
+    assert shown != sample
 
 
 def test_commands_of_the_summary_can_be_pasted_into_a_shell(

@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="how images become its input, for instance size=28x28,channels=1,scale=255,invert",
     )
+    register.add_argument(
+        "--sample-input",
+        type=Path,
+        metavar="FILE",
+        help="a request that the model is known to answer: JSON, .npy, .npz, or an image",
+    )
     register.set_defaults(models_run=_register)
 
     listing = actions.add_parser("list", parents=[common, as_json], help="list all versions of all models")
@@ -143,6 +149,8 @@ def _register(args: argparse.Namespace) -> int:
         signature = _signature(args.name, detected, copy)
         if args.image is not None:
             _check_image(args.image, signature)
+        if args.sample_input is not None:
+            _check_sample(args, signature)
         return signature
 
     with ExitStack() as cleanup:
@@ -155,6 +163,7 @@ def _register(args: argparse.Namespace) -> int:
             tags=dict(args.tag),
             read_signature=read_signature,
             image=None if args.image is None else args.image.to_json(),
+            sample=args.sample_input,
             progress=_progress(cleanup),
         )
     sys.stdout.write(f"{registered.reference}\n")
@@ -201,6 +210,18 @@ def _check_image(image: ImageInput, signature: dict[str, Any] | None) -> None:
     from stoker.wire.images import image_layout
 
     image_layout(image, Signature.from_json(signature))
+
+
+def _check_sample(args: argparse.Namespace, signature: dict[str, Any] | None) -> None:
+    """Refuse a sample that a known signature does not take; scripts say only when they are served what they take."""
+    if signature is None:
+        return
+    from stoker.isolation.samples import read_sample
+    from stoker.tensors import Signature
+
+    tensors = Signature.from_json(signature).model_tensors
+    if tensors is not None:
+        read_sample(args.sample_input, tensors.inputs, model=args.name, image=args.image)
 
 
 def _note(text: str) -> None:

@@ -289,7 +289,10 @@ def _with_data(
             deployed.servable, collection=collection, model_data_dir=_absolute(collected)
         )
         deployed = dataclasses.replace(deployed, servable=servable)
-    return dataclasses.replace(deployed, image=image, collection=collection, data_dir=data_dir)
+    servable = dataclasses.replace(deployed.servable, image=image)
+    return dataclasses.replace(
+        deployed, servable=servable, image=image, collection=collection, data_dir=data_dir
+    )
 
 
 def _environment_folder(source: ModelSource) -> Path | None:

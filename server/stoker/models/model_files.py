@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from stoker.durable import sync_folder
 from stoker.errors import CorruptModel, RepositoryError
+from stoker.servable import SAMPLE_FILES, SAMPLE_INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["FileRecord", "SourceFiles", "check_files", "copy_files", "source_files"]
+__all__ = ["FileRecord", "SourceFiles", "check_files", "copy_files", "source_files", "with_sample"]
 
 _CHUNK_BYTES = 1 << 20
 _PARALLEL_FROM_BYTES = 64 << 20
@@ -77,6 +78,25 @@ def source_files(source: Path) -> SourceFiles:
         files = {PurePosixPath(path.name): path for path in (source, *beside)}
     total_bytes = sum(path.stat().st_size for path in files.values())
     return SourceFiles(tuple(folders), files, total_bytes)
+
+
+def with_sample(source: SourceFiles, sample: Path) -> SourceFiles:
+    """Add a request that the model is known to answer, under a name by which it is found beside its files.
+
+    Args:
+        source: What the model consists of; samples at its top level are left out.
+        sample: The request: JSON whatever its name says, unless that is the name of an array or image.
+
+    Raises:
+        RepositoryError: It is no file.
+    """
+    if not sample.is_file():
+        raise RepositoryError(f"the sample input {sample} is not a file")
+    named = f"sample_input{sample.suffix.lower()}"
+    files = {name: path for name, path in source.files.items() if str(name) not in SAMPLE_FILES}
+    files[PurePosixPath(named if named in SAMPLE_FILES else SAMPLE_INPUT)] = sample
+    total_bytes = sum(path.stat().st_size for path in files.values())
+    return SourceFiles(source.folders, files, total_bytes)
 
 
 def _collect(

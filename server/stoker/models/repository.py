@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.durable import lock_file, locked, private_folder, replace_file, sync_folder
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Detected, Framework, detect
-from stoker.models.model_files import FileRecord, check_files, copy_files, source_files
+from stoker.models.model_files import FileRecord, check_files, copy_files, source_files, with_sample
 from stoker.names import checked_name, is_name, parse_reference
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ class Repository:
         read_signature: Callable[[Detected], Mapping[str, Any] | None] | None = None,
         image: Mapping[str, Any] | None = None,
         properties: Mapping[str, str] = MappingProxyType({}),
+        sample: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Registered:
         """Copy a model into the repository as its next version; until the last moment nothing can be seen.
@@ -205,11 +206,14 @@ class Repository:
             read_signature: Reads it from the copy, where `signature` is None; if it raises, nothing is registered.
             image: The model's image input as JSON, if it takes images.
             properties: Further labels.
+            sample: A request that the model is known to answer, to be found beside its files; it takes the place of
+                one that is there.
             progress: Called with the bytes copied so far and the bytes in all.
 
         Raises:
             InvalidSettings: The name is malformed.
-            RepositoryError: The path holds no model, or several, or a link out of it; or it cannot be copied.
+            RepositoryError: The path holds no model, or several, or a link out of it; or it cannot be copied; or the
+                sample is none.
         """
         checked_name(name)
         if now.tzinfo is None:
@@ -219,6 +223,8 @@ class Repository:
         root = detected.path if detected.framework == "tensorflow" else path
         try:
             source = source_files(root)
+            if sample is not None:
+                source = with_sample(source, sample)
             with self._staging() as staging:
                 staged = staging / "version"
                 staged.mkdir(mode=0o700)

@@ -11,8 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
 from stoker.models.deployment import Deployed
 from stoker.models.offers import left_out
@@ -20,6 +21,7 @@ from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings import ServerSettings
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.tensors import Signature
+from stoker.wire.json_bodies import parse_document
 from stoker.workspace import Workspace
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
     "service_lines",
     "summary",
 ]
+
+_NPY: Final = "application/x-npy"
 
 
 def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up: StartUp) -> list[str]:
@@ -160,7 +164,7 @@ def service_lines(settings: ServerSettings, workspace: Workspace, model: ModelRe
 def curl_data(sample: Path) -> str:
     """What curl is told, to send a file as it is."""
     at = shlex.quote(f"@{_shown(sample)}")
-    media_type = mimetypes.guess_type(sample.name)[0]
+    media_type = _NPY if sample.suffix == ".npy" else mimetypes.guess_type(sample.name)[0]
     if media_type in (None, "application/json"):
         return f"-d {at}"
     return f'-H "Content-Type: {media_type}" --data-binary {at}'
@@ -211,7 +215,7 @@ def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
         None if only the model knows, or if nothing can be written to the workspace.
     """
     servable = model.deployed.servable
-    if servable.sample_file is not None:
+    if servable.sample_file is not None and _is_scoring_body(servable.sample_file, servable, model.signature):
         return servable.sample_file
     body = _made_up(model.signature)
     if not body:
@@ -224,6 +228,22 @@ def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
     except OSError:
         return None
     return path
+
+
+def _is_scoring_body(sample: Path, servable: Servable, signature: Signature) -> bool:
+    """Whether `/score` takes a sample as it is; a model's may be one of other protocols, or no body at all."""
+    if signature.takes == "body":
+        return True
+    if sample.suffix == ".npy":
+        tensors = signature.model_tensors
+        return tensors is not None and len(tensors.inputs) == 1
+    if (mimetypes.guess_type(sample.name)[0] or "").startswith("image/"):
+        return servable.image is not None
+    try:
+        document = parse_document(sample.read_bytes())
+    except (OSError, RequestError):
+        return False
+    return isinstance(document, dict) and "data" in document
 
 
 def _made_up(signature: Signature) -> Any:

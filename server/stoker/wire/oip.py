@@ -34,6 +34,7 @@ __all__ = [
     "classify",
     "datatype_of",
     "decode_infer",
+    "decode_inputs",
     "decode_wanted",
     "encode_infer",
     "from_raw",
@@ -124,7 +125,7 @@ def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int
     document = _parse(body if json_bytes is None else body[:json_bytes])
     binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
     parameters = _parameters(document)
-    inputs = _decode_inputs(model, tensors, document, binary)
+    inputs = decode_inputs(model, tensors, document, binary)
     binary_default = _flag(parameters, "binary_data_output")
     wanted = decode_wanted(model, tensors, document.get("outputs") or [], binary_default=binary_default)
     return InferRequest(_identifier(document), inputs, wanted, timeout_ns(parameters))
@@ -211,9 +212,21 @@ def timeout_ns(parameters: Mapping[str, Any]) -> int | None:
     return min(value, _MAX_TIMEOUT_US) * 1000 or None
 
 
-def _decode_inputs(
+def decode_inputs(
     model: str, tensors: ModelTensors, document: Mapping[str, Any], binary: memoryview
 ) -> dict[str, np.ndarray]:
+    """Return the inputs of a request's JSON by name; strings are `object` arrays of `bytes`.
+
+    Args:
+        model: The model's name, for error messages.
+        tensors: What it takes.
+        document: The JSON.
+        binary: What follows it.
+
+    Raises:
+        MalformedBody: The sizes do not add up.
+        InvalidInput: The inputs do not fit the model.
+    """
     listed = document.get("inputs")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise MalformedBody("'inputs' must be a list of objects")
