@@ -10,7 +10,7 @@ import pytest
 from tests.puppets import ROWS, Joined, PuppetRuntime, rows_of
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.canary import Canary, made_up_row
+from stoker.device.canary import Canary, first_row
 from stoker.errors import DeviceLost, InvalidInput, ModelFailed
 from stoker.process_end import ExitCode
 from stoker.runtimes.base import RowFailure
@@ -31,7 +31,7 @@ class Cage:
     def __init__(self, signature: Signature = ROWS, sizes: BatchSizes | None = None) -> None:
         self.ends: list[ExitCode] = []
         self.waits_s: list[float] = []
-        inputs = made_up_row(signature, sizes or BatchSizes())
+        inputs = first_row(signature, sizes or BatchSizes())
         self.canary = Canary(inputs, end_process=self._end, sleep=self.waits_s.append)
 
     def _end(self, code: ExitCode) -> None:
@@ -158,7 +158,7 @@ def test_without_a_canary_an_idle_worker_sleeps_until_somebody_rings() -> None:
 
 def test_the_canary_has_the_size_of_the_smallest_bucket() -> None:
     """So that the GPU was prepared for it."""
-    inputs = made_up_row(ROWS, BatchSizes((4, 8)))
+    inputs = first_row(ROWS, BatchSizes((4, 8)))
     assert [array.shape for array in inputs] == [(4, 2)]
     assert not inputs[0].any()
 
@@ -170,7 +170,7 @@ def test_a_packed_canary_is_one_request() -> None:
     )
     row = (TensorSpec("tensors", "uint8", (1000,), variable=True),)
     signature = Signature(row, row, takes="tensors", tensors=tensors)
-    ((packed,),) = made_up_row(signature, BatchSizes())
+    ((packed,),) = first_row(signature, BatchSizes())
     assert unpack(packed)["x"].shape == (1, 8)
 
     def failing(_: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.canary import Canary, made_up_row
+from stoker.device.canary import Canary, first_row
 from stoker.device.planner import BatchPolicy
 from stoker.errors import DeviceOutOfMemory
 from stoker.process_end import ExitCode
@@ -83,7 +83,7 @@ def test_a_row_that_fits_nowhere_is_told_so(caplog: pytest.LogCaptureFixture) ->
     """Its caller gets 503 and an id under which the log has the reason; then the canary decides about the device."""
     ends: list[ExitCode] = []
     canary = Canary(
-        made_up_row(PuppetRuntime().signature, BatchSizes()), end_process=ends.append, sleep=lambda _: None
+        first_row(PuppetRuntime().signature, BatchSizes()), end_process=ends.append, sleep=lambda _: None
     )
     with Joined(canary=canary) as joined:
 
@@ -107,7 +107,7 @@ def test_a_row_that_fits_nowhere_is_told_so(caplog: pytest.LogCaptureFixture) ->
 def test_a_device_with_memory_for_the_canary_goes_on() -> None:
     """Rows that fit nowhere fail, all of them in one batch with one canary; others are answered."""
     ends: list[ExitCode] = []
-    canary = Canary(made_up_row(PuppetRuntime().signature, BatchSizes()), end_process=ends.append)
+    canary = Canary(first_row(PuppetRuntime().signature, BatchSizes()), end_process=ends.append)
     with Joined(canary=canary) as joined:
 
         def only_zeros_fit() -> None:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.device.batch_sizes import BatchSizes
 from stoker.isolation.companions import sample_feeds
+from stoker.isolation.samples import first_rows
 from stoker.process_end import ExitCode, end_process
 from stoker.runtimes.base import RowFailure, Runtime
 from stoker.tensors import Signature
 from stoker.wire.packed import pack
 
-__all__ = ["Canary", "made_up_row"]
+__all__ = ["Canary", "first_row"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,13 @@ _TRIES: Final = 3
 _TRY_AGAIN_S: Final = 0.5
 
 
-def made_up_row(signature: Signature, sizes: BatchSizes) -> list[Any]:
-    """The inputs of a batch of one row of zeros; for a model of free sizes, of one packed request."""
+def first_row(
+    signature: Signature, sizes: BatchSizes, sample: Mapping[str, np.ndarray] | None = None
+) -> list[Any]:
+    """The inputs of a batch of one row, of the sample or of zeros; for a model of free sizes, one packed request."""
     if signature.tensors is not None:
-        return [[pack(sample_feeds(signature.tensors.inputs, 1))]]
-    rows = sizes.filled(1)
-    return [np.zeros((rows, *spec.shape), spec.dtype) for spec in signature.inputs]
+        return [[pack(sample or sample_feeds(signature.tensors.inputs, 1))]]
+    return list(first_rows(signature.inputs, sizes.filled(1), sample))
 
 
 class Canary:

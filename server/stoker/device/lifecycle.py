@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
-from stoker.device.canary import Canary, made_up_row
+from stoker.device.canary import Canary, first_row
 from stoker.errors import LoadFailed
+from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import GPU_INSTANCES, BufferedRuntime, ForkingRuntime, OutOfMemory, Runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature, check_batch
@@ -35,6 +36,7 @@ class Loaded:
         sizes: The sizes that its batches have.
         instances: How many batches are to run at the same time, each by a thread with a runtime of its own.
         canary: What tells whether its device still computes; None where nothing is made up for a model.
+        sample: Rows that it is known to answer; None for zeros.
     """
 
     runtime: Runtime
@@ -44,6 +46,7 @@ class Loaded:
     sizes: BatchSizes
     instances: int
     canary: Canary | None
+    sample: Mapping[str, np.ndarray] | None = None
 
     @property
     def signature(self) -> Signature:
@@ -64,8 +67,9 @@ def load(servable: Servable, device: Device, threads: int) -> Loaded:
     signature = runtime.signature
     sizes = BatchSizes(servable.batch_buckets or () if signature.takes == "rows" else ())
     most = _most_rows(servable, signature)
+    sample = _sample(servable, signature)
     if signature.takes == "rows":
-        most = _warm_up(runtime, servable.name, most, sizes)
+        most = _warm_up(runtime, servable.name, most, sizes, sample)
     return Loaded(
         runtime,
         loaded - begun,
@@ -73,7 +77,8 @@ def load(servable: Servable, device: Device, threads: int) -> Loaded:
         most,
         sizes,
         _instances(servable, device, runtime),
-        _canary(servable, device, runtime, sizes),
+        _canary(servable, device, runtime, sizes, sample),
+        sample,
     )
 
 
@@ -95,9 +100,17 @@ def fork(loaded: Loaded, name: str) -> tuple[Runtime, Loaded]:
     runtime = loaded.runtime.fork()
     most = loaded.max_batch_rows
     if loaded.signature.takes == "rows":
-        most = _warm_up(runtime, name, most, loaded.sizes)
+        most = _warm_up(runtime, name, most, loaded.sizes, loaded.sample)
     warm_up_s = loaded.warm_up_s + time.perf_counter() - begun
     return runtime, dataclasses.replace(loaded, warm_up_s=warm_up_s, max_batch_rows=most)
+
+
+def _sample(servable: Servable, signature: Signature) -> Mapping[str, np.ndarray] | None:
+    """The rows of a model's sample input, where there is one; scripts get theirs as it is."""
+    if servable.framework == "script" or signature.model_tensors is None:
+        return None
+    sample = find_sample_feeds(servable, signature.model_tensors.inputs)
+    return None if sample is None else sample.feeds
 
 
 def _most_rows(servable: Servable, signature: Signature) -> int:
@@ -121,11 +134,17 @@ def _instances(servable: Servable, device: Device, runtime: Runtime) -> int:
     return servable.instances
 
 
-def _canary(servable: Servable, device: Device, runtime: Runtime, sizes: BatchSizes) -> Canary | None:
+def _canary(
+    servable: Servable,
+    device: Device,
+    runtime: Runtime,
+    sizes: BatchSizes,
+    sample: Mapping[str, np.ndarray] | None,
+) -> Canary | None:
     """A canary for frameworks on GPUs; what a script's `run` does beside computing is not known, so it gets none."""
     if device.kind == "cpu" or servable.framework == "script":
         return None
-    canary = Canary(made_up_row(runtime.signature, sizes))
+    canary = Canary(first_row(runtime.signature, sizes, sample))
     if (failure := canary.failure(runtime)) is not None:
         logger.warning(
             "%s: whether it still computes cannot be tried out while it serves: %s", servable.name, failure
@@ -134,8 +153,14 @@ def _canary(servable: Servable, device: Device, runtime: Runtime, sizes: BatchSi
     return canary
 
 
-def _warm_up(runtime: Runtime, name: str, max_batch_rows: int, sizes: BatchSizes) -> int:
-    """Run a batch of zeros of each size, the largest first: what it needs is enough for all others.
+def _warm_up(
+    runtime: Runtime,
+    name: str,
+    max_batch_rows: int,
+    sizes: BatchSizes,
+    sample: Mapping[str, np.ndarray] | None,
+) -> int:
+    """Run a batch of the sample or of zeros of each size, the largest first: what it needs is enough for all others.
 
     Returns:
         The most rows for which the device has memory.
@@ -144,7 +169,7 @@ def _warm_up(runtime: Runtime, name: str, max_batch_rows: int, sizes: BatchSizes
     todo = sorted({size for size in sizes.buckets or (1, most) if size <= most}, reverse=True)
     while todo:
         try:
-            _run_zeros(runtime, name, todo[0])
+            _run_first(runtime, name, todo[0], sample)
         except OutOfMemory as error:
             smaller = sizes.smaller(todo[0])
             if smaller is None:
@@ -163,13 +188,13 @@ def _warm_up(runtime: Runtime, name: str, max_batch_rows: int, sizes: BatchSizes
     return most
 
 
-def _run_zeros(runtime: Runtime, name: str, rows: int) -> None:
+def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.ndarray] | None) -> None:
+    inputs = first_rows(runtime.signature.inputs, rows, sample)
     if isinstance(runtime, BufferedRuntime):
-        inputs = [buffer[:rows] for buffer in runtime.buffers()]
-        for array in inputs:
-            array[...] = 0
-    else:
-        inputs = [np.zeros((rows, *spec.shape), spec.dtype) for spec in runtime.signature.inputs]
+        buffers = [buffer[:rows] for buffer in runtime.buffers()]
+        for buffer, array in zip(buffers, inputs, strict=True):
+            buffer[...] = array
+        inputs = buffers
     try:
         outputs: Any = runtime.run(inputs)
         for spec, batch in zip(runtime.signature.outputs, outputs, strict=True):
@@ -178,7 +203,8 @@ def _run_zeros(runtime: Runtime, name: str, rows: int) -> None:
     except OutOfMemory:
         raise
     except Exception as error:
-        raise LoadFailed(f"{name} fails on a batch of {rows} rows of zeros: {error}") from error
+        what = "zeros" if sample is None else "its sample input"
+        raise LoadFailed(f"{name} fails on a batch of {rows} rows of {what}: {error}") from error
 
 
 def load_runtime(servable: Servable, device: Device, threads: int) -> Runtime:

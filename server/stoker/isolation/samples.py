@@ -27,7 +27,7 @@ from stoker.wire.oip import decode_inputs
 from stoker.wire.tensor_json import decode_tensors
 from stoker.wire.tfs import decode_predict
 
-__all__ = ["Sample", "find_sample_feeds", "read_sample"]
+__all__ = ["Sample", "find_sample_feeds", "first_rows", "read_sample"]
 
 _NPY: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK\x03\x04"
@@ -82,6 +82,15 @@ def find_sample_feeds(servable: Servable, inputs: Sequence[TensorInfo]) -> Sampl
         by_files = sorted(servable.warm_up, key=lambda request: all(i.file is None for i in request.inputs))
         return Sample(warm_up_feeds(by_files[0], inputs), f"model_warmup {by_files[0].name!r}")
     return None
+
+
+def first_rows(
+    specs: Sequence[TensorSpec], rows: int, sample: Mapping[str, np.ndarray] | None
+) -> list[np.ndarray]:
+    """Return inputs `[rows, *row_shape]` for the first batches of a model: its sample over and over, or zeros."""
+    if sample is None:
+        return [np.zeros((rows, *spec.shape), spec.dtype) for spec in specs]
+    return [np.resize(sample[spec.name], (rows, *spec.shape)).astype(spec.dtype) for spec in specs]
 
 
 def read_sample(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from stoker.errors import LoadFailed
 from stoker.isolation.judgement import judge
 from stoker.isolation.reading import Reading
+from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import OutOfMemory, Runtime
-from stoker.runtimes.packed import PackedRuntime, Run
+from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, Signature, TensorSpec
 
@@ -42,15 +43,17 @@ def as_runtime(
         read: Reads its graph; None if there is nothing to read.
 
     Raises:
-        LoadFailed: Its inputs cannot be padded.
+        LoadFailed: Its inputs cannot be padded, or its sample input does not fit it.
     """
-    verdict = judge(servable, run, tensors, read)
+    sample = find_sample_feeds(servable, tensors.inputs)
+    rows = sample.feeds if sample is not None and sample.rows else None
+    verdict = judge(servable, run, tensors, read, rows)
     if not verdict.batched and tensors.batched:
         level = logging.INFO if verdict.how == "said" else logging.WARNING
         logger.log(level, "%s: its requests are %s", servable.name, verdict)
     tensors = dataclasses.replace(tensors, batched=verdict.batched)
     _check_padding(servable, tensors)
-    signature = _row_signature(run, tensors) if verdict.batched else None
+    signature = _row_signature(run, tensors, rows) if verdict.batched else None
     if signature is None:
         return PackedRuntime(run, tensors, servable, verdict)
     return rows_runtime(dataclasses.replace(signature, verdict=verdict))
@@ -84,12 +87,14 @@ def _cast(value: float, dtype: str) -> np.ndarray:
         return np.asarray(value).astype(dtype)
 
 
-def _row_signature(run: Run, tensors: ModelTensors) -> Signature | None:
+def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Signature | None:
     """The signature per row; None if rows have free sizes or strings, or the model does not take zeros."""
     if any(info.dtype == "string" or -1 in info.shape[1:] for info in tensors.inputs):
         return None
+    specs = [TensorSpec(info.name, info.dtype, info.shape[1:]) for info in tensors.inputs]
     shapes = []
-    for feeds in _zeros(tensors):
+    for rows in (2, 1):
+        feeds = {spec.name: array for spec, array in zip(specs, first_rows(specs, rows, sample), strict=True)}
         try:
             results = run(feeds)
         except OutOfMemory:
@@ -97,16 +102,9 @@ def _row_signature(run: Run, tensors: ModelTensors) -> Signature | None:
         except Exception as error:  # noqa: BLE001  # whatever a model raises on inputs that were made up
             logger.info("it is served request by request, for it does not take zeros: %s", error)
             return None
-        rows = len(next(iter(feeds.values())))
         if any(array.dtype == object or array.shape[:1] != (rows,) for array in results.values()):
             return None
         shapes.append({name: (array.dtype.name, array.shape[1:]) for name, array in results.items()})
     if shapes[0] != shapes[1]:
         return None
-    inputs = tuple(TensorSpec(info.name, info.dtype, info.shape[1:]) for info in tensors.inputs)
-    return Signature(inputs, tuple(TensorSpec(name, *kind) for name, kind in shapes[0].items()))
-
-
-def _zeros(tensors: ModelTensors) -> Iterator[Mapping[str, np.ndarray]]:
-    for rows in (2, 1):
-        yield {info.name: np.zeros((rows, *info.shape[1:]), info.dtype) for info in tensors.inputs}
+    return Signature(tuple(specs), tuple(TensorSpec(name, *kind) for name, kind in shapes[0].items()))
