@@ -6,7 +6,7 @@ The batch axis is never part of a shape here: a row is one element of it, and th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -170,7 +170,8 @@ class Signature:
     takes: Literal["rows", "body", "tensors"] = "rows"
     script: ScriptForm | None = None
     tensors: ModelTensors | None = None
-    verdict: Verdict | None = None
+    # Not what rows look like: replicas of one model may have been tried differently long.
+    verdict: Verdict | None = field(default=None, compare=False)
 
     @cached_property
     def model_tensors(self) -> ModelTensors | None:

@@ -1,6 +1,8 @@
 """The Prometheus exposition of the counters, read back by Prometheus's own parser."""
 
 import os
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.gateway.service import Service
 from stoker.gpu.facts import THROTTLE_REASONS, GpuReading
 from stoker.metrics import (
     BATCH_BOUNDS_ROWS,
@@ -20,6 +23,8 @@ from stoker.metrics import (
     SUPERVISOR_PAGE,
     MetricMemory,
 )
+from stoker.tensors import Signature
+from stoker.verdict import Verdict
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {
@@ -34,6 +39,7 @@ DOCUMENTED = {
     "stoker_dispatches": ("counter", {"model", "version", "reason"}),
     "stoker_batch_rows": ("histogram", {"model", "version"}),
     "stoker_batch_padding_rows": ("counter", {"model", "version"}),
+    "stoker_batching_info": ("gauge", {"model", "version", "batched", "how"}),
     "stoker_batch_cap_rows": ("gauge", {"model", "version"}),
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
@@ -92,8 +98,11 @@ def memory() -> MetricMemory:
 
 def families(memory: MetricMemory, *models: str) -> dict[str, Metric]:
     """The parsed exposition by metric name."""
+    signature = Signature((), (), verdict=Verdict(True, "tested", "tested with companions in 9 batches", 9))
+    service = cast(Service, SimpleNamespace(signature=signature))
     served = {
-        name: ServedModel({"3": ServedVersion(slot, "AVAILABLE")}, "3") for slot, name in enumerate(models)
+        name: ServedModel({"3": ServedVersion(slot, "AVAILABLE", service)}, "3")
+        for slot, name in enumerate(models)
     }
     text = render(memory, served).decode()
     return {metric.name: metric for metric in text_string_to_metric_families(text)}
@@ -131,6 +140,8 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
     ):
         assert value(parsed["stoker_requests"], "stoker_requests_total", **labels) == expected
     assert value(parsed["stoker_rows"], "stoker_rows_total", model="digits") == 6
+    info = parsed["stoker_batching_info"]
+    assert value(info, "stoker_batching_info", model="digits", batched="true", how="tested") == 1
     assert value(parsed["stoker_rows_in_flight"], "stoker_rows_in_flight", model="digits") == 6
     assert value(parsed["stoker_queue_rows"], "stoker_queue_rows", model="digits") == 9
     assert value(parsed["stoker_batch_padding_rows"], "stoker_batch_padding_rows_total", model="digits") == 7

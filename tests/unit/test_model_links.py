@@ -152,10 +152,14 @@ def test_only_a_script_uses_models(
     model = register(repository, tmp_path / "digits.onnx", "digits")
     with pytest.raises(InvalidSettings, match="digits is no entry script: uses is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", uses=(model.reference,))
-    scripts: dict[str, Any] = {"batching": "merge", "tensorflow_compat": "v1", "model_dir": tmp_path}
+    scripts: dict[str, Any] = {"tensorflow_compat": "v1", "model_dir": tmp_path}
     for name, value in scripts.items():
         with pytest.raises(InvalidSettings, match=f"digits is no entry script: {name} is for those alone"):
             serve(workspace, leases, path=tmp_path / "digits.onnx", **{name: value})
+    with pytest.raises(InvalidSettings, match="batching is one of auto, rows, none, not merge"):
+        serve(workspace, leases, path=tmp_path / "digits.onnx", batching="merge")
+    with pytest.raises(InvalidSettings, match="batching is one of auto, merge, handle, none, not rows"):
+        serve(workspace, leases, path=script, batching="rows")
     with pytest.raises(InvalidSettings, match="environment_variables is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", environment_variables={"A": "1"})
     with pytest.raises(InvalidSettings, match="app has model_dir and uses"):

@@ -155,14 +155,14 @@ def test_images_have_their_channels_first_where_cudnn_cannot_run_them_last(
     caplog.set_level("INFO")
     load_converted(write_pictures(tmp_path / "pictures.onnx"), "CUDNN_FE failure 8: HEURISTIC_QUERY_FAILED")
     assert layouts == [True, False]
-    refused, compared = (record.getMessage() for record in caplog.records)
+    refused, compared = (record.getMessage() for record in caplog.records[:2])
     assert "the channels first, which is slower: cuDNN cannot run it with the channels last: " in refused
     assert "in float16 its outputs differ by " in compared
 
 
-@pytest.mark.parametrize("says", ["sizes do not fit", "CUDNN_STATUS_ALLOC_FAILED"])
-def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[bool], says: str) -> None:
-    """The load ends with them, as it would without a conversion."""
-    with pytest.raises(LoadFailed, match=says):
-        load_converted(write_pictures(tmp_path / "pictures.onnx"), says)
-    assert layouts == [True]
+def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[bool]) -> None:
+    """The load ends with those of the device, as it would without a conversion, and goes on with the model's."""
+    with pytest.raises(LoadFailed, match=r"fails whatever it is given: .*CUDNN_STATUS_ALLOC_FAILED"):
+        load_converted(write_pictures(tmp_path / "pictures.onnx"), "CUDNN_STATUS_ALLOC_FAILED")
+    load_converted(write_pictures(tmp_path / "pictures.onnx"), "sizes do not fit")
+    assert layouts == [True, True]

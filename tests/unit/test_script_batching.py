@@ -479,7 +479,7 @@ def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        ("batching: both", "batching must be auto or merge or handle or none, got 'both'"),
+        ("batching: both", "batching must be auto or merge or handle or rows or none, got 'both'"),
         ("sample_input: nowhere.json", "nowhere.json is not a file"),
     ],
 )

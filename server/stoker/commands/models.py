@@ -146,11 +146,14 @@ def _register(args: argparse.Namespace) -> int:
     detected = detect(args.path, args.framework)
 
     def read_signature(copy: Detected) -> dict[str, Any] | None:
-        signature = _signature(args.name, detected, copy)
-        if args.image is not None:
-            _check_image(args.image, signature)
-        if args.sample_input is not None:
-            _check_sample(args, signature)
+        def check(signature: dict[str, Any] | None) -> None:
+            if args.image is not None:
+                _check_image(args.image, signature)
+            if args.sample_input is not None:
+                _check_sample(args, signature)
+
+        signature = _signature(args.name, detected, copy, check)
+        check(signature)
         return signature
 
     with ExitStack() as cleanup:
@@ -170,11 +173,14 @@ def _register(args: argparse.Namespace) -> int:
     return 0
 
 
-def _signature(name: str, detected: Detected, copy: Detected) -> dict[str, Any] | None:
+def _signature(
+    name: str, detected: Detected, copy: Detected, check: Callable[[dict[str, Any]], None]
+) -> dict[str, Any] | None:
     """Load the copy on the CPU to learn its signature; scripts tell theirs only when they are served.
 
     Raises:
         RepositoryError: The original loads, and a copy of it alone does not.
+        OperatorError: `check` refuses the signature of the original: the copy has not loaded for that reason.
     """
     if detected.framework not in {"onnx", "tensorflow"}:
         return None
@@ -190,11 +196,12 @@ def _signature(name: str, detected: Detected, copy: Detected) -> dict[str, Any] 
     except LoadFailed:
         pass
     try:
-        probe_signature(detected)
+        original = probe_signature(detected)
     except LoadFailed as error:
         # A model can need operations that only a GPU has, so this does not refuse it.
         _note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
         return None
+    check(original)
     raise RepositoryError(
         f"{detected.path} needs files beside it, such as its weights, of which only those called NAME.onnx.data or "
         f"NAME.onnx_data are copied with it; register the folder: stoker models register {name} "
@@ -294,6 +301,7 @@ def _show(args: argparse.Namespace) -> int:
         ("model", model.reference),
         ("framework", model.framework),
         ("signature", _signature_text(model)),
+        ("batching", _batching_text(model)),
         ("images", _image_text(model)),
         ("description", model.description or "-"),
         ("tags", ", ".join(f"{key}={value}" for key, value in sorted(model.tags.items())) or "-"),
@@ -315,6 +323,15 @@ def _signature_text(model: Registered) -> str:
     from stoker.tensors import Signature
 
     return str(Signature.from_json(dict(model.signature)))
+
+
+def _batching_text(model: Registered) -> str:
+    from stoker.tensors import Signature
+
+    signature = None if model.signature is None else Signature.from_json(dict(model.signature))
+    if signature is None or signature.verdict is None:
+        return "known when it is loaded"
+    return str(signature.verdict)
 
 
 def _image_text(model: Registered) -> str:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from stoker.gateway.gpu_exposition import gpu_metrics, with_types_of_aliases
 from stoker.gateway.served_models import ServedModel
 from stoker.metrics import HistogramTotals, MetricMemory, ModelTotals, Totals
+from stoker.verdict import Verdict
 
 __all__ = ["CONTENT_TYPE_LATEST", "render"]
 
@@ -27,23 +28,36 @@ def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
         for number, version in model.versions.items()
     ]
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ServerCollector(memory, slots))
+    verdicts = [
+        ([name, number], version.service.signature.verdict)
+        for name, model in models.items()
+        for number, version in model.versions.items()
+        if version.service is not None and version.service.signature is not None
+    ]
+    registry.register(_ServerCollector(memory, slots, verdicts))
     return with_types_of_aliases(generate_latest(registry))
 
 
 class _ServerCollector(Collector):
     """Reads the shared memory at scrape time."""
 
-    def __init__(self, memory: MetricMemory, slots: Sequence[tuple[list[str], int]]) -> None:
-        """Read the slots of models whose labels are name and version."""
+    def __init__(
+        self,
+        memory: MetricMemory,
+        slots: Sequence[tuple[list[str], int]],
+        verdicts: Sequence[tuple[list[str], Verdict | None]],
+    ) -> None:
+        """Read the slots of models whose labels are name and version, and what is known of their rows."""
         self._memory = memory
         self._slots = slots
+        self._verdicts = verdicts
 
     def collect(self) -> Iterator[Metric]:
         totals = self._memory.totals()
         named = [(labels, totals.model(slot)) for labels, slot in self._slots]
         yield from _request_metrics(named)
         yield from _batch_metrics(named)
+        yield _batching_metric(self._verdicts)
         yield from _collection_metrics(named)
         yield from _process_metrics(totals)
         yield from gpu_metrics(totals.gpus())
@@ -109,6 +123,18 @@ def _batch_metrics(named: _Named) -> Iterator[Metric]:
         for stage, times in model.stage_seconds().items():
             stages.add_metric([*labels, stage], _buckets(times), times.sum)
     yield from (dispatches, sizes, padding, caps, stages)
+
+
+def _batching_metric(verdicts: Sequence[tuple[list[str], Verdict | None]]) -> Metric:
+    batching = GaugeMetricFamily(
+        "stoker_batching_info",
+        "1 for each version that is served: whether its requests are batched, and how that was found out.",
+        labels=["model", "version", "batched", "how"],
+    )
+    for labels, verdict in verdicts:
+        if verdict is not None:
+            batching.add_metric([*labels, str(verdict.batched).lower(), verdict.how], 1)
+    return batching
 
 
 def _collection_metrics(named: _Named) -> Iterator[Metric]:

@@ -156,6 +156,7 @@ class _Routes:
             ]
             for side in sides
         )
+        verdict = None if service.signature is None else service.signature.verdict
         return JSONResponse(
             {
                 "name": service.name,
@@ -163,6 +164,7 @@ class _Routes:
                 "platform": platform(service.framework),
                 "inputs": inputs,
                 "outputs": outputs,
+                **({} if verdict is None else {"parameters": {"batching": verdict.to_json()}}),
             }
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stoker.errors import LoadFailed
+from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.judgement import judge
 from stoker.isolation.reading import Reading
 from stoker.isolation.samples import find_sample_feeds, first_rows
@@ -43,11 +43,15 @@ def as_runtime(
         read: Reads its graph; None if there is nothing to read.
 
     Raises:
-        LoadFailed: Its inputs cannot be padded, or its sample input does not fit it.
+        LoadFailed: Its inputs cannot be padded, its sample input does not fit it, or the device fails whatever it
+            is given.
     """
     sample = find_sample_feeds(servable, tensors.inputs)
     rows = sample.feeds if sample is not None and sample.rows else None
-    verdict = judge(servable, run, tensors, read, rows)
+    tried = _Tried(run)
+    verdict = judge(servable, tried, tensors, read, rows)
+    if tried.fault is not None and servable.max_batch_rows > 1:
+        raise LoadFailed(f"{servable.path} fails whatever it is given: {tried.fault}") from tried.fault
     if not verdict.batched and tensors.batched:
         level = logging.INFO if verdict.how == "said" else logging.WARNING
         logger.log(level, "%s: its requests are %s", servable.name, verdict)
@@ -57,6 +61,29 @@ def as_runtime(
     if signature is None:
         return PackedRuntime(run, tensors, servable, verdict)
     return rows_runtime(dataclasses.replace(signature, verdict=verdict))
+
+
+class _Tried:
+    """A model that remembers what it has failed with, if it has never answered.
+
+    Attributes:
+        fault: What is no refusal of inputs, such as a fault of the device; None once a run has succeeded.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._answered = False
+        self.fault: Exception | None = None
+
+    def __call__(self, feeds: Feeds) -> Feeds:
+        try:
+            outputs = self._run(feeds)
+        except Exception as error:
+            if not self._answered and not isinstance(error, InvalidInput):
+                self.fault = error
+            raise
+        self._answered, self.fault = True, None
+        return outputs
 
 
 def _check_padding(servable: Servable, tensors: ModelTensors) -> None:

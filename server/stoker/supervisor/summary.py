@@ -89,9 +89,12 @@ def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
 
 
 def batching_lines(model: ModelReport) -> list[str]:
-    """How the requests to a script are batched, and why."""
+    """How requests are batched, and how it is known that they may be, or why they are not."""
     script = model.signature.script
-    return [] if script is None else [f"           batching: {script.batching}, {script.batching_reason}"]
+    if script is not None:
+        return [f"           batching: {script.batching}, {script.batching_reason}"]
+    verdict = model.signature.verdict
+    return [] if verdict is None else [f"           {verdict}"]
 
 
 def device_lines(devices: Sequence[DeviceReport]) -> list[str]:
