@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from tests.zoo import ZOO
 
 from stoker.device.lifecycle import load
 from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
@@ -358,10 +359,17 @@ def test_a_model_that_takes_nothing_that_is_made_up_runs_request_by_request(tmp_
     """It is served, and the verdict has ONNX Runtime's own words and the settings that help."""
     path = write(
         tmp_path,
-        [node("Cast", "x", "i", to=INT64), node("Sub", "i one", "below"), node("Gather", "table below", "y")],
+        [
+            node("Cast", "x", "i", to=INT64),
+            node("Sub", "i one", "below"),
+            node("Gather", "table below", "found"),
+            # Of sequences the reading says nothing.
+            node("SequenceConstruct", "found", "listed"),
+            node("SequenceAt", "listed zero", "y"),
+        ],
         [("x", FLOAT, ["n"])],
         [("y", FLOAT, ["n"])],
-        {"one": np.array(9, np.int64), "table": np.ones(3, np.float32)},
+        {"one": np.array(9, np.int64), "zero": np.array(0, np.int64), "table": np.ones(3, np.float32)},
     )
     loaded = runtime(path)
     verdict = loaded.signature.verdict
@@ -444,3 +452,21 @@ def test_no_memory_is_not_the_callers_fault(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(onnxruntime.InferenceSession, "run", refuse)
     (failed,) = score(whole, {"x": np.array([1, -2], np.float32)})
     assert isinstance(failed, OutOfMemory)
+
+
+@pytest.mark.parametrize("name", ["dynamic int8 by hand", "mean × 1e-3", "condition"])
+def test_the_node_that_mixes_rows_is_named(tmp_path: Path, name: str) -> None:
+    """A model whose graph says that its rows see each other is not batched, and the verdict names the node."""
+    (tmp_path / "model.onnx").write_bytes(ZOO[name][0]())
+    signature = runtime(tmp_path / "model.onnx").signature
+    assert signature.verdict is not None
+    assert (signature.verdict.batched, signature.verdict.how) == (False, "read")
+    assert "'/" in signature.verdict.reason
+
+
+def test_rows_that_are_apart_by_the_graph_are_proven(tmp_path: Path) -> None:
+    """A model all of whose operators keep rows apart is batched, and the verdict says how that is known."""
+    (tmp_path / "model.onnx").write_bytes(ZOO["mean × 1e-3"][1]())
+    signature = runtime(tmp_path / "model.onnx").signature
+    assert signature.verdict is not None
+    assert (signature.verdict.batched, signature.verdict.how) == (True, "read")

