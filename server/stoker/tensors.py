@@ -17,6 +17,7 @@ from stoker.verdict import Verdict
 
 __all__ = ["NUMERIC_DTYPES", "ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
 
+_MOST_AXES: Final = 32
 NUMERIC_DTYPES = frozenset(
     [
         "bool",
@@ -100,19 +101,25 @@ class TensorInfo:
         name: The model's own name of it.
         dtype: Name of the numpy dtype, or `string`.
         shape: Its sizes; -1 for those that may change from request to request.
+        any_rank: Whether it may have any number of axes; then `shape` says nothing, and is empty.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    any_rank: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape is one."""
+        if self.any_rank:
+            return len(shape) <= _MOST_AXES
         return len(shape) == len(self.shape) and all(
             size in (-1, given) for size, given in zip(self.shape, shape, strict=True)
         )
 
     def __str__(self) -> str:
+        if self.any_rank:
+            return f"{self.name} {self.dtype}[...]"
         sizes = ",".join("?" if size < 0 else str(size) for size in self.shape)
         return f"{self.name} {self.dtype}[{sizes}]"
 
@@ -134,8 +141,9 @@ class ModelTensors:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         return {
-            "inputs": [[info.name, info.dtype, list(info.shape)] for info in self.inputs],
-            "outputs": [[info.name, info.dtype, list(info.shape)] for info in self.outputs],
+            side: [[info.name, info.dtype, list(info.shape), info.any_rank] for info in infos]
+            for side, infos in (("inputs", self.inputs), ("outputs", self.outputs))
+        } | {
             "batched": self.batched,
         }
 
@@ -143,7 +151,10 @@ class ModelTensors:
     def from_json(cls, value: dict[str, Any]) -> ModelTensors:
         """Inverse of `to_json`."""
         inputs, outputs = (
-            tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in value[side])
+            tuple(
+                TensorInfo(name, dtype, tuple(shape), any_rank)
+                for name, dtype, shape, any_rank in value[side]
+            )
             for side in ("inputs", "outputs")
         )
         return cls(inputs, outputs, value["batched"])

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from tests.tiny_models import write_picky
 from tests.zoo import ZOO
 
 from stoker.device.lifecycle import load
@@ -20,7 +21,9 @@ from stoker.runtimes.onnx import load_onnx
 from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
+from stoker.wire.tensor_json import as_tensor
 
+ONE = {"one": np.array(1, np.float32)}
 CPU = Device("cpu", 0, "a processor")
 FLOAT, INT64, BOOL, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
 Value = tuple[str, int, Sequence[int | str | None] | None]
@@ -454,6 +457,12 @@ def test_no_memory_is_not_the_callers_fault(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(failed, OutOfMemory)
 
 
+def test_what_is_tried_at_load_leaves_no_red_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model that refuses some of what it is tried with is loaded without a line of ONNX Runtime's own."""
+    load_onnx(servable(write_picky(tmp_path / "model.onnx")), CPU, 1)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("name", ["dynamic int8 by hand", "mean × 1e-3", "condition"])
 def test_the_node_that_mixes_rows_is_named(tmp_path: Path, name: str) -> None:
     """A model whose graph says that its rows see each other is not batched, and the verdict names the node."""
@@ -470,3 +479,24 @@ def test_rows_that_are_apart_by_the_graph_are_proven(tmp_path: Path) -> None:
     signature = runtime(tmp_path / "model.onnx").signature
     assert signature.verdict is not None
     assert (signature.verdict.batched, signature.verdict.how) == (True, "read")
+
+
+def test_an_input_of_any_rank_is_served_unbatched(tmp_path: Path) -> None:
+    """Where a file declares no rank, numbers, vectors and matrices go in; a scalar is still a scalar."""
+    path = write(tmp_path, [node("Add", "x one", "y")], [("x", FLOAT, None)], [("y", FLOAT, None)], ONE)
+    loaded = runtime(path)
+    tensors = loaded.signature.tensors
+    assert tensors is not None
+    (info,) = tensors.inputs
+    assert (info.any_rank, str(info)) == (True, "x float32[...]")
+    assert ModelTensors.from_json(tensors.to_json()) == tensors
+    assert loaded.signature.verdict is not None
+    assert "'x' may have any rank" in loaded.signature.verdict.reason
+    for given in ([[1, 2], [3, 4]], [1, 2, 3], 5):
+        array = as_tensor(given, info)
+        (answer,) = score(loaded, {"x": array})
+        assert answer["y"].tolist() == (np.array(given) + 1).tolist()
+    scalar = write(tmp_path, [node("Add", "x one", "y")], [("x", FLOAT, [])], [("y", FLOAT, [])], ONE)
+    declared = runtime(scalar).signature.tensors
+    assert declared is not None
+    assert not declared.inputs[0].any_rank

@@ -21,6 +21,7 @@ from stoker.gateway.infer_dialect import tensors_of
 from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.scoring import DialectEndpoint
 from stoker.gateway.service import Service
+from stoker.tensors import TensorInfo
 from stoker.wire.tfs import decode_examples, decode_predict, encode_predict, encode_results
 
 if TYPE_CHECKING:
@@ -219,8 +220,7 @@ def _raw_path(scope: Scope) -> str:
 def _metadata(service: Service) -> dict[str, Any]:
     tensors = tensors_of(service)
     inputs, outputs = (
-        {info.name: _tensor_info(info.name, info.dtype, info.shape) for info in side}
-        for side in (tensors.inputs, tensors.outputs)
+        {info.name: _tensor_info(info) for info in side} for side in (tensors.inputs, tensors.outputs)
     )
     signature = {"inputs": inputs, "outputs": outputs, "method_name": "tensorflow/serving/predict"}
     return {
@@ -229,11 +229,11 @@ def _metadata(service: Service) -> dict[str, Any]:
     }
 
 
-def _tensor_info(name: str, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+def _tensor_info(info: TensorInfo) -> dict[str, Any]:
     # Protobuf's JSON writes 64-bit integers as strings.
-    dims = [{"size": str(size), "name": ""} for size in shape]
+    dims = [{"size": str(size), "name": ""} for size in info.shape]
     return {
-        "dtype": _DTYPES[dtype],
-        "tensor_shape": {"dim": dims, "unknown_rank": False},
-        "name": f"{name}:0",
+        "dtype": _DTYPES[info.dtype],
+        "tensor_shape": {"dim": dims, "unknown_rank": info.any_rank},
+        "name": f"{info.name}:0",
     }

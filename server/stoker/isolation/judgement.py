@@ -42,7 +42,11 @@ def judge(
         sample: Rows that it is known to answer, if there are any.
     """
     if not tensors.batched:
-        return Verdict(False, "declared", "its inputs have no batch axis")
+        free = next((info.name for info in tensors.inputs if info.any_rank), None)
+        reason = (
+            f"its input {free!r} may have any rank" if free is not None else "its inputs have no batch axis"
+        )
+        return Verdict(False, "declared", reason)
     if servable.batching == "none":
         return Verdict(False, "said", "batching is none, as it was asked for")
     reading = Reading("unknown") if read is None else read()

@@ -16,7 +16,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
+from stoker.isolation.onnx_graph import read_model
 from stoker.isolation.onnx_reading import read_onnx
+from stoker.isolation.onnx_wire import MalformedModel
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
@@ -65,7 +67,7 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
     source: Path | bytes = as_float16(servable.name, servable.path) if converted else servable.path
     sessions = OnnxSessions(servable, device, threads, source)
     session = sessions.open()
-    inputs = tuple(_info(value, servable) for value in session.get_inputs())
+    inputs = _inputs(session, servable, source)
     if not inputs:
         raise LoadFailed(f"{servable.path} has no inputs")
     if converted and not _runs_channels_last(servable.name, session, inputs):
@@ -114,12 +116,16 @@ class _SessionTensors:
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
         self._output_names = [value.name for value in session.get_outputs()]
+        self._options = onnxruntime.RunOptions()
+        # What a model refuses is raised, and answered or logged by who knows whose it was; ONNX Runtime would print
+        # it in red besides, at each load for inputs that were made up.
+        self._options.log_severity_level = 4
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run one batch; raises InvalidInput for tensors that the model cannot take, by their sizes or contents."""
         decoded = {name: _decoded(name, array) for name, array in feeds.items()}
         try:
-            outputs = self._session.run(self._output_names, decoded)
+            outputs = self._session.run(self._output_names, decoded, self._options)
         except Exception as error:
             raise_if_out_of_memory(error)
             if not isinstance(error, (InvalidArgument, Fail)) or _DEVICE_FAULT.search(str(error)):
@@ -165,6 +171,20 @@ def _info(value: onnxruntime.NodeArg, servable: Servable) -> TensorInfo:
         )
     sizes = value.shape if value.shape is not None else []
     return TensorInfo(value.name, dtype, tuple(size if isinstance(size, int) else -1 for size in sizes))
+
+
+def _inputs(
+    session: onnxruntime.InferenceSession, servable: Servable, source: Path | bytes
+) -> tuple[TensorInfo, ...]:
+    """What a session takes; of an input without sizes the file says whether it is a scalar or has any rank."""
+    inputs = tuple(_info(value, servable) for value in session.get_inputs())
+    if all(info.shape for info in inputs):
+        return inputs
+    try:
+        declared = read_model(source).graph.inputs
+    except (MalformedModel, OSError):
+        return inputs
+    return tuple(dataclasses.replace(info, any_rank=declared.get(info.name, ()) is None) for info in inputs)
 
 
 def _same_axis(session: onnxruntime.InferenceSession) -> bool:

@@ -63,6 +63,8 @@ def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str |
 
 def _derived(body: bytes, info: TensorInfo, dtype: np.dtype[Any]) -> tuple[int, ...]:
     """The shape of a body that does not say it: as many rows as it holds."""
+    if info.any_rank:
+        raise MalformedBody(f"{info} may have any rank, so the shape has to be sent.")
     if info.shape.count(-1) > 1:
         raise MalformedBody(f"{info} has several free sizes, so the shape has to be sent.")
     known_bytes = dtype.itemsize * math.prod(size for size in info.shape if size >= 0)

@@ -385,7 +385,7 @@ def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
             f"a raw binary request needs a model with one input; '{model}' has {len(tensors.inputs)}"
         )
     (info,) = tensors.inputs
-    sizes = list(info.shape)
+    sizes = [-1] if info.any_rank else list(info.shape)
     if tensors.batched and sizes:
         sizes[0] = 1
     free = [index for index, size in enumerate(sizes) if size < 0]
