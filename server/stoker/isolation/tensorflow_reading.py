@@ -1,0 +1,226 @@
+"""Whether the rows of a SavedModel see each other, read in the graph of its signature.
+
+The batch axis is followed from the inputs to the outputs, through the functions that the graph calls. What rows are
+joined by is named; what an operator does that is not known here leaves the question to the test with companions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from stoker.isolation.reading import Reading
+from stoker.isolation.row_states import Mixed, Plain, Rows, State, Unknown, join
+from stoker.isolation.tensorflow_elementwise import COMPUTING
+from stoker.isolation.tensorflow_layouts import LAYOUTS, MAKING
+from stoker.isolation.tensorflow_products import PRODUCTS
+from stoker.isolation.tensorflow_sizes import SHAPES, compute, constant, node_of, shape_of
+
+__all__ = ["read_concrete_function"]
+
+logger = logging.getLogger(__name__)
+
+_RULES: Final = {**COMPUTING, **LAYOUTS, **PRODUCTS, **MAKING}
+_PASSED_ON: Final = frozenset(
+    {
+        "CheckNumerics",
+        "EnsureShape",
+        "Identity",
+        "IdentityN",
+        # One that the signature does not feed has its default.
+        "PlaceholderWithDefault",
+        "PreventGradient",
+        "Snapshot",
+        "StopGradient",
+    }
+)
+# A value that nobody knows may be found by a number that counts all rows, and be a row's own again.
+_LOOKING_UP: Final = frozenset({"GatherV2", "GatherNd", "ResourceGather"})
+_READING: Final = """
+    Assert Case HashTable HashTableV2 If LookupTableFind LookupTableFindV2 LookupTableSizeV2 MutableHashTableV2
+    PartitionedCall Placeholder PrintV2 ReadVariableOp ResourceGather ResourceGatherNd StatefulPartitionedCall
+    VarHandleOp VarIsInitializedOp VariableShape VariableV2 While
+"""
+_KEEPS_NOTHING: Final = frozenset(_READING.split())
+_MAX_DEPTH: Final = 50
+_MAX_ROUNDS: Final = 20
+
+
+def read_concrete_function(function: Any) -> Reading:
+    """Follow the first axis of all inputs through a loaded signature.
+
+    Args:
+        function: Its `ConcreteFunction`; the first axis of every input is free.
+    """
+    graph = function.graph
+    captured = len(function.captured_inputs)
+    own = len(graph.inputs) - captured
+    reader = _GraphReader()
+    try:
+        outputs = reader.outputs(graph, [*[Rows(0)] * own, *[Plain()] * captured])
+    except Exception as error:  # noqa: BLE001  # what it looks into is not all public, and a model may hold anything
+        logger.info("the graph of %s cannot be read: %s", function.name, error)
+        return Reading("unknown", "its graph cannot be read")
+    named = [(state, tensor.name) for state, tensor in zip(outputs, graph.outputs, strict=True)]
+    for state in outputs:
+        if isinstance(state, Mixed):
+            return Reading("mixed", f"{state.node} joins the rows of a batch")
+    for state in outputs:
+        if isinstance(state, Unknown):
+            return Reading("unknown", f"whether {state.node} keeps rows apart is not known")
+    if reader.keeps:
+        return Reading("unknown", f"{reader.keeps} may keep something from one request for the next")
+    other = next((name for state, name in named if state != Rows(0)), None)
+    if other is not None:
+        return Reading(
+            "unknown", f"the first axis of its output {other!r} does not follow from that of its inputs"
+        )
+    return Reading("apart")
+
+
+class _GraphReader:
+    """Reads graphs and the functions that they call.
+
+    Attributes:
+        keeps: The first operator that may leave something behind; empty if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.keeps = ""
+        self._depth = 0
+
+    def outputs(self, graph: Any, inputs: Sequence[State]) -> list[State]:
+        """The states of a graph's outputs, by those of its inputs."""
+        if self._depth == _MAX_DEPTH:
+            raise RecursionError("functions call each other too deeply")
+        self._depth += 1
+        states: dict[str, Sequence[State]] = {
+            tensor.op.name: [state] for tensor, state in zip(graph.inputs, inputs, strict=True)
+        }
+        for op in graph.get_operations():
+            if op.name not in states:
+                states[op.name] = self._of(graph, op, states)
+            if op.op_def.is_stateful and op.type not in _KEEPS_NOTHING and not _is_random(op.type):
+                self.keeps = self.keeps or node_of(op)
+        self._depth -= 1
+        return [states[tensor.op.name][tensor.value_index] for tensor in graph.outputs]
+
+    def _of(self, graph: Any, op: Any, known: dict[str, Sequence[State]]) -> Sequence[State]:
+        # Loops of TensorFlow 1 come back to operators before them.
+        unread = [Unknown(node_of(op))]
+        states = [
+            known.get(tensor.op.name, unread * (tensor.value_index + 1))[tensor.value_index]
+            for tensor in op.inputs
+        ]
+        match op.type:
+            case "PartitionedCall" | "StatefulPartitionedCall":
+                return self.outputs(_function(graph, op.get_attr("f"), op.inputs), states)
+            case "If" | "StatelessIf":
+                found = self._if(graph, op, states)
+            case "Case" | "StatelessCase":
+                found = self._branches(graph, op, op.get_attr("branches"), states)
+            case "While" | "StatelessWhile":
+                found = self._while(graph, op, states)
+            case _:
+                found = _apply(op, states)
+        return found if isinstance(found, list) else [found] * len(op.outputs)
+
+    def _if(self, graph: Any, op: Any, states: Sequence[State]) -> State | list[State]:
+        branches = [op.get_attr("then_branch"), op.get_attr("else_branch")]
+        condition = states[0]
+        if isinstance(condition, Plain) and isinstance(condition.value, int):
+            return self.outputs(_function(graph, branches[not condition.value], op.inputs[1:]), states[1:])
+        return self._branches(graph, op, branches, states)
+
+    def _branches(
+        self, graph: Any, op: Any, branches: Sequence[Any], states: Sequence[State]
+    ) -> State | list[State]:
+        decided = _decided(op, states[0])
+        if decided is not None:
+            return decided
+        first, *others = (
+            self.outputs(_function(graph, branch, op.inputs[1:]), states[1:]) for branch in branches
+        )
+        for other in others:
+            first = [join(one, another, node_of(op)) for one, another in zip(first, other, strict=True)]
+        return first
+
+    def _while(self, graph: Any, op: Any, states: Sequence[State]) -> State | list[State]:
+        """What holds before and after each round, however many there are."""
+        body, condition = (_function(graph, op.get_attr(name)) for name in ("body", "cond"))
+        held = list(states)
+        for _ in range(_MAX_ROUNDS):
+            after = self.outputs(body, held)
+            joined = [_joined(one, other, node_of(op)) for one, other in zip(held, after, strict=True)]
+            if joined == held:
+                (goes_on,) = self.outputs(condition, held)
+                decided = _decided(op, goes_on)
+                return held if decided is None else decided
+            held = joined
+        return Unknown(node_of(op))
+
+
+def _joined(before: State, after: State, node: str) -> State:
+    return (
+        after
+        if isinstance(after, Mixed)
+        else before
+        if isinstance(before, Mixed)
+        else join(before, after, node)
+    )
+
+
+def _decided(op: Any, condition: State) -> State | None:
+    """What a condition makes of all that depends on it; None if it is the same for all rows and their number."""
+    if isinstance(condition, Mixed | Unknown):
+        return condition
+    return None if isinstance(condition, Plain) and not condition.varies else Unknown(node_of(op))
+
+
+def _function(graph: Any, named: Any, arguments: Sequence[Any] = ()) -> Any:
+    """The graph of a function that a graph calls.
+
+    Args:
+        graph: The graph that calls it.
+        named: The attribute that names it.
+        arguments: What it is called with, if it has their shapes; those of a loop may have others later.
+    """
+    found = graph._get_function(named.name)  # noqa: SLF001  # nothing public leads from a call to its function
+    if found is None:
+        raise LookupError(f"the function {named.name} is not in the graph")
+    if hasattr(found, "graph"):
+        return found.graph
+    # As models of TensorFlow 1 have them, without shapes.
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+
+    with graph.as_default():
+        return function_def_to_graph(found.definition, [tensor.shape for tensor in arguments] or None)
+
+
+def _is_random(kind: str) -> bool:
+    return "Random" in kind or kind in ("Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
+
+
+def _apply(op: Any, states: Sequence[State]) -> State | list[State]:
+    if op.type == "Const":
+        return constant(op)
+    if op.type in SHAPES:
+        return shape_of(op, states)
+    if op.type in _PASSED_ON:
+        return list(states)
+    rule = _RULES.get(op.type)
+    unknown = next((state for state in states if isinstance(state, Unknown)), None)
+    mixed = next((state for state in states if isinstance(state, Mixed)), None)
+    if unknown is not None and (mixed is None or rule is None or op.type in _LOOKING_UP):
+        return unknown
+    if mixed is not None:
+        return Unknown(node_of(op)) if rule is None else mixed
+    plain = [state for state in states if isinstance(state, Plain)]
+    if len(plain) < len(states) or op.type in MAKING:
+        found = Unknown(node_of(op)) if rule is None else rule(op, states)
+        if not (isinstance(found, Unknown) and len(plain) == len(states)):
+            return found
+    if op.op_def.is_stateful and op.type not in _KEEPS_NOTHING:
+        return Unknown(node_of(op))
+    return compute(op, plain)
