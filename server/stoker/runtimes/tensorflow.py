@@ -13,6 +13,8 @@ import numpy as np
 from stoker.acceleration import Acceleration
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.difference import largest_difference
+from stoker.isolation.reading import Reading
+from stoker.isolation.tensorflow_reading import read_concrete_function
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.fastest import feasible_sizes, sample_rows
 from stoker.runtimes.serving_way import as_runtime
@@ -94,7 +96,7 @@ def load_saved_model(servable: Servable, device: Device, threads: int) -> Runtim
             runtime.compile(servable.name, servable.batch_buckets or ())
         return runtime
 
-    return as_runtime(servable, model.run, tensors, rows_runtime)
+    return as_runtime(servable, model.run, tensors, rows_runtime, model.read)
 
 
 class TensorFlowRuntime:
@@ -174,6 +176,10 @@ class _SignatureTensors:
             raise LoadFailed(f"{servable.path} has no inputs")
         outputs = self._function.structured_outputs
         self.outputs = tuple(_info(name, spec, servable) for name, spec in sorted(outputs.items()))
+
+    def read(self) -> Reading:
+        """What the signature's graph says of its rows."""
+        return read_concrete_function(self._function)
 
     def compile(self, rows: int) -> Any:
         """The signature for batches of `rows`, to be compiled with XLA by its first call."""

@@ -1,0 +1,204 @@
+"""The verdict on a model: what was read, what was tested, what the operator says, and what follows from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.errors import LoadFailed
+from stoker.isolation.judgement import judge
+from stoker.isolation.reading import Reading
+from stoker.runtimes.base import Runtime
+from stoker.runtimes.packed import PackedRuntime, Run
+from stoker.runtimes.serving_way import as_runtime
+from stoker.servable import Servable
+from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.verdict import Verdict
+
+X = TensorInfo("x", "float32", (-1, 2))
+Y = TensorInfo("y", "float32", (-1, 2))
+TENSORS = ModelTensors((X,), (Y,), batched=True)
+Feeds = Mapping[str, np.ndarray]
+
+
+def double(feeds: Feeds) -> Feeds:
+    """Rows that are apart."""
+    with np.errstate(over="ignore"):
+        return {"y": feeds["x"] * np.float32(2)}
+
+
+def leak(feeds: Feeds) -> Feeds:
+    """Rows that see each other."""
+    with np.errstate(all="ignore"):
+        return {"y": feeds["x"] + feeds["x"].mean(axis=0)}
+
+
+def refuse(_: Feeds) -> Feeds:
+    """Nothing that is made up is taken."""
+    raise ValueError("not this")
+
+
+def verdict(run: Run, reading: Reading | None = None, **settings: Any) -> Verdict:
+    read = None if reading is None else (lambda: reading)
+    return judge(servable(**settings), run, TENSORS, read)
+
+
+def servable(**settings: Any) -> Servable:
+    return Servable(
+        "tiny", 1, "onnx", Path("tiny.onnx"), Path(), settings.pop("max_batch_rows", 8), 1, **settings
+    )
+
+
+APART, MIXED, UNKNOWN = (
+    Reading("apart"),
+    Reading("mixed", "ReduceMean 'm' takes a mean"),
+    Reading("unknown", "?"),
+)
+
+
+@pytest.mark.parametrize(
+    ("run", "reading", "batched", "how", "setting"),
+    [
+        (double, None, True, "tested", ""),
+        (double, UNKNOWN, True, "tested", ""),
+        (double, APART, True, "read", ""),
+        (double, MIXED, False, "read", "batching: rows"),
+        (leak, None, False, "tested", "batching: rows"),
+        (leak, UNKNOWN, False, "tested", "batching: rows"),
+        # What is seen wins over what was read.
+        (leak, APART, False, "tested", "batching: rows"),
+        (refuse, None, False, "tested", "sample_input: FILE or batching: rows"),
+        (refuse, UNKNOWN, False, "tested", "sample_input: FILE or batching: rows"),
+        (refuse, APART, True, "read", ""),
+    ],
+)
+def test_reading_and_test_together(
+    run: Run, reading: Reading | None, batched: bool, how: str, setting: str
+) -> None:
+    """Either is enough against batching; a proof is enough for it; with neither nothing is shared."""
+    found = verdict(run, reading)
+    assert (found.batched, found.how, found.setting) == (batched, how, setting)
+    assert found.reason
+
+
+def test_the_reason_names_the_node() -> None:
+    """The operator is told which, and which setting changes it."""
+    assert str(verdict(double, MIXED)) == (
+        "not batched: ReduceMean 'm' takes a mean (batching: rows changes that)"
+    )
+
+
+def test_the_operator_is_believed_and_warned(caplog: pytest.LogCaptureFixture) -> None:
+    """`rows` batches whatever was found, and the log says what speaks against it; `none` asks nothing."""
+    assert verdict(double, None, batching="rows").how == "said"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    found = verdict(leak, MIXED, batching="rows")
+    assert (found.batched, found.how) == (True, "said")
+    assert "tiny is batched because batching is rows, though beside a row of the kind" in caplog.text
+    assert verdict(refuse, None, batching="none") == Verdict(
+        False, "said", "batching is none, as it was asked for"
+    )
+
+
+def test_nan_that_is_refused_is_kept_apart() -> None:
+    """The proof did not include it."""
+
+    def finite(feeds: Feeds) -> Feeds:
+        if not np.isfinite(feeds["x"]).all():
+            raise ValueError("not finite")
+        return double(feeds)
+
+    assert verdict(finite).non_finite_apart
+    assert not verdict(finite, APART).non_finite_apart
+    assert not verdict(double).non_finite_apart
+
+
+def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Not a refusal: it is a matter of accuracy."""
+
+    def coarse(feeds: Feeds) -> Feeds:
+        answers = np.array(double(feeds)["y"])
+        if len(answers) > 1:
+            answers[np.isfinite(answers)] *= np.float32(1.005)
+        return {"y": answers}
+
+    with np.errstate(over="ignore"):
+        found = verdict(coarse)
+    assert found.batched
+    assert found.difference == pytest.approx(0.005, rel=0.1)
+    assert "that is much for their type" in caplog.text
+
+
+def test_a_model_without_a_batch_axis_is_not_tried() -> None:
+    """There is nothing to share."""
+    tensors = ModelTensors((TensorInfo("x", "float32", (3,)),), (Y,), batched=False)
+    assert judge(servable(), refuse, tensors, None).how == "declared"
+
+
+# --- what follows from it ---
+
+
+class Rows:
+    """Stands for the runtime of rows."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+
+    def run(self, inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+def runtime(run: Run, **settings: Any) -> Runtime:
+    return as_runtime(servable(**settings), run, TENSORS, Rows)
+
+
+def test_rows_that_are_apart_are_served_row_by_row() -> None:
+    """The verdict is a part of the signature, and comes back from JSON."""
+    signature = runtime(double).signature
+    assert (signature.takes, signature.verdict and signature.verdict.how) == ("rows", "tested")
+    assert Signature.from_json(signature.to_json()).verdict == signature.verdict
+
+
+@pytest.mark.parametrize(
+    ("run", "settings"), [(leak, {}), (refuse, {"max_batch_rows": 1}), (double, {"batching": "none"})]
+)
+def test_what_is_not_batched_runs_request_by_request(run: Run, settings: dict[str, Any]) -> None:
+    """It is served all the same, with as many rows as a request has."""
+    served = runtime(run, **settings)
+    assert isinstance(served, PackedRuntime)
+    assert served.signature.verdict is not None
+    assert not served.signature.verdict.batched
+    assert served.signature.tensors is not None
+    assert not served.signature.tensors.batched
+
+
+def test_batches_of_one_row_are_rows_where_rows_are_apart() -> None:
+    """`max_batch_rows: 1` keeps the fast way for models that have it."""
+    assert runtime(double, max_batch_rows=1).signature.takes == "rows"
+
+
+def test_a_device_that_fails_whatever_it_is_given_ends_the_load() -> None:
+    """That is no refusal of inputs; with batches of one row the operator has asked to load it anyway."""
+    with pytest.raises(LoadFailed, match=r"tiny.onnx fails whatever it is given: not this"):
+        runtime(refuse)
+
+
+def test_a_sample_opens_a_model_that_takes_nothing_else(tmp_path: Path) -> None:
+    """It is tried with the sample's rows, learned from them, and batched."""
+
+    def picky(feeds: Feeds) -> Feeds:
+        if not np.isin(feeds["x"], [5, 6, 7]).all():
+            raise ValueError("only 5, 6 and 7")
+        return double(feeds)
+
+    sample = tmp_path / "sample.json"
+    sample.write_text('{"data": [[5, 6], [7, 5], [6, 6]]}')
+    signature = runtime(picky, sample_input=sample).signature
+    assert signature.takes == "rows"
+    assert signature.verdict is not None
+    assert signature.verdict.non_finite_apart
