@@ -145,7 +145,10 @@ def test_calls_are_gathered(found: dict[str, object], script: str, method: str) 
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("mean over rows", "RestoredFunction.__call__ with 3 rows: [0]["),
+        (
+            "mean over rows",
+            "RestoredFunction.__call__: beside a row of the kind 'other' row 1 of 2 gets another answer",
+        ),
         ("noise", "two equal requests got different answers: "),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.isolation.onnx_call import MICROSOFT, Call, rule
 from stoker.isolation.onnx_values import Dim, Value, same
 
-__all__: list[str] = []
+__all__ = ["matrix_product"]
 
 
 @rule("MatMul", "MatMulInteger")

@@ -22,6 +22,7 @@ __all__ = [
     "Undecided",
     "Value",
     "depends_on_rows",
+    "elements",
     "joined",
     "lost",
     "of_rows",

@@ -8,7 +8,7 @@ from typing import Any, Final
 from stoker.isolation.row_states import Mixed, Plain, Rows, State, Unknown
 from stoker.isolation.tensorflow_sizes import node_of
 
-__all__ = ["COMPUTING", "elementwise"]
+__all__ = ["COMPUTING", "elementwise", "is_same_for_all"]
 
 Rule = Callable[[Any, Sequence[State]], State | list[State]]
 

@@ -151,7 +151,7 @@ def together(calls: Sequence[HandleCall]) -> list[Any]:
     return _split_output(first.on(joined).make(), [call.rows for call in calls])
 
 
-def like(array: Any, values: list[Any]) -> Any:
+def like(array: Any, values: Sequence[Any] | np.ndarray) -> Any:
     """Return values as an array of the same library and dtype."""
     if _is_tensor(array):
         return sys.modules["tensorflow"].convert_to_tensor(values, array.dtype)

@@ -3,6 +3,10 @@
 Whatever is compared has been run alone first. A script is steady if it gives equal answers to equal requests; rows
 are made different from each other, so that a script which looks at other rows (a mean over the batch, a rank) gives
 itself away; companies have several sizes and orders, so that a list that happens to be as long as the batch does too.
+
+Alone and together are compared closely, not exactly: other shapes have other kernels. In companies of one shape the
+answer to a row must be the same to the last character, whatever is beside it (`stoker.isolation.row_test` has the
+reason), and the models that a script calls are read and tried in the same way.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ from typing import Any, Final
 import numpy as np
 import simdjson
 
+from stoker.isolation.row_test import Evidence
 from stoker.scripts.agreement import answer_difference, difference
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.handle_check import dynamically_quantised, read_handle, try_handle
 from stoker.scripts.handles import HandleCall, like, together
 from stoker.scripts.merging import MergedCalls, Unsplittable
 from stoker.scripts.request_log import SELF_CHECK, requests_in_log
+from stoker.scripts.row_companions import TELLING, companions_of
 from stoker.scripts.variations import variations
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
 from stoker.wire.merging import row_count, row_texture
@@ -33,6 +40,7 @@ _ROWS: Final = 6
 _PATIENCE_S: Final = 0.5
 _LONGEST_PATIENCE_S: Final = 10.0
 _SHOWN: Final = 200
+_SLOW_RUN_S: Final = 0.1
 
 
 class Disproved(Exception):
@@ -95,9 +103,41 @@ def check_merging(calls: ScriptCalls, sample: Sample, max_rows: int) -> tuple[Me
     key = merge_key(sample.body)
     if key is None:
         raise Disproved(f"{sample.source} is not an object with one key that holds a list")
+    _check_models(calls, sample, max_rows)
     check = _MergeCheck(calls, sample, key, max_rows)
     check.run()
     return check.merged, key
+
+
+def _check_models(calls: ScriptCalls, sample: Sample, max_rows: int) -> None:
+    """Look at what a script calls for a sample: no model of it may let rows see each other.
+
+    Raises:
+        Disproved: One does.
+    """
+    quantised = dynamically_quantised()
+    if quantised is not None:
+        raise Disproved(
+            f"the script has loaded {quantised}, which takes the scale of its input from all rows"
+        )
+    gathered = GatheredCalls(calls, max_rows=max_rows, max_threads=1)
+    try:
+        _, seen = gathered.watch(sample.request(with_head=calls.wants_head))
+    finally:
+        gathered.close()
+    for call in {call.kind: call for call in seen}.values():
+        _check_model(call, max_rows)
+
+
+def _check_model(call: HandleCall, max_rows: int) -> Evidence:
+    """Raise Disproved if the rows of a call see each other, by its graph or beside companions."""
+    reading = read_handle(call)
+    if reading.finding == "mixed":
+        raise Disproved(f"{call.name}: {reading.reason}")
+    evidence = try_handle(call, max_rows, proven=reading.finding == "apart")
+    if evidence.finding == "mixed":
+        raise Disproved(f"{call.name}: {evidence.reason}")
+    return evidence
 
 
 class _MergeCheck:
@@ -108,9 +148,13 @@ class _MergeCheck:
         self._key = key
         self._max_rows = max_rows
         self._alone: dict[bytes, ScriptAnswer] = {}
+        self._beside_rows: list[tuple[str, ScriptRequest]] | None = None
+        self._run_s = 0.0
 
     def run(self) -> None:
+        begun_s = time.monotonic()
         _steady_answer(self._calls, self._sample)
+        self._run_s = (time.monotonic() - begun_s) / 2
         rows = self._usable_rows(json.loads(self._sample.body)[self._key])
         if len(rows) < 2:
             raise Disproved(
@@ -121,9 +165,47 @@ class _MergeCheck:
         one, two, three = self._request(some[:1]), self._request(some[1:3]), self._request(some[3:])
         for company in ([one, two], [one, two, three], [three, one, two], singles, singles[::-1]):
             self._compare(company)
+        self._compare_beside(singles)
         # The largest company comes once at start-up, so a server that starts has been there.
         many = list(islice(cycle(singles), self._max_rows))
         self._compare(many[: len(next(self.merged.companies(many)))])
+
+    def _compare_beside(self, singles: Sequence[ScriptRequest]) -> None:
+        """Put companions beside a row: in companies of one shape its answer is the same, to the last character."""
+        one, other, third = islice(cycle(singles), 3)
+        for before, after in ((0, 1), (1, 0), (1, 1)):
+            if before + after >= self._max_rows:
+                continue
+            expected, again = (self._beside(one, [other] * before, [third] * after) for _ in range(2))
+            if expected != again:
+                raise Disproved("equal merged requests got different answers")
+            for kind, request in self._companions(other):
+                found = self._beside(one, [request] * before, [request] * after)
+                if found is not None and found != expected:
+                    raise Disproved(f"beside a row of the kind {kind!r} a merged request gets another answer")
+
+    def _beside(
+        self, one: ScriptRequest, before: list[ScriptRequest], after: list[ScriptRequest]
+    ) -> tuple[int, bytes] | None:
+        """What a request is answered among others; None if the script does not answer them together."""
+        try:
+            answer = self.merged.together([*before, one, *after])[len(before)]
+        except Exception:  # noqa: BLE001  # such a company is taken apart again when it comes
+            return None
+        return answer.status, answer.body
+
+    def _companions(self, like: ScriptRequest) -> list[tuple[str, ScriptRequest]]:
+        """Requests that could be merged with this one, by their kinds; of a slow script the most telling ones."""
+        if self._beside_rows is None:
+            (row,) = json.loads(like.body)[self._key]
+            requests = ((kind, self._request([made])) for kind, made in companions_of(row))
+            texture = row_texture(like.body)
+            self._beside_rows = [
+                (kind, request)
+                for kind, request in requests
+                if row_texture(request.body) == texture and (kind in TELLING or self._run_s < _SLOW_RUN_S)
+            ]
+        return self._beside_rows
 
     def _usable_rows(self, own: Sequence[Any]) -> list[Any]:
         """Different rows that the script answers alone, in the way in which it answers the first one."""
@@ -243,7 +325,10 @@ def _proved(calls: Sequence[HandleCall], max_rows: int) -> list[HandleCall]:
 
 
 def _prove(call: HandleCall, max_rows: int) -> None:
-    """Call a model with rows alone and together, and compare."""
+    """Read a model, try its rows beside companions, call it with rows alone and together, and compare."""
+    evidence = _check_model(call, max_rows)
+    if evidence.finding == "unknown":
+        raise Disproved(f"{call.name}: {evidence.reason}")
     rows = [single for single in _single_rows(call) if _succeeds(single)]
     if len(rows) < 2:
         raise Disproved(f"{call.name}: no second row can be made from the sample's input")
