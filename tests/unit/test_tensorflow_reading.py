@@ -11,6 +11,8 @@ import pytest
 
 from stoker.isolation.reading import Reading
 from stoker.isolation.tensorflow_reading import read_concrete_function
+from stoker.runtimes.tensorflow import load_saved_model
+from stoker.servable import Device, Servable
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -335,8 +337,13 @@ def test_what_is_found_is_what_happens(zoo: Zoo) -> None:
     assert changes == {name: zoo.expected[name][0] == "mixed" for name in changes}
 
 
-@pytest.mark.parametrize(("reduced", "finding"), [(1, "apart"), (0, "mixed")])
-def test_models_of_tensorflow_1_are_read(tmp_path: Path, reduced: int, finding: str) -> None:
+@pytest.mark.parametrize(
+    ("reduced", "reason"),
+    [(1, "no operator lets a row see another, tested"), (0, "Mean 'Mean' joins the rows of a batch")],
+)
+def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
+    tmp_path: Path, reduced: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their functions have no shapes of their own, and a switch that the signature leaves out has its default."""
     import tensorflow as tf
 
@@ -353,8 +360,13 @@ def test_models_of_tensorflow_1_are_read(tmp_path: Path, reduced: int, finding: 
         signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
         builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
         builder.save()
-    loaded = tf.saved_model.load(str(tmp_path / "saved"))
-    assert read_concrete_function(loaded.signatures["serving_default"]).finding == finding
+    # Which devices and threads it has can be said only once.
+    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
+    servable = Servable("old", 1, "tensorflow", tmp_path / "saved", tmp_path / "saved", 8, 64)
+    verdict = load_saved_model(servable, Device("cpu", 0, "CPU"), 1).signature.verdict
+    assert verdict is not None
+    assert (verdict.batched, verdict.how) == (bool(reduced), "read")
+    assert verdict.reason.startswith(reason)
 
 
 def test_a_graph_that_cannot_be_read_is_unknown() -> None:
