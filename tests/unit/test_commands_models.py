@@ -132,6 +132,23 @@ def test_a_sample_is_registered_beside_the_model(workspace: Path, onnx_file: Pat
     assert servable.sample_file == registered.files_dir / "sample_input.json"
 
 
+def test_a_picture_is_registered_as_a_sample_of_a_model_that_takes_pictures(
+    workspace: Path, onnx_file: Path, tmp_path: Path
+) -> None:
+    """It is tried with it as with any other; a model that takes none is refused with the reason."""
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    picture = tmp_path / "sample.png"
+    pillow.new("L", (3, 1)).save(picture)
+    assert (
+        run("register", "double", onnx_file, "--image", "size=1x3,channels=1", "--sample-input", picture) == 0
+    )
+    registered = Repository(workspace / "models").get("double")
+    assert {str(name) for name in registered.files} == {"double.onnx", "sample_input.png"}
+    assert registered.signature is not None
+    with pytest.raises(LoadFailed, match="it is an image, and the settings of the model have no image input"):
+        run("register", "double", onnx_file, "--sample-input", picture)
+
+
 def test_a_registered_sample_takes_the_place_of_the_one_in_the_folder(
     workspace: Path, script: Path, tmp_path: Path
 ) -> None:

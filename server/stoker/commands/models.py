@@ -152,7 +152,7 @@ def _register(args: argparse.Namespace) -> int:
             if args.sample_input is not None:
                 _check_sample(args, signature)
 
-        signature = _signature(args.name, detected, copy, check)
+        signature = _signature(args, detected, copy, check)
         check(signature)
         return signature
 
@@ -174,7 +174,7 @@ def _register(args: argparse.Namespace) -> int:
 
 
 def _signature(
-    name: str, detected: Detected, copy: Detected, check: Callable[[dict[str, Any]], None]
+    args: argparse.Namespace, detected: Detected, copy: Detected, check: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
     """Load the copy on the CPU to learn its signature; scripts tell theirs only when they are served.
 
@@ -192,11 +192,11 @@ def _signature(
     if sys.stderr.isatty():
         _note(f"Loading {detected.path} on the CPU to read its signature …")
     try:
-        return probe_signature(copy)
+        return probe_signature(copy, args.image)
     except LoadFailed:
         pass
     try:
-        original = probe_signature(detected)
+        original = probe_signature(detected, args.image)
     except LoadFailed as error:
         # A model can need operations that only a GPU has, so this does not refuse it.
         _note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
@@ -204,7 +204,7 @@ def _signature(
     check(original)
     raise RepositoryError(
         f"{detected.path} needs files beside it, such as its weights, of which only those called NAME.onnx.data or "
-        f"NAME.onnx_data are copied with it; register the folder: stoker models register {name} "
+        f"NAME.onnx_data are copied with it; register the folder: stoker models register {args.name} "
         f"{detected.path.absolute().parent}"
     )
 

@@ -15,21 +15,24 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import LoadFailed, StokerError
 
 if TYPE_CHECKING:
+    from stoker.image_input import ImageInput
     from stoker.models.frameworks import Detected
 
 __all__ = ["probe_signature"]
 
 
-def probe_signature(model: Detected) -> dict[str, Any]:
+def probe_signature(model: Detected, image: ImageInput | None = None) -> dict[str, Any]:
     """Load the model and return its signature as `stoker.tensors.Signature.to_json` gives it.
 
     Args:
         model: A model that a runtime loads without more settings (ONNX, SavedModel).
+        image: How its input is made from images, for a sample that is one; None if it takes none.
 
     Raises:
         LoadFailed: It does not load on the CPU; the message says why.
     """
-    command = [sys.executable, "-P", "-m", __name__, model.framework, str(model.path)]
+    described = json.dumps(None if image is None else image.to_json())
+    command = [sys.executable, "-P", "-m", __name__, model.framework, str(model.path), described]
     probe = subprocess.run(command, capture_output=True, text=True, check=False)
     last_line = (probe.stdout.strip().splitlines() or [""])[-1]
     try:
@@ -42,8 +45,9 @@ def probe_signature(model: Detected) -> dict[str, Any]:
     return answer
 
 
-def _main(framework: str, path: Path) -> int:
+def _main(framework: str, path: Path, image: Any) -> int:
     from stoker.device.lifecycle import load_runtime
+    from stoker.image_input import read_image_input
     from stoker.servable import Device, Servable
 
     servable = Servable(
@@ -51,9 +55,11 @@ def _main(framework: str, path: Path) -> int:
         version=1,
         framework=framework,
         path=path,
-        model_dir=path.parent,
+        # A SavedModel's own folder has its sample.
+        model_dir=path if path.is_dir() else path.parent,
         max_batch_rows=2,
         max_body_bytes=0,
+        image=None if image is None else read_image_input(image),
     )
     try:
         answer = load_runtime(servable, Device("cpu", 0, "CPU"), threads=1).signature.to_json()
@@ -65,4 +71,4 @@ def _main(framework: str, path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(_main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])))
