@@ -17,7 +17,7 @@ from stoker.wire import packed
 from stoker.wire.array_bodies import decode_npy, decode_octets
 from stoker.wire.oip import checked_shape
 from stoker.wire.packed import check_string_count, join_strings, pack, split_strings, unpack
-from stoker.wire.tensor_json import decode_tensors, encode_tensors
+from stoker.wire.tensor_json import as_tensor, decode_tensors, encode_tensors
 
 SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
@@ -145,6 +145,22 @@ def test_scalars_and_strings_are_tensors() -> None:
     assert arrays["rate"].shape == ()
     assert arrays["rate"] == 16000
     assert arrays["words"].tolist() == [["é".encode(), b""]]
+
+
+def test_bytes_come_as_base64_where_a_string_may_stand() -> None:
+    """An encoded image is no text; what is no base64 is refused, and so is it where the protocol has no such form."""
+    arrays = decode_tensors(body([["a", {"b64": "/9j/"}], [{"b64": ""}, "b"]]), model(WORDS))
+    assert arrays["words"].tolist() == [[b"a", b"\xff\xd8\xff"], [b"", b"b"]]
+    for wrong in ({"b64": "no base64"}, {"b64": "é"}):
+        with pytest.raises(InvalidInput, match="Unable to base64 decode a value of words"):
+            decode_tensors(body([[wrong]]), model(WORDS))
+    for other in ({"b64": 1}, {"b64": "", "more": 1}, None):
+        with pytest.raises(InvalidInput, match="words: expected strings as words"):
+            decode_tensors(body([["a", other]]), model(WORDS))
+    with pytest.raises(InvalidInput, match="weights: expected numbers"):
+        decode_tensors(body([[1, {"b64": ""}]]), model(WEIGHTS))
+    with pytest.raises(InvalidInput, match="words: expected strings as words"):
+        as_tensor([[{"b64": ""}]], WORDS)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The shapes come from the lists themselves; what the model declares is checked ag
 
 from __future__ import annotations
 
+import binascii
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,13 +18,22 @@ from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.json_bodies import kind_of, parse_document
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, numbers
 
-__all__ = ["as_dtype", "as_tensor", "check_rows", "decode_tensors", "encode_tensors", "to_lists"]
+__all__ = [
+    "as_dtype",
+    "as_tensor",
+    "check_rows",
+    "decode_tensors",
+    "encode_tensors",
+    "from_base64",
+    "is_base64",
+    "to_lists",
+]
 
 _WORDS: Final = {"b": "booleans", "i": "integers", "u": "non-negative integers", "f": "numbers"}
 
 
 def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
-    """Return the inputs by name, with the model's dtypes.
+    """Return the inputs by name, with the model's dtypes; bytes may be `{"b64": "..."}` in place of a string.
 
     Raises:
         MalformedBody: The body is not JSON.
@@ -41,7 +51,7 @@ def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
     if not isinstance(data, dict) or set(data) != set(names):
         came = ", ".join(map(repr, data)) if isinstance(data, dict) else kind_of(data)
         raise InvalidInput(f'"data" must be an object with the inputs {", ".join(names)}; got {came}.')
-    arrays = {info.name: as_tensor(data[info.name], info) for info in tensors.inputs}
+    arrays = {info.name: as_tensor(data[info.name], info, encoded=True) for info in tensors.inputs}
     check_rows(arrays, tensors)
     return arrays
 
@@ -58,8 +68,13 @@ def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
         raise InvalidInput("The request holds no rows.")
 
 
-def as_tensor(value: Any, info: TensorInfo) -> np.ndarray:
+def as_tensor(value: Any, info: TensorInfo, *, encoded: bool = False) -> np.ndarray:
     """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`.
+
+    Args:
+        value: The lists, or an element that stands alone.
+        info: What is declared.
+        encoded: Whether `{"b64": "..."}` may stand where a string does.
 
     Raises:
         InvalidInput: The lists are ragged, of another shape, or hold something else.
@@ -71,7 +86,7 @@ def as_tensor(value: Any, info: TensorInfo) -> np.ndarray:
     # First: lists can be nested deeper than arrays.
     if not info.fits(elements.shape):
         raise InvalidInput(f"Expected {info}, got the shape {list(elements.shape)}.")
-    array = _strings(elements, info) if info.dtype == "string" else _numbers(elements, info)
+    array = _strings(elements, info, encoded=encoded) if info.dtype == "string" else _numbers(elements, info)
     return array.reshape(elements.shape)
 
 
@@ -103,13 +118,36 @@ def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
         raise InvalidInput(f"{info.name}: a number is too large for {info.dtype}.") from None
 
 
-def _strings(elements: Elements, info: TensorInfo) -> np.ndarray:
-    if not elements.types <= {str}:
-        other = next(item for item in elements.items if not isinstance(item, str))
-        raise InvalidInput(f"{info.name}: expected strings as {info}, got {kind_of(other)}.")
+def _strings(elements: Elements, info: TensorInfo, *, encoded: bool) -> np.ndarray:
     array = np.empty(len(elements.items), object)
-    array[:] = [item.encode() for item in elements.items]
+    if elements.types <= {str}:
+        array[:] = [item.encode() for item in elements.items]
+        return array
+    for item in elements.items:
+        if not isinstance(item, str) and not (encoded and is_base64(item)):
+            raise InvalidInput(f"{info.name}: expected strings as {info}, got {kind_of(item)}.")
+    array[:] = [
+        item.encode() if isinstance(item, str) else from_base64(item["b64"], info) for item in elements.items
+    ]
     return array
+
+
+def is_base64(value: Any) -> bool:
+    """Whether a JSON value is `{"b64": "..."}`, which TensorFlow Serving writes for bytes."""
+    return isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str)
+
+
+def from_base64(text: str, info: TensorInfo) -> bytes:
+    """Return the bytes that a text of base64 stands for.
+
+    Raises:
+        InvalidInput: It is none.
+    """
+    try:
+        # Other than by base64, without a copy of the text.
+        return binascii.a2b_base64(text, strict_mode=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput(f"Unable to base64 decode a value of {info.name}") from None
 
 
 def encode_tensors(outputs: Mapping[str, np.ndarray]) -> bytes:

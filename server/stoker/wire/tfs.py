@@ -6,7 +6,6 @@ Source: TensorFlow Serving's REST API text, and for what that leaves open what i
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.json_bodies import check_slow, check_values, finite, load, nesting_depth
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
-from stoker.wire.tensor_json import as_dtype, check_rows
+from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64
 
 __all__ = ["PredictRequest", "decode_examples", "decode_predict", "encode_predict", "encode_results"]
 
@@ -121,7 +120,7 @@ def _from_rows(tensors: ModelTensors, instances: Any) -> dict[str, np.ndarray]:
 
 
 def _is_named(instance: Any, infos: Sequence[TensorInfo]) -> bool:
-    return isinstance(instance, dict) and not (_is_base64(instance) and infos[0].dtype == "string")
+    return isinstance(instance, dict) and not (is_base64(instance) and infos[0].dtype == "string")
 
 
 def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
@@ -134,10 +133,6 @@ def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
     if missing:
         raise InvalidInput(f"Missing named input: {', '.join(missing)}")
     return {info.name: _tensor(inputs[info.name], info) for info in infos}
-
-
-def _is_base64(value: Any) -> bool:
-    return isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str)
 
 
 def _tensor(value: Any, info: TensorInfo) -> np.ndarray:
@@ -177,12 +172,8 @@ def _strings(leaves: list[Any], info: TensorInfo) -> np.ndarray:
 def _bytes(leaf: Any, info: TensorInfo) -> bytes:
     if isinstance(leaf, str):
         return leaf.encode(errors="surrogatepass")
-    if _is_base64(leaf):
-        try:
-            # Other than by base64, without a copy of the text.
-            return binascii.a2b_base64(leaf["b64"], strict_mode=True)
-        except (binascii.Error, ValueError):
-            raise InvalidInput(f"Unable to base64 decode a value of {info.name}") from None
+    if is_base64(leaf):
+        return from_base64(leaf["b64"], info)
     raise InvalidInput(
         f"JSON Value: {json.dumps(leaf)[:100]} Type: {_type(leaf)} is not of expected type: string"
     )
@@ -238,7 +229,7 @@ def _check_names(
 def _size(feature: Any) -> int:
     """How many values a feature has, and letters of texts."""
     values = feature if isinstance(feature, list) else [feature]
-    texts = (value["b64"] if _is_base64(value) else value for value in values)
+    texts = (value["b64"] if is_base64(value) else value for value in values)
     return 1 + sum(1 + len(text) if isinstance(text, str) else 1 for text in texts)
 
 
@@ -275,7 +266,7 @@ def _feature_tensor(features: list[Any], info: TensorInfo) -> np.ndarray:
 def _kinds(info: TensorInfo, values: list[Any]) -> set[str | None]:
     types = set(map(type, values))
     kinds = {_FEATURE_KINDS.get(kind) for kind in types}
-    if None in kinds or (dict in types and not all(isinstance(v, str) or _is_base64(v) for v in values)):
+    if None in kinds or (dict in types and not all(isinstance(v, str) or is_base64(v) for v in values)):
         raise InvalidInput(f"feature {info.name!r} must hold numbers or strings")
     return kinds
 
