@@ -4,6 +4,11 @@ Entry scripts use `stoker.batched`; everything else is reached through the `stok
 """
 
 import os
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  # PYTHONPATH or an environment may lead another one here
+    # Before the first module that an older Python cannot read.
+    raise ImportError(f"Stoker needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}")
 
 from stoker.batched import batched
 

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import runpy
 import subprocess
 import sys
 from importlib.metadata import version
@@ -109,3 +110,11 @@ def test_public_things_are_described(name: str) -> None:
 def test_the_version_is_the_distributions() -> None:
     """What `stoker --version` says is what pip installed."""
     assert stoker.__version__ == version("stoker")
+
+
+def test_an_older_python_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that cannot read the code says which one is needed, and not where it has stopped."""
+    monkeypatch.setattr(sys, "version_info", (3, 8, 18))
+    monkeypatch.setattr(sys, "version", "3.8.18 (default)")
+    with pytest.raises(ImportError, match=r"Stoker needs Python 3\.11 or newer, and \S+ is 3\.8\.18"):
+        runpy.run_path(stoker.__file__)
