@@ -20,6 +20,8 @@ from stoker.azure import finder
 from stoker.azure.raw_http import raw_http_requested
 from stoker.batched import BatchedInput, batched_input
 from stoker.errors import LoadFailed
+from stoker.scripts.former_names import provide_former_names
+from stoker.scripts.load_advice import load_advice
 
 __all__ = ["EntryScript"]
 
@@ -50,6 +52,7 @@ class EntryScript:
         self._path = path
         self._model_dir = model_dir
         finder.install()
+        provide_former_names()
         module = _execute(path, model_dir)
         self._init = _function(module, "init", path)
         self.run = _function(getattr(module, "driver_module", module), "run", path)
@@ -85,7 +88,7 @@ def _call(function: Callable[[], object], failure: str, model_dir: Path) -> None
         function()
     # SystemExit too: a script that exits while it loads has failed to load.
     except (Exception, SystemExit) as error:
-        lines = traceback.format_exception(error)
+        lines = [*traceback.format_exception(error), load_advice(error)]
         raise LoadFailed(f"{failure}:\n{''.join(lines)}{_listing(model_dir)}") from error
 
 

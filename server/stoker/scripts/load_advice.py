@@ -1,0 +1,75 @@
+"""What to do when a script cannot load its model for a reason that many have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Final
+
+__all__ = ["load_advice"]
+
+_AUTOML: Final = (
+    "azureml.automl.dnn",
+    "azureml.automl.runtime",
+    "azureml.train.automl.runtime",
+    "azureml.training",
+)
+# As pickle says it, and as its older protocols do.
+_NO_CLASS: Final = re.compile(
+    r"Can't get attribute .* on <module 'sklearn\.|module 'sklearn\.\S+' has no attribute"
+)
+_TREES: Final = "node array from the pickle has an incompatible dtype"
+
+
+def load_advice(error: BaseException) -> str:
+    """Say what can be done about an exception of a script, in a line; empty where nothing is known.
+
+    Args:
+        error: The exception; those that it was raised from, or while handling, are looked at too.
+    """
+    for each in _chain(error):
+        name = getattr(each, "name", None) or ""
+        if isinstance(each, ModuleNotFoundError) and _is_below(name, _AUTOML):
+            return (
+                f"Advice: the model consists of classes of Azure's AutoML ({name}), whose packages ask for numpy "
+                "1.23, with which a device process does not run: export the model as ONNX (AutoML's "
+                "enable_onnx_compatible_models), or build the pipeline with scikit-learn, and serve that.\n"
+            )
+        if _is_of_scikit_learn(each, name):
+            return (
+                f"Advice: the model was saved with another version of scikit-learn than {_scikit_learn()}, which "
+                "cannot read it: name the version that saved it in the environment of the script (--environment FILE "
+                "--system-managed), or load it there, and save it anew as ONNX or with this version.\n"
+            )
+    return ""
+
+
+def _is_of_scikit_learn(error: BaseException, name: str) -> bool:
+    text = str(error)
+    return (
+        # What belongs to a pickle: other names are missing because nothing of scikit-learn is there.
+        (isinstance(error, ModuleNotFoundError) and name.startswith("sklearn."))
+        or (isinstance(error, AttributeError) and _NO_CLASS.search(text) is not None)
+        or (isinstance(error, ValueError) and _TREES in text)
+    )
+
+
+def _scikit_learn() -> str:
+    try:
+        return metadata.version("scikit-learn")
+    except metadata.PackageNotFoundError:
+        return "the one that is installed"
+
+
+def _is_below(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

@@ -1,0 +1,107 @@
+"""Names that scikit-learn has given up: scripts that import them, and pickles in which they stand."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from stoker.scripts.former_names import FORMER_NAMES, provide_former_names, withdraw_former_names
+
+X, Y = np.array([[0.0, 1], [1, 0], [2, 3], [3, 2]]), np.array([0, 0, 1, 1])
+
+
+@pytest.fixture(autouse=True)
+def names() -> Iterator[None]:
+    """Former names can be imported in a test, and nowhere else."""
+    provide_former_names()
+    yield
+    withdraw_former_names()
+
+
+@pytest.fixture(scope="module")
+def aged_pickle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pickle with the names that scikit-learn 0.20 would have written, its own joblib's among them."""
+    file = tmp_path_factory.mktemp("aged") / "model.pkl"
+    joblib.dump(LogisticRegression().fit(X, Y), file, protocol=2)
+    content = file.read_bytes()
+    for present, former in (
+        (b"csklearn.linear_model._logistic\n", b"csklearn.linear_model.logistic\n"),
+        (b"cjoblib.numpy_pickle\n", b"csklearn.externals.joblib.numpy_pickle\n"),
+    ):
+        assert present in content
+        content = content.replace(present, former)
+    file.write_bytes(content)
+    return file
+
+
+def test_a_pickle_of_its_age_is_loaded(aged_pickle: Path) -> None:
+    """The class is that of today, its arrays are read by joblib, and it predicts."""
+    namespace: dict[str, Any] = {}
+    exec("from sklearn.externals import joblib", namespace)
+    model = namespace["joblib"].load(aged_pickle)
+    assert type(model) is LogisticRegression
+    assert model.predict(X).tolist() == Y.tolist()
+
+
+def test_without_them_it_is_not(aged_pickle: Path) -> None:
+    """It is this module that makes the difference."""
+    withdraw_former_names()
+    with pytest.raises(ModuleNotFoundError, match=r"sklearn\.(linear_model\.logistic|externals\.joblib)"):
+        joblib.load(aged_pickle)
+
+
+@pytest.mark.parametrize("name", FORMER_NAMES)
+def test_each_name_leads_to_the_module_of_today(name: str) -> None:
+    """It is the very module, and hides nothing else of that name."""
+    package, _, child = name.rpartition(".")
+    assert not hasattr(importlib.import_module(package), child)
+    assert importlib.import_module(name) is importlib.import_module(FORMER_NAMES[name])
+
+
+def test_the_copies_are_the_projects() -> None:
+    """What pickles and scripts take from `sklearn.externals` is joblib's and six's own."""
+    import six
+    from sklearn.externals import joblib as copy
+    from sklearn.externals.joblib import Parallel, numpy_pickle
+    from sklearn.externals.six import string_types
+    from sklearn.externals.six.moves import cPickle
+
+    assert copy.load is joblib.load
+    assert Parallel is joblib.Parallel
+    assert numpy_pickle is joblib.numpy_pickle
+    assert string_types is six.string_types
+    assert cPickle is six.moves.cPickle
+
+
+def test_a_project_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to install, also for `from sklearn.externals import …`."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "six" else found(name, *rest)
+    )
+    with pytest.raises(ImportError, match="copy of six, which is not installed: pip install six"):
+        exec("from sklearn.externals import six")
+
+
+@pytest.mark.parametrize("name", ["sklearn.nothing", "sklearn.grid_search", "sklearn.externals.funcsigs"])
+def test_other_names_are_missing_as_ever(name: str) -> None:
+    """What has gone altogether is not there."""
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
+        importlib.import_module(name)
+
+
+def test_what_is_installed_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scikit-learn that has a module of its own under such a name keeps it."""
+    (tmp_path / "joblib.py").write_text("mine = True\n")
+    package = importlib.import_module("sklearn.externals")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    assert importlib.import_module("sklearn.externals.joblib").mine
+    # It was not provided, so it is not withdrawn by its finder alone.
+    sys.modules.pop("sklearn.externals.joblib")

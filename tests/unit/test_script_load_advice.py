@@ -1,0 +1,83 @@
+"""What is said when a script cannot load its model for a reason that many have."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import LoadFailed
+from stoker.scripts.coroutines import finish
+from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.load_advice import load_advice
+
+
+def raised_by(content: bytes) -> Exception:
+    """What unpickling raises."""
+    with pytest.raises((ImportError, AttributeError)) as raised:
+        pickle.loads(content)
+    return raised.value
+
+
+TREES = ValueError("node array from the pickle has an incompatible dtype:\n- expected: {'names': []}")
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        pytest.param(raised_by(b"csklearn.ensemble._gb_losses\nDeviance\n."), "another version", id="module"),
+        pytest.param(raised_by(b"csklearn.preprocessing._data\nImputer\n."), "another version", id="class"),
+        pytest.param(
+            AttributeError("module 'sklearn.ensemble._gb' has no attribute 'BinomialDeviance'"),
+            "another version",
+            id="class of an old protocol",
+        ),
+        pytest.param(TREES, "--environment FILE --system-managed", id="trees"),
+        pytest.param(
+            raised_by(b"cazureml.automl.runtime.shared.model_wrappers\nPreFitted\n."),
+            "classes of Azure's AutoML (azureml.automl.runtime)",
+            id="AutoML",
+        ),
+        pytest.param(
+            ModuleNotFoundError("azureml.training", name="azureml.training"), "as ONNX", id="AutoML 2"
+        ),
+    ],
+)
+def test_what_many_meet_has_an_advice(error: Exception, advice: str) -> None:
+    """It is one line that says what to do."""
+    said = load_advice(error)
+    assert advice in said
+    assert said.startswith("Advice: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'sklearn'", name="sklearn"),
+        raised_by(b"cnothing_like_that\nModel\n."),
+        raised_by(b"cjson\nModel\n."),
+        AttributeError("'LogisticRegression' object has no attribute 'x'"),
+        ValueError("bad"),
+    ],
+    ids=repr,
+)
+def test_other_failures_have_none(error: Exception) -> None:
+    """A package that is missing altogether, or a mistake of the script, is told by its traceback."""
+    assert load_advice(error) == ""
+
+
+def test_the_reason_may_lie_deeper() -> None:
+    """Scripts that raise something of their own are looked through."""
+    error = RuntimeError("no model")
+    error.__context__ = TREES
+    assert "scikit-learn" in load_advice(error)
+
+
+def test_a_script_that_cannot_load_says_it(tmp_path: Path) -> None:
+    """The advice stands after the traceback, before what the model folder holds."""
+    script = tmp_path / "score.py"
+    script.write_text(
+        "import pickle\ndef init(): pickle.loads(b'csklearn.ensemble._gb_losses\\nX\\n.')\ndef run(data): ...\n"
+    )
+    with pytest.raises(LoadFailed, match=r"(?s)No module named.*\nAdvice: .*\nThe model folder"):
+        EntryScript(script, tmp_path).initialise(finish)
