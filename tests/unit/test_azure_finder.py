@@ -89,7 +89,8 @@ def test_what_is_not_in_the_table_is_not_there(site: Write) -> None:
     install()
     assert importlib.util.find_spec("azureml.core.run") is None
     for name in (
-        "azureml.train",
+        "azureml.pipeline",
+        "azureml.train.other",
         "azureml.core.run",
         "inference_schema.other",
         "azureml_inference_server_http.server",
