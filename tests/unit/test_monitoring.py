@@ -12,7 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.azure import monitoring
+from stoker.azure import collected_rows, collector, monitoring
+from stoker.azure.collector import Collector
+from stoker.azure.correlation import BasicCorrelationContext
 from stoker.azure.monitoring import ModelDataCollector
 from stoker.collection import CollectionSettings, is_sampled
 from stoker.scripts.model_data import ModelData, ModelDataFiles, Series
@@ -32,13 +34,14 @@ class Collecting:
     def use(self, settings: CollectionSettings, monkeypatch: pytest.MonkeyPatch) -> None:
         """Collect with these settings from now on."""
         self.files = ModelDataFiles(self.folder, settings.max_mb << 20)
-        self.data = ModelData(7, settings, self.files, lambda: NOON_S)
-        monkeypatch.setattr(monitoring, "model_data", lambda: self.data)
+        self.data = ModelData("served", 7, settings, self.files, lambda: NOON_S)
+        for module in (monitoring, collector):
+            monkeypatch.setattr(module, "model_data", lambda: self.data)
 
-    def rows(self, designation: str = "inputs") -> list[list[str]]:
+    def rows(self, designation: str = "inputs", model: str = "best_model") -> list[list[str]]:
         """The lines of the only file of a designation."""
         self.data.write_queued()
-        (file,) = self.folder.glob(f"best_model/7/{designation}/2026/03/01/{designation}-*.csv")
+        (file,) = self.folder.glob(f"{model}/7/{designation}/2026/03/01/{designation}-*.csv")
         return list(csv.reader(file.read_text().splitlines()))
 
 
@@ -155,15 +158,58 @@ def test_nothing_is_collected_unless_the_service_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without `collect` all methods do nothing, and the log says so once."""
-    monkeypatch.setattr(monitoring._Told, "once", False)
-    caplog.set_level(logging.INFO, logger="stoker.azure.monitoring")
+    monkeypatch.setattr(collected_rows._Told, "once", False)
+    caplog.set_level(logging.INFO, logger="stoker.azure.collected_rows")
     first, second = ModelDataCollector("m", "inputs"), ModelDataCollector("m", "predictions")
     assert first.collect([[1]]) is None
     assert second.add_correlations([2], None) == [2]
+    assert Collector(name="model_inputs").collect(FRAME).get_id()
     assert [record.message for record in caplog.records] == [
         "ModelDataCollector collects nothing: collecting is off for this service (stoker serve --collect, or "
         "collect: true)"
     ]
+
+
+def test_frames_of_a_collector_lie_beside_them(collecting: Collecting) -> None:
+    """`Collector` writes the frames of a request into files of the served model, joined by their context."""
+    inputs, outputs = Collector(name="model_inputs"), Collector(name="model_outputs")
+    with requests_in_log(b"r-1"):
+        context = inputs.collect(FRAME)
+        assert outputs.collect(pd.DataFrame({"p": [0.5, 1]}), context) is context
+        assert outputs.collect(FRAME[["b"]], BasicCorrelationContext(id="loan 5")).get_id() == "loan 5"
+    header, *rows = collecting.rows("model_inputs", "served")
+    assert header == ["$Timestamp", "$RequestId", "$CorrelationId", "a", "b"]
+    assert [row[1:] for row in rows] == [
+        ["r-1", context.get_id(), "1", "x"],
+        ["r-1", context.get_id(), "2", "y, z"],
+    ]
+    # Frames with other columns have a file of their own.
+    files = collecting.folder.glob("served/7/model_outputs/2026/03/01/model_outputs-*.csv")
+    found = sorted(list(csv.reader(file.read_text().splitlines()))[1][2:] for file in files)
+    assert found == sorted([[context.get_id(), "0.5"], ["loan 5", "x"]])
+
+
+def test_a_collector_heeds_the_settings(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no output, is not sampled or is asked by the self-check is left out, and has a context all the same."""
+    collecting.use(CollectionSettings(collections=("outputs",)), monkeypatch)
+    inputs, outputs = Collector(name="model_inputs"), Collector(name="model_outputs")
+    for request_id in (SELF_CHECK, b"r-1"):
+        with requests_in_log(request_id):
+            outputs.collect(FRAME, inputs.collect(FRAME))
+    assert [row[1] for row in collecting.rows("model_outputs", "served")[1:]] == ["r-1", "r-1"]
+    assert not (collecting.folder / "served/7/model_inputs").exists()
+
+
+def test_a_collector_says_what_is_wrong(collecting: Collecting) -> None:
+    """It raises, or tells the function that it was given and goes on."""
+    told: list[Exception] = []
+    with pytest.raises(TypeError, match="takes data frames of pandas, not list"):
+        Collector(name="model_inputs").collect([[1]])
+    assert Collector(name="model_inputs", on_error=told.append).collect([[1]]).get_id()
+    with pytest.raises(ValueError, match="needs a name"):
+        Collector(name="")
+    Collector(name="", on_error=told.append).collect(FRAME)
+    assert [type(error) for error in told] == [TypeError, ValueError]
 
 
 def test_files_end_with_the_day_and_the_oldest_make_room(tmp_path: Path) -> None:
@@ -193,7 +239,7 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
 
 def test_what_is_queued_is_written_at_the_end(tmp_path: Path) -> None:
     """The thread writes what waits when it is told to end."""
-    data = ModelData(1, CollectionSettings(), ModelDataFiles(tmp_path, 1 << 24))
+    data = ModelData("m", 1, CollectionSettings(), ModelDataFiles(tmp_path, 1 << 24))
     data.start()
     data.offer(Series("m", "1", "inputs", "inputs", b"a\n"), NOON_S, b"1\n")
     data.close()
@@ -204,7 +250,7 @@ def test_what_is_queued_is_written_at_the_end(tmp_path: Path) -> None:
 def test_lines_that_cannot_be_written_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A folder that cannot be made loses rows, not the process, and the log says so once a minute."""
     (tmp_path / "file").touch()
-    data = ModelData(1, CollectionSettings(), ModelDataFiles(tmp_path / "file" / "x", 1 << 24))
+    data = ModelData("m", 1, CollectionSettings(), ModelDataFiles(tmp_path / "file" / "x", 1 << 24))
     series = Series("m", "1", "inputs", "inputs", b"a\n")
     for _ in range(2):
         data.offer(series, NOON_S, b"1\n")

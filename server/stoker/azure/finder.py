@@ -50,6 +50,9 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         # Where the exception for an unknown compute target was once to be found.
         "azureml.core.compute_target": f"{_OURS}sdk.compute",
         "azureml.exceptions": f"{_OURS}exceptions",
+        "azureml.ai.monitoring": f"{_OURS}collector",
+        "azureml.ai.monitoring.collector": f"{_OURS}collector",
+        "azureml.ai.monitoring.context": f"{_OURS}correlation",
         "azureml.monitoring": f"{_OURS}monitoring",
         "azureml.monitoring.modeldatacollector": f"{_OURS}monitoring",
         **{

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import logging
 import threading
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker.collection import is_sampled
-from stoker.scripts.model_data import ModelData, Series, model_data
-from stoker.scripts.request_log import SELF_CHECK, current_request_ids
+from stoker.azure.collected_rows import (
+    CORRELATION_ID,
+    CORRELATIONS,
+    REQUEST_ID,
+    CollectedRows,
+    say_nothing_is_collected,
+)
+from stoker.scripts.model_data import model_data
 
 __all__ = ["ModelDataCollector"]
 
-logger = logging.getLogger(__name__)
-
-_TIMESTAMP, _REQUEST_ID, _CORRELATION_ID = _CORRELATIONS = ("$Timestamp", "$RequestId", "$CorrelationId")
 _UNSET: Final = "default"
-_SHOWN: Final = 8
 _NAMED_BY_COLLECTION: Final = {"signals", "general"}
-# Which bodies of requests the setting `collections` would have to keep for these to be collected.
-_BODIES: Final = {"inputs": "inputs", "predictions": "outputs"}
-
-
-class _Told:
-    """Whether the log says already that nothing is collected."""
-
-    once = False
 
 
 class ModelDataCollector:
@@ -71,20 +59,16 @@ class ModelDataCollector:
                 raise TypeError(
                     f"names of models, designations and features are texts, not {type(name).__name__}"
                 )
-        self._data = model_data()
-        self._model, self._designation = model_name, designation
         self._names = None if feature_names is None else [*feature_names]
-        self._version = str(model_version)
-        if self._data is not None and self._version == _UNSET:
-            self._version = str(self._data.version)
-        self._collection = collection_name if designation in _NAMED_BY_COLLECTION else designation
         self._expected = threading.local()
-        if self._data is None and not _Told.once:
-            _Told.once = True
-            logger.info(
-                "ModelDataCollector collects nothing: collecting is off for this service (stoker serve --collect, "
-                "or collect: true)"
-            )
+        self._rows: CollectedRows | None = None
+        data = model_data()
+        if data is None:
+            say_nothing_is_collected("ModelDataCollector")
+            return
+        version = str(data.version) if model_version == _UNSET else str(model_version)
+        collection = collection_name if designation in _NAMED_BY_COLLECTION else designation
+        self._rows = CollectedRows(data, model_name, version, designation, collection)
 
     def collect(self, input_data: Any, user_correlation_id: str = "") -> dict[str, str] | None:
         """Collect rows.
@@ -100,25 +84,15 @@ class ModelDataCollector:
         Returns:
             What `add_correlations` takes; None if nothing is collected.
         """
-        data = self._data
-        ids = current_request_ids()
         given, self._expected.correlations = getattr(self._expected, "correlations", None), None
-        if data is None or SELF_CHECK in ids:
+        correlations = None if self._rows is None else self._rows.correlations(user_correlation_id)
+        if self._rows is None or correlations is None:
             return None
-        now_s = data.clock_s()
-        correlations = {
-            _TIMESTAMP: datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds"),
-            _REQUEST_ID: " ".join(request_id.decode("latin-1") for request_id in ids),
-            _CORRELATION_ID: user_correlation_id or uuid.uuid4().hex,
-        }
         # Those of an earlier request, which has not come to its second call, are not meant.
-        if given is not None and not user_correlation_id and given[_REQUEST_ID] == correlations[_REQUEST_ID]:
-            correlations[_CORRELATION_ID] = given[_CORRELATION_ID]
-        kept = _BODIES.get(self._designation)
-        if kept is not None and kept not in data.settings.collections:
-            return correlations
-        if not ids or is_sampled(ids[0], data.settings.sample_rate):
-            self._offer(data, now_s, input_data, [*correlations.values()])
+        if given is not None and not user_correlation_id and given[REQUEST_ID] == correlations[REQUEST_ID]:
+            correlations[CORRELATION_ID] = given[CORRELATION_ID]
+        # Rows of one collector have the columns of the first, for a file has one header.
+        self._names = self._rows.add(input_data, self._names, correlations) or self._names
         return correlations
 
     def add_correlations(self, input_data: Any, correlations: Mapping[str, str] | None) -> Any:
@@ -132,73 +106,5 @@ class ModelDataCollector:
             `input_data`, as it is.
         """
         if correlations is not None:
-            self._expected.correlations = {name: str(correlations.get(name, "")) for name in _CORRELATIONS}
+            self._expected.correlations = {name: str(correlations.get(name, "")) for name in CORRELATIONS}
         return input_data
-
-    def _offer(self, data: ModelData, now_s: float, collected: Any, first_columns: list[str]) -> None:
-        try:
-            names, rows = _table(collected, self._names)
-        except ValueError as error:
-            # Whoever is scored is not to suffer from it.
-            data.warn(str(error))
-            return
-        if not rows:
-            return
-        # Rows of one collector have the columns of the first, for a file has one header.
-        self._names = names
-        header = _lines([[*_CORRELATIONS, *names]])
-        series = Series(self._model, self._version, self._designation, self._collection, header)
-        data.offer(series, now_s, _lines([*first_columns, *row] for row in rows))
-
-
-def _table(data: Any, names: list[str] | None) -> tuple[list[str], list[list[Any]]]:
-    """The names of the columns, and rows of as many values.
-
-    Raises:
-        ValueError: The rows have another number of columns.
-    """
-    if hasattr(data, "columns"):
-        names = names or [str(column) for column in data.columns]
-        # A data frame of pandas, else one of Spark.
-        found = data.itertuples(index=False) if hasattr(data, "itertuples") else data.collect()
-    else:
-        found = data.tolist() if hasattr(data, "tolist") else data
-        if not isinstance(found, list | tuple):
-            found = [found]
-        if names is not None and len(found) == len(names) and not any(map(_is_row, found)):
-            found = [found]
-    found = list(found)
-    if found and all(isinstance(row, dict) for row in found):
-        names = names or [str(name) for name in found[0]]
-        found = [[row.get(name) for name in names] for row in found]
-    rows: list[list[Any]] = [list(_flat(row)) for row in found]
-    names = names or [str(number) for number in range(len(rows[0]) if rows else 0)]
-    for row in rows:
-        if len(row) != len(names):
-            raise ValueError(
-                f"a row has {len(row)} values, and ModelDataCollector {len(names)} columns "
-                f"({', '.join(names[:_SHOWN])})"
-            )
-    return names, rows
-
-
-def _is_row(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict) or hasattr(value, "tolist")
-
-
-def _flat(value: Any) -> Iterable[Any]:
-    """The values of a row, also of one with more dimensions."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
-
-
-def _lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    # JSON can hold halves of characters, which UTF-8 cannot.
-    return text.getvalue().encode(errors="backslashreplace")

@@ -73,11 +73,14 @@ _RENAMED_FROM_CONDA: Final = {
 }
 
 _PROVIDED: Final = {
+    "azureml-ai-monitoring",
+    "azureml-automl-core",
     "azureml-contrib-services",
     "azureml-core",
     "azureml-defaults",
     "azureml-inference-server-http",
     "azureml-monitoring",
+    "azureml-telemetry",
     "inference-schema",
 }
 _PROVIDED_NOTE: Final = "Stoker provides what entry scripts import from it, where it is not installed"

@@ -129,12 +129,14 @@ class ModelData:
     """Takes rows from any thread, and writes them on one of its own, so that no caller waits for the disk.
 
     Attributes:
-        version: The version of the model that is served.
+        name: Name of the model that is served.
+        version: Its version.
         settings: What is collected.
     """
 
     def __init__(
         self,
+        name: str,
         version: int,
         settings: CollectionSettings,
         files: ModelDataFiles,
@@ -143,11 +145,13 @@ class ModelData:
         """Make it; `start` makes its thread.
 
         Args:
-            version: The version of the model that is served.
+            name: Name of the model that is served.
+            version: Its version.
             settings: What is collected.
             files: Where rows go.
             clock_s: Seconds since 1970.
         """
+        self.name = name
         self.version = version
         self.settings = settings
         self.clock_s = clock_s
@@ -215,7 +219,7 @@ def open_model_data(servable: Servable) -> None:
     if servable.collection is None or servable.model_data_dir is None:
         return
     files = ModelDataFiles(servable.model_data_dir, servable.collection.max_mb << 20)
-    _Process.model_data = ModelData(servable.version, servable.collection, files)
+    _Process.model_data = ModelData(servable.name, servable.version, servable.collection, files)
     _Process.model_data.start()
 
 
