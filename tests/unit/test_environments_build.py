@@ -108,7 +108,10 @@ def test_an_environment_is_built_once(ask: Ask, home: Path) -> None:
 
 def test_an_environment_without_packages_has_the_servers(ask: Ask, home: Path) -> None:
     """A file that asks for nothing but what Stoker provides needs no installer."""
-    assert dict(built(ask("azureml-defaults", "azureml-monitoring", "azureml-ai-monitoring"), home).packages) == {}
+    assert (
+        dict(built(ask("azureml-defaults", "azureml-monitoring", "azureml-ai-monitoring"), home).packages)
+        == {}
+    )
 
 
 def test_what_cannot_be_installed_is_told_and_leaves_nothing(ask: Ask, home: Path) -> None:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 from stoker.azure.sdk.compute import ComputeTarget
+from stoker.azure.sdk.container_registry import ContainerRegistry
 from stoker.azure.sdk.environment import Environment
+from stoker.azure.sdk.image import Image
 from stoker.azure.sdk.model import Model
 from stoker.azure.sdk.webservice import Webservice
 from stoker.azure.sdk.workspace import Workspace
 
-__all__ = ["VERSION", "ComputeTarget", "Environment", "Model", "Webservice", "Workspace"]
+__all__ = [
+    "VERSION",
+    "ComputeTarget",
+    "ContainerRegistry",
+    "Environment",
+    "Image",
+    "Model",
+    "Webservice",
+    "Workspace",
+]
 
 VERSION = "1.61.0"
 """The version of Azure's SDK whose names and arguments are offered."""
@@ -18,7 +29,17 @@ VERSION = "1.61.0"
 __version__ = VERSION
 
 _OF_TRAINING: Final = frozenset(
-    {"Dataset", "Datastore", "Experiment", "Run", "RunConfiguration", "ScriptRunConfig"}
+    {
+        "Dataset",
+        "Datastore",
+        "Experiment",
+        "Keyvault",
+        "LinkedService",
+        "Run",
+        "RunConfiguration",
+        "ScriptRun",
+    }
+    | {"ScriptRunConfig", "get_run"}
 )
 
 

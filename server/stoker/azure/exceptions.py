@@ -7,6 +7,7 @@ AzureMLException
 ├─ ComputeTargetException
 ├─ WorkspaceException
 ├─ ProjectSystemException         not raised here; older code catches it for a workspace
+├─ ModelPathNotFoundException     not raised here, nor those of training: RunConfigurationException, …
 └─ UserErrorException             a file or an argument is wrong
    └─ AuthenticationException     not raised here: nobody signs in
 """
@@ -14,15 +15,26 @@ AzureMLException
 from __future__ import annotations
 
 __all__ = [
+    "ActivityCanceledException",
+    "ActivityFailedException",
     "AuthenticationException",
+    "AzureMLAggregatedException",
     "AzureMLException",
     "ComputeTargetException",
+    "DiscoveryUrlNotFoundException",
+    "ExperimentExecutionException",
     "ModelNotFoundException",
+    "ModelPathNotFoundException",
     "NotOffered",
     "ProjectSystemException",
+    "RunConfigurationException",
+    "RunEnvironmentException",
+    "SnapshotException",
+    "TrainingException",
     "UserErrorException",
     "WebserviceException",
     "WorkspaceException",
+    "WorkspacePrivateEndpointException",
 ]
 
 
@@ -77,3 +89,50 @@ class UserErrorException(AzureMLException):
 
 class AuthenticationException(UserErrorException):
     """Azure refuses to sign somebody in."""
+
+
+# --- not raised here: code catches them ---
+
+
+class ActivityCanceledException(AzureMLException):
+    """A step of training was canceled."""
+
+
+class ActivityFailedException(AzureMLException):
+    """A step of training failed."""
+
+
+class AzureMLAggregatedException(AzureMLException):
+    """Several at once."""
+
+
+class DiscoveryUrlNotFoundException(AzureMLException):
+    """A workspace of Azure has no address."""
+
+
+class ExperimentExecutionException(AzureMLException):
+    """A run failed."""
+
+
+class ModelPathNotFoundException(AzureMLException):
+    """Older code catches it for files of a model."""
+
+
+class RunConfigurationException(AzureMLException):
+    """A run was described wrongly."""
+
+
+class RunEnvironmentException(AzureMLException):
+    """A run has no environment."""
+
+
+class SnapshotException(AzureMLException):
+    """A folder could not be sent to Azure."""
+
+
+class TrainingException(AzureMLException):
+    """Training failed."""
+
+
+class WorkspacePrivateEndpointException(AzureMLException):
+    """A private endpoint failed."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.azure.sdk.unoffered import UnofferedByAuthentication
+
 __all__ = [
     "AbstractAuthentication",
+    "ArmTokenAuthentication",
     "AzureCliAuthentication",
     "InteractiveLoginAuthentication",
     "MsiAuthentication",
     "ServicePrincipalAuthentication",
+    "TokenAuthentication",
 ]
 
 
-class AbstractAuthentication:
+class AbstractAuthentication(UnofferedByAuthentication):
     """A way to sign in. Its arguments have no effect, and are not kept: they can be secrets."""
 
     def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
@@ -34,3 +38,11 @@ class ServicePrincipalAuthentication(AbstractAuthentication):
 
 class MsiAuthentication(AbstractAuthentication):
     """By the identity of an Azure machine."""
+
+
+class ArmTokenAuthentication(AbstractAuthentication):
+    """With a token of Azure Resource Manager."""
+
+
+class TokenAuthentication(AbstractAuthentication):
+    """With a token that a function gives."""

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from stoker.azure.exceptions import ComputeTargetException
 from stoker.azure.sdk.failures import raised_as
+from stoker.azure.sdk.unoffered import UnofferedByComputeTarget
 from stoker.azure.sdk.workspace import Workspace
 from stoker.durable import private_folder, replace_file
 from stoker.names import checked_name, is_name
@@ -18,6 +19,28 @@ from stoker.names import checked_name, is_name
 __all__ = ["AksCompute", "AksConfiguration", "ComputeTarget", "ComputeTargetException"]
 
 _TYPE: Final = "AKS"
+_OF_TRAINING: Final = frozenset(
+    {
+        "AdlaCompute",
+        "AmlCompute",
+        "BatchCompute",
+        "ComputeInstance",
+        "DatabricksCompute",
+        "DataFactoryCompute",
+    }
+    | {"DsvmCompute", "HDInsightCompute", "KubernetesCompute", "RemoteCompute", "SynapseCompute"}
+)
+
+
+def __getattr__(name: str) -> object:
+    """Say what becomes of compute that only trains."""
+    if name in _OF_TRAINING:
+        raise ImportError(
+            f"azureml.core.compute.{name} is for training on Azure, and Stoker serves models: take it out of the "
+            "script, or install azureml-core",
+            name="azureml.core.compute",
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(slots=True)
@@ -38,7 +61,7 @@ class AksConfiguration:
         """Accept it: there is no cluster that could not be made."""
 
 
-class ComputeTarget:
+class ComputeTarget(UnofferedByComputeTarget):
     """A compute target of the workspace.
 
     Attributes:

@@ -163,6 +163,19 @@ class CondaDependencies:
         """Remove a package for pip, whatever its version."""
         self._pip = [line for line in self._pip if _name(line) != _name(pip_package)]
 
+    def add_tensorflow_conda_package(self, core_type: str = "cpu", version: str | None = None) -> None:
+        """Add TensorFlow for conda.
+
+        Args:
+            core_type: `cpu` or `gpu`.
+            version: Its version.
+        """
+        self.add_conda_package(_tensorflow(core_type, "=", version))
+
+    def add_tensorflow_pip_package(self, core_type: str = "cpu", version: str | None = None) -> None:
+        """Add TensorFlow for pip; the arguments are as above."""
+        self.add_pip_package(_tensorflow(core_type, "==", version))
+
     def set_pip_requirements(self, pip_requirements: Iterable[str]) -> None:
         """Replace the packages for pip."""
         self._pip = [*self.pip_options, *pip_requirements]
@@ -198,6 +211,11 @@ class CondaDependencies:
         self._dependencies[:] = [entry for entry in self._dependencies if isinstance(entry, str)]
         if lines:
             self._dependencies.append({"pip": lines})
+
+
+def _tensorflow(core_type: str, relation: str, version: str | None) -> str:
+    name = "tensorflow-gpu" if core_type == "gpu" else "tensorflow"
+    return name if version is None else f"{name}{relation}{version}"
 
 
 def _name(package: str) -> str:

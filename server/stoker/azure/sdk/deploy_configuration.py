@@ -38,6 +38,10 @@ class WebserviceDeploymentConfiguration:
         values = {field.keyword: getattr(self, field.keyword) for field in fields_of(self.kind)}
         return {name: value for name, value in values.items() if value is not None}
 
+    def print_deploy_configuration(self) -> None:
+        """Print it."""
+        print(self)
+
     def validate_configuration(self) -> None:
         """Check the keywords again.
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from stoker.azure.exceptions import UserErrorException
 from stoker.azure.sdk.conda_dependencies import CondaDependencies, pip_lines
+from stoker.azure.sdk.container_registry import ContainerRegistry
 from stoker.azure.sdk.failures import raised_as
+from stoker.azure.sdk.unoffered import UnofferedByEnvironment
 from stoker.azure.sdk.workspace import Workspace
 from stoker.durable import locked, private_folder, replace_file
 from stoker.names import checked_name
@@ -72,6 +74,7 @@ class DockerSection:
     Attributes:
         base_image: Name of the image that it begins with.
         base_dockerfile: A Dockerfile, or its text, instead.
+        base_image_registry: Where it is; not kept.
         enabled: Whether there is to be a container.
         shm_size: Its shared memory.
         arguments: Further arguments of `docker run`.
@@ -80,6 +83,7 @@ class DockerSection:
     def __init__(self) -> None:
         self.base_image: str | None = DEFAULT_CPU_IMAGE
         self.base_dockerfile: str | None = None
+        self.base_image_registry = ContainerRegistry()
         self.enabled = False
         self.shm_size: str | None = None
         self.arguments: list[str] = []
@@ -92,7 +96,7 @@ class DockerSection:
         return {name: value for name, value in content.items() if value}
 
 
-class Environment:
+class Environment(UnofferedByEnvironment):
     """An environment.
 
     Attributes:
@@ -142,6 +146,53 @@ class Environment:
         packages = CondaDependencies()
         packages.set_pip_requirements(_requirements(Path(file_path)))
         environment.python.conda_dependencies = packages
+        return environment
+
+    @staticmethod
+    def from_docker_image(
+        name: str,
+        image: str,
+        container_registry: ContainerRegistry | None = None,
+        conda_specification: str | None = None,
+        pip_requirements: str | None = None,
+    ) -> Environment:
+        """Name an image, which is kept for the cluster, and the packages beside it.
+
+        Args:
+            name: Name of the environment.
+            image: The image.
+            container_registry: Not used.
+            conda_specification: A conda file.
+            pip_requirements: A requirements file, instead.
+
+        Raises:
+            UserErrorException: Both files are given, or one cannot be read.
+        """
+        del container_registry
+        environment = _with_packages(name, conda_specification, pip_requirements)
+        environment.docker.base_image = image
+        return environment
+
+    @staticmethod
+    def from_dockerfile(
+        name: str,
+        dockerfile: str,
+        conda_specification: str | None = None,
+        pip_requirements: str | None = None,
+    ) -> Environment:
+        """Name a Dockerfile, which is kept for the cluster, and the packages beside it.
+
+        Args:
+            name: Name of the environment.
+            dockerfile: Its path, or its text.
+            conda_specification: A conda file.
+            pip_requirements: A requirements file, instead.
+
+        Raises:
+            UserErrorException: Both files are given, or one cannot be read.
+        """
+        environment = _with_packages(name, conda_specification, pip_requirements)
+        environment.docker.base_image, environment.docker.base_dockerfile = None, dockerfile
         return environment
 
     def clone(self, new_name: str) -> Environment:
@@ -215,6 +266,16 @@ class Environment:
             if json_name in content["docker"]:
                 setattr(environment.docker, attribute, content["docker"][json_name])
         return environment
+
+
+def _with_packages(name: str, conda_file: str | None, requirements_file: str | None) -> Environment:
+    if conda_file and requirements_file:
+        raise UserErrorException("one of conda_specification and pip_requirements can be given, not both")
+    if conda_file:
+        return Environment.from_conda_specification(name, conda_file)
+    if requirements_file:
+        return Environment.from_pip_requirements(name, requirements_file)
+    return Environment(name)
 
 
 def _versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from stoker.azure.exceptions import ModelNotFoundException, NotOffered, Webservi
 from stoker.azure.sdk.failures import raised_as
 from stoker.azure.sdk.inference_config import InferenceConfig
 from stoker.azure.sdk.labels import Wanted, carries, labels
+from stoker.azure.sdk.unoffered import UnofferedByModel
 from stoker.azure.sdk.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ __all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
 _AZURE_FRAMEWORKS: Final = {"tensorflow": "TensorFlow", "tf1-checkpoint": "TensorFlow", "onnx": "Onnx"}
 
 
-class Model(installed.Model):
+class Model(installed.Model, UnofferedByModel):
     """A registered model, in one version.
 
     Attributes:
@@ -44,7 +45,11 @@ class Model(installed.Model):
         description: Its description.
         created_time: When it was registered.
         model_framework: Its framework, in Azure's words.
+        run_id: None, like the others that are known of models of a run on Azure.
     """
+
+    run = run_id = experiment_name = created_by = parent_id = None
+    model_framework_version = resource_configuration = sample_input_dataset = sample_output_dataset = None
 
     class Framework:
         """Names of frameworks, for `register`."""
@@ -246,6 +251,11 @@ class Model(installed.Model):
         files_dir = self.registered.files_dir
         is_file = set(self.registered.files) == {PurePosixPath(self.registered.source)}
         return files_dir / self.registered.source if is_file else files_dir
+
+    @property
+    def url(self) -> str:
+        """Where its files are."""
+        return self.content.absolute().as_uri()
 
     def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: bool | None = None) -> str:
         """Copy what was registered into a folder, under its name; returns the path of the copy.

@@ -15,8 +15,9 @@ from stoker.azure.exceptions import NotOffered, WebserviceException
 from stoker.azure.sdk.deploy_configuration import WebserviceDeploymentConfiguration
 from stoker.azure.sdk.failures import raised_as
 from stoker.azure.sdk.labels import Wanted, carries, labels
+from stoker.azure.sdk.unoffered import NotAClass, UnofferedByWebservice
 from stoker.azure.sdk.workspace import Workspace
-from stoker.azure_config.fields import Kind
+from stoker.azure_config.fields import Kind, fields_of
 
 if TYPE_CHECKING:
     from stoker.azure.sdk.deployment import Plan
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AciWebservice",
+    "AksEndpoint",
     "AksWebservice",
     "LocalWebservice",
     "WebServiceAccessToken",
@@ -40,6 +42,8 @@ _TAIL_LINES: Final = 60
 _UNAUTHORIZED: Final = 401
 _OK: Final = 200
 _SLOTS: Final[Mapping[str, Slot]] = {"Primary": "primary", "Secondary": "secondary"}
+# Of attributes that are called otherwise.
+_KEYWORDS: Final = {"max_concurrent_requests_per_container": "replica_max_concurrent_requests"}
 # Settings of which only one can be given: a new one takes the place of an old other one.
 _INSTEAD: Final[Mapping[str, Sequence[str]]] = {
     "auth_enabled": ["token_auth_enabled"],
@@ -69,15 +73,19 @@ class WebServiceAccessToken:
     expiry_on: datetime
 
 
-class Webservice:
+class Webservice(UnofferedByWebservice):
     """A service of the workspace; `Webservice(workspace, name)` finds one, whoever has deployed it.
 
     Attributes:
         workspace: Its workspace.
         name: Its name.
+        image: None, like the others that are known of services on Azure: none here is made of an image.
+
+    Keywords of `deploy_configuration` are attributes too: what it was deployed with, or None.
     """
 
     type_name: ClassVar[str]
+    image = image_id = image_digest = created_by = None
 
     def __new__(cls, workspace: Workspace, name: str) -> Self:
         """The class of a service follows from how it was deployed."""
@@ -99,6 +107,13 @@ class Webservice:
         return (
             f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, state={self.state!r})"
         )
+
+    def __getattr__(self, name: str) -> Any:
+        """What a keyword was when it was deployed; None where it was not given."""
+        keyword = _KEYWORDS.get(name, name)
+        if name.startswith("_") or keyword not in {field.keyword for field in fields_of(self._record.kind)}:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._record.keywords.get(keyword)
 
     @staticmethod
     def list(
@@ -555,6 +570,15 @@ class AksWebservice(Webservice):
     def scoring_uri(self) -> str:
         """Where rows are posted to."""
         return f"{self._record.base_uri}/api/v1/service/{self.name}/score"
+
+
+class AksEndpoint(metaclass=NotAClass):
+    """Several versions of a service behind one address."""
+
+    INSTEAD = (
+        "deploy each version as a service of its own, or serve the versions of a model together ('stoker serve "
+        "--config' with versions and labels, which callers name)"
+    )
 
 
 class AciWebservice(Webservice):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.azure.exceptions import UserErrorException, WorkspaceException
 from stoker.azure.sdk.failures import raised_as
+from stoker.azure.sdk.unoffered import UnofferedByWorkspace
 from stoker.workspace import Workspace as LocalWorkspace
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _NAME: Final = "local"
 _NO_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"
 
 
-class Workspace:
+class Workspace(UnofferedByWorkspace):
     """The local workspace: whatever its names, it is the one that `stoker` commands use here.
 
     That is the folder in the variable STOKER_WORKSPACE, else the nearest `.stoker/` upward, else a new one here.
