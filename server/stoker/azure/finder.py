@@ -28,6 +28,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         # By way of the name above: where the real server package is installed, both have to be its module.
         "azureml.contrib.services.aml_request": f"{_SERVER_API}aml_request",
         "azureml.contrib.services.aml_response": f"{_SERVER_API}aml_response",
+        "azureml_user.parallel_run": f"{_OURS}parallel_run",
         # What scripts import that AutoML has written.
         "azureml.automl.core.shared.log_server": f"{_OURS}automl.log_server",
         "azureml.automl.core.shared.logging_utilities": f"{_OURS}automl.logging_utilities",

@@ -1,4 +1,4 @@
-"""`stoker score`: send rows or a test image to a running server and print the answers."""
+"""`stoker score`: send rows or a test image to a running server, or files through a script, and print the answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from stoker.commands.running_server import SERVER, on_loopback
+from stoker.commands.score_files import add_file_arguments, score_files
 from stoker.errors import InvalidSettings, OperatorError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "send rows or a test image to a running server and print the answers"
+SUMMARY = "send rows or a test image to a running server, or files through a script, and print the answers"
 
 KEY_VARIABLES = ("STOKER_KEY", "STOKER_PRIMARY_KEY")
 REQUEST_ROWS = 256
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
         "The answer of each row is printed as one line of JSON.\n"
-        "Exit codes: 0 answered, 1 the server answered with an error, 2 it could not be asked."
+        "Exit codes: 0 answered, 1 the server answered with an error, 2 it could not be asked.\n"
+        "With --script: 1 too many files failed, 2 an option or file is wrong, 3 the script cannot be loaded."
     )
     rows = parser.add_mutually_exclusive_group(required=True)
     rows.add_argument(
@@ -53,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"standard input; more than {REQUEST_ROWS} rows go in several requests, any other body as it is",
     )
     rows.add_argument("--mnist", type=int, metavar="INDEX", help="score this image of the MNIST test set")
+    rows.add_argument(
+        "--script",
+        type=Path,
+        metavar="SCRIPT",
+        help="run this script with run(mini_batch) here, over FILE …; no server is asked",
+    )
     parser.add_argument(
         "--data-dir", type=Path, metavar="FOLDER", help="the folder with MNIST's IDX files, for --mnist"
     )
@@ -68,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "workspace, which goes to servers on this machine only)",
     )
     parser.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    add_file_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,6 +85,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: The rows cannot be read, or the server cannot be reached or does not accept the key.
     """
+    if args.script is not None:
+        return score_files(args)
+    if args.files:
+        raise InvalidSettings(f"{args.files[0]} goes with --script; rows for a server go by --data FILE")
+    return _ask_server(args)
+
+
+def _ask_server(args: argparse.Namespace) -> int:
     from stoker_client import Client, ConnectionFailed, InvalidRows, StokerClientError, Unauthorized
 
     if (args.mnist is None) != (args.data_dir is None):

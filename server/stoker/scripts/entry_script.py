@@ -35,6 +35,7 @@ class EntryScript:
     Attributes:
         run: The script's `run`.
         batched: What `run` takes if it is decorated with `stoker.batched`, else None.
+        shutdown: The script's `shutdown`, which scripts for mini-batches may have, or None.
         raw: Whether it, or a module that it imported, has used `rawhttp`, which is for the whole process.
     """
 
@@ -56,6 +57,7 @@ class EntryScript:
         module = _execute(path, model_dir)
         self._init = _function(module, "init", path)
         self.run = _function(getattr(module, "driver_module", module), "run", path)
+        self.shutdown: Callable[[], Any] | None = getattr(module, "shutdown", None)
         self.batched: BatchedInput | None = batched_input(self.run)
         self.raw = raw_http_requested()
 

@@ -1,0 +1,148 @@
+"""Scripts made for Azure's parallel run step and batch endpoints: `run(mini_batch)` gets files or rows, offline.
+
+`init()` is called once, `run` with each mini-batch, `shutdown()` at the end where there is one. `run` returns a list
+or data frame with an entry for each item that it could score; the entries become lines, as by `append_row`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import LoadFailed
+from stoker.scripts.coroutines import finish
+from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.schema import is_decorated
+
+__all__ = ["MiniBatchScript", "Tally", "enter_folder", "lines_of"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many items have been scored.
+
+    Attributes:
+        items: Files, or rows of tables, that `run` was given.
+        failed: Those of them without a result.
+        lines: Results.
+    """
+
+    items: int = 0
+    failed: int = 0
+    lines: int = 0
+
+
+def enter_folder(script: Path, model_dir: Path, arguments: Sequence[str]) -> None:
+    """Make this process one of a script: its variables, its arguments, and its folder as the current one.
+
+    Args:
+        script: The script; modules beside it can be imported.
+        model_dir: What AZUREML_MODEL_DIR names.
+        arguments: What the script finds in `sys.argv` behind its own name.
+    """
+    folder = script.parent
+    os.environ.update(
+        AZUREML_MODEL_DIR=str(model_dir), AZUREML_ENTRY_SCRIPT=str(script), AML_APP_ROOT=str(folder)
+    )
+    os.chdir(folder)
+    sys.path.append(str(folder))
+    sys.argv = [str(script), *arguments]
+
+
+class MiniBatchScript:
+    """A script whose `run` takes mini-batches.
+
+    Attributes:
+        tally: What has become of the items so far.
+    """
+
+    def __init__(self, path: Path, model_dir: Path) -> None:
+        """Execute the script and call `init`.
+
+        Args:
+            path: The script.
+            model_dir: The folder of its model.
+
+        Raises:
+            LoadFailed: It fails, lacks `init` or `run`, or its `run` is made for requests.
+        """
+        script = EntryScript(path, model_dir)
+        _check(script)
+        self._run = script.run
+        self._shutdown = script.shutdown
+        self.tally = Tally()
+        script.initialise(finish)
+
+    def score(self, mini_batch: Sized, write: Callable[[str], object]) -> None:
+        """Call `run` with a mini-batch, and hand on its results; what it raises is logged, and counted.
+
+        Args:
+            mini_batch: Paths of files, or a data frame.
+            write: Takes a line, without its end.
+        """
+        self.tally.items += len(mini_batch)
+        try:
+            lines = lines_of(finish(self._run(mini_batch)))
+        except Exception:
+            logger.exception("run() raised: %d items have no result", len(mini_batch))
+            self.tally.failed += len(mini_batch)
+            return
+        if len(lines) < len(mini_batch):
+            # A file may have many results; which ones have none cannot be told.
+            self.tally.failed += len(mini_batch) - len(lines)
+            logger.warning("run() returned %d results for %d items", len(lines), len(mini_batch))
+        self.tally.lines += len(lines)
+        for line in lines:
+            write(line)
+
+    def shut_down(self) -> None:
+        """Call the script's `shutdown`, if it has one."""
+        if callable(self._shutdown):
+            finish(self._shutdown())
+
+
+def lines_of(result: Any) -> list[str]:
+    """The lines of what `run` has returned: a data frame's columns with blanks between, other entries as texts.
+
+    Raises:
+        TypeError: It is neither a list, a tuple, an array nor a data frame.
+    """
+    if hasattr(result, "to_csv") and hasattr(result, "columns"):
+        text: str = result.to_csv(sep=" ", header=False, index=False, lineterminator="\n")
+        return text.splitlines()
+    entries = result.tolist() if hasattr(result, "tolist") else result
+    if not isinstance(entries, list | tuple):
+        raise TypeError(
+            f"run() has to return a list or a data frame with an entry for each item, not {type(result).__name__}"
+        )
+    return [str(_plain(entry)) for entry in entries]
+
+
+def _plain(entry: Any) -> Any:
+    """Numbers and lists, where numpy's own text would say more than they do, or break into lines."""
+    return entry.tolist() if hasattr(entry, "tolist") else entry
+
+
+def _check(script: EntryScript) -> None:
+    if script.batched is not None or is_decorated(script.run) or script.raw:
+        raise LoadFailed(
+            "run() is decorated for requests, not for mini-batches: serve the script with 'stoker serve', and send "
+            "it rows with 'stoker score --data FILE'"
+        )
+    try:
+        parameters: Iterable[inspect.Parameter] = inspect.signature(script.run).parameters.values()
+    except (ValueError, TypeError) as error:
+        raise LoadFailed(f"run() must be a Python function: {error}") from error
+    required = [
+        each.name for each in parameters if each.default is each.empty and each.kind < each.VAR_POSITIONAL
+    ]
+    if len(required) != 1:
+        raise LoadFailed(f"run() has to take one argument, the mini-batch; it takes {required or 'none'}")
