@@ -31,6 +31,11 @@ TREES = ValueError("node array from the pickle has an incompatible dtype:\n- exp
             "another version",
             id="class of an old protocol",
         ),
+        pytest.param(
+            ModuleNotFoundError("azureml.interpret", name="azureml.interpret"),
+            "azureml.interpret is a part of Azure's SDK",
+            id="SDK",
+        ),
         pytest.param(TREES, "--environment FILE --system-managed", id="trees"),
         pytest.param(
             raised_by(b"cazureml.automl.runtime.shared.model_wrappers\nPreFitted\n."),

@@ -36,6 +36,11 @@ def load_advice(error: BaseException) -> str:
                 "1.23, with which a device process does not run: export the model as ONNX (AutoML's "
                 "enable_onnx_compatible_models), or build the pipeline with scikit-learn, and serve that.\n"
             )
+        if isinstance(each, ModuleNotFoundError) and _is_below(name, ("azureml",)):
+            return (
+                f"Advice: {name} is a part of Azure's SDK that Stoker does not have: take it out of the script if it "
+                "is for training, or list its package in the environment of the script.\n"
+            )
         if _is_of_scikit_learn(each, name):
             return (
                 f"Advice: the model was saved with another version of scikit-learn than {_scikit_learn()}, which "
