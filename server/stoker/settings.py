@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import yaml
-
 from stoker.acceleration import Execution, Precision, Provider
 from stoker.collection import CollectionSettings, read_collection
+from stoker.endpoint import Endpoint
 from stoker.errors import InvalidSettings
 from stoker.image_input import ImageInput, read_image_input
 from stoker.setting_values import (
@@ -36,6 +35,7 @@ from stoker.setting_values import (
     read_variables,
 )
 from stoker.versions import read_labels, read_versions
+from stoker.yaml_file import read_yaml
 
 __all__ = [
     "ImportedSettings",
@@ -217,6 +217,7 @@ class ImportedSettings:
         primary_key: The service's primary key.
         secondary_key: Its secondary key.
         notes: What the operator is told of them, one line each.
+        endpoint: The endpoint whose deployments the models are.
     """
 
     source: str
@@ -225,6 +226,7 @@ class ImportedSettings:
     primary_key: str | None = field(default=None, repr=False)
     secondary_key: str | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,8 @@ class ServerSettings:
     """The key for loading and unloading models, where it is not the workspace's; STOKER_ADMIN_KEY."""
     model_defaults: ModelSettings = ModelSettings()
     """What models have where their own settings say nothing; before the server's settings."""
+    endpoint: Endpoint | None = None
+    """The endpoint whose deployments the models are, if they were made for one."""
     notes: tuple[str, ...] = ()
     """Lines for the operator about settings that were taken over from another server's."""
     unknown_variables: tuple[str, ...] = ()
@@ -427,7 +431,7 @@ def load_settings(
     for source in reversed(imported):
         values.update(_convert(ServerSettings, source.server, source.source))
     if file is not None:
-        content = _read_yaml(file)
+        content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
         listed = content.pop("models", [])
         values.update(_relative_to(file.parent, _convert(ServerSettings, content, str(file))))
         values["models"] = _models(listed, file)
@@ -447,6 +451,7 @@ def load_settings(
     for source in imported:
         values["model_defaults"] = values.get("model_defaults", ModelSettings()).over(source.model)
         values["notes"] = (*values.get("notes", ()), *source.notes)
+        values["endpoint"] = values.get("endpoint") or source.endpoint
     return ServerSettings(**values)
 
 
@@ -484,37 +489,6 @@ def _keys(environ: Mapping[str, str], imported: Sequence[ImportedSettings]) -> d
                 "keys_file": source.source,
             }
     return {}
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without silent losses: of a key that stands twice, PyYAML would keep the last value."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value} stands there twice", key.start_mark
-                )
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)  # noqa: S506  # a SafeLoader
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"the deployment file cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        reason = getattr(error, "problem", None) or error
-        raise InvalidSettings(f"{file}{line}: this is not YAML: {reason}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise InvalidSettings(f"{file} must hold settings by name, for instance: port: 8080")
-    return content
 
 
 def _models(listed: Any, file: Path) -> tuple[ModelSettings, ...]:

@@ -23,6 +23,7 @@ from stoker.arena import Arena
 from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
 from stoker.device.worker import Worker
+from stoker.endpoint import Endpoint
 from stoker.gateway.app import create_app
 from stoker.gateway.cors import Cors
 from stoker.gateway.exchange import Exchange
@@ -30,6 +31,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.listener import Listener
 from stoker.gateway.service import Service
 from stoker.gateway.swagger import Naming
+from stoker.gateway.traffic import Traffic
 from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
 from stoker.runtimes.base import Runtime
@@ -73,6 +75,7 @@ class InProcessServer:
         cors: Sequence[str] = (),
         naming: Naming | None = None,
         tells_version: bool = True,
+        endpoint: Endpoint | None = None,
     ) -> None:
         """Make it; it starts with its context.
 
@@ -83,6 +86,7 @@ class InProcessServer:
             cors: Origins that may read answers.
             naming: What descriptions call the services.
             tells_version: Whether answers name the version.
+            endpoint: The endpoint whose deployments the models are.
         """
         self._runtimes = runtimes if isinstance(runtimes, Mapping) else {"model": runtimes}
         fd = MetricMemory.create()
@@ -104,6 +108,7 @@ class InProcessServer:
             cors=Cors(tuple(cors)) if cors else None,
             naming=naming or Naming(),
             tells_version=tells_version,
+            traffic=None if endpoint is None else Traffic(endpoint),
         )
         self.key = key
         self.port = 0

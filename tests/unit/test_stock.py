@@ -2,13 +2,19 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tests.puppets import BODIES, ROWS
 from tests.tiny_models import write_doubler
 
+from stoker.control.frontend_rules import ServerRules, ServiceRules
+from stoker.endpoint import Endpoint
 from stoker.errors import InvalidSettings
+from stoker.gateway.assembly import assemble
+from stoker.keys.keyring import Keyring
+from stoker.metrics import MetricMemory
 from stoker.models.deployment import Deployed
 from stoker.models.placement import place
 from stoker.script_form import ScriptForm
@@ -16,7 +22,7 @@ from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.stock import Stock
-from stoker.supervisor.summary import curl_data, sample_file
+from stoker.supervisor.summary import curl_data, sample_file, service_lines
 from stoker.tensors import Signature
 from stoker.workspace import Workspace
 
@@ -36,6 +42,26 @@ def test_keys_of_a_new_workspace_are_out_of_gits_sight(tmp_path: Path) -> None:
     take(tmp_path, workspace)
     assert (workspace.keys_dir / "doubler.keys").exists()
     assert (workspace.root / ".gitignore").read_text() == "*\n"
+
+
+def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
+    """Deployments have no keys of their own: those of the endpoint open them all, and the summary names them."""
+    workspace = Workspace(tmp_path / "new")
+    write_doubler(tmp_path / "doubler.onnx")
+    models = tuple(ModelSettings(path=tmp_path / "doubler.onnx", name=name) for name in ("blue", "green"))
+    settings = ServerSettings(models=models, endpoint=Endpoint("shop", {"blue": 90, "green": 10}))
+    with Stock(settings, workspace, print) as stock:
+        stock.take_first()
+    assert [file.name for file in workspace.keys_dir.glob("*.keys")] == ["shop.keys"]
+    fd = MetricMemory.create()
+    page = MetricMemory(fd).page(0)
+    os.close(fd)
+    server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, settings.endpoint)
+    rules = ServiceRules(0, "green", 1, "onnx", 0, 1000, 0)
+    primary = Keyring(workspace.keys_dir, "shop").show().primary
+    assert assemble(rules, page, server).authorized(f"Bearer {primary}".encode())
+    report = reported(Servable("green", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
+    assert any("shop.keys" in line for line in service_lines(settings, workspace, report, "http://x/score"))
 
 
 def test_keys_need_a_workspace_that_can_be_written(tmp_path: Path) -> None:

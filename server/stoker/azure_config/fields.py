@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from stoker.azure_config.values import flag, positive, text, texts, whole
+
 __all__ = ["FIELDS", "KEPT_BECAUSE", "Field", "Group", "Kind", "fields_of"]
 
 Kind = Literal["aks", "aci", "local"]
@@ -72,42 +74,6 @@ def fields_of(kind: Kind) -> list[Field]:
     return [field for field in FIELDS if kind in field.kinds]
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def _whole(low: int, high: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
-        if not is_whole or not low <= value <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
-        return int(value)
-
-    return check
-
-
-def _positive(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError("must be a number above 0")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be a text")
-    return value
-
-
-def _texts(value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise ValueError("must be an object of names and texts")
-    if not all(isinstance(content, str | int | float) for content in value.values()):
-        raise ValueError("must have texts as values")
-    return {name: str(content) for name, content in value.items()}
-
-
 def _namespace(value: Any) -> str:
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
         raise ValueError("must be 1 to 63 small letters, digits and '-', which neither begins nor ends it")
@@ -118,9 +84,9 @@ _AKS: Final[frozenset[Kind]] = frozenset({"aks"})
 _ACI: Final[frozenset[Kind]] = frozenset({"aci"})
 _LOCAL: Final[frozenset[Kind]] = frozenset({"local"})
 _CLOUD: Final = _AKS | _ACI
-_REPLICAS: Final = _whole(1, 64)
-_SECONDS: Final = _whole(1, 86_400)
-_MILLISECONDS: Final = _whole(1, 3_600_000)
+_REPLICAS: Final = whole(1, 64)
+_SECONDS: Final = whole(1, 86_400)
+_MILLISECONDS: Final = whole(1, 3_600_000)
 
 
 def _field(
@@ -130,31 +96,31 @@ def _field(
 
 
 FIELDS: Final = (
-    _field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, _flag),
+    _field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, flag),
     _field("autoscale_min_replicas", "autoScaler.minReplicas", _AKS, _REPLICAS),
-    _field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, _whole(1, 10_000), "autoscaling"),
+    _field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, whole(1, 10_000), "autoscaling"),
     _field("autoscale_refresh_seconds", "autoScaler.refreshPeriodInSeconds", _AKS, _SECONDS, "autoscaling"),
     _field(
-        "autoscale_target_utilization", "autoScaler.targetUtilization", _AKS, _whole(1, 100), "autoscaling"
+        "autoscale_target_utilization", "autoScaler.targetUtilization", _AKS, whole(1, 100), "autoscaling"
     ),
     _field("num_replicas", "numReplicas", _AKS, _REPLICAS),
-    _field("collect_model_data", "dataCollection.storageEnabled", _CLOUD, _flag),
-    _field("auth_enabled", "authEnabled", _CLOUD, _flag),
-    _field("token_auth_enabled", "tokenAuthEnabled aadAuthEnabled", _AKS, _flag),
-    _field("primary_key", "keys.primaryKey", _CLOUD, _text),
-    _field("secondary_key", "keys.secondaryKey", _CLOUD, _text),
+    _field("collect_model_data", "dataCollection.storageEnabled", _CLOUD, flag),
+    _field("auth_enabled", "authEnabled", _CLOUD, flag),
+    _field("token_auth_enabled", "tokenAuthEnabled aadAuthEnabled", _AKS, flag),
+    _field("primary_key", "keys.primaryKey", _CLOUD, text),
+    _field("secondary_key", "keys.secondaryKey", _CLOUD, text),
     _field("scoring_timeout_ms", "scoringTimeoutMs", _AKS, _MILLISECONDS),
-    _field("replica_max_concurrent_requests", "maxConcurrentRequestsPerContainer", _AKS, _whole(1, 1024)),
+    _field("replica_max_concurrent_requests", "maxConcurrentRequestsPerContainer", _AKS, whole(1, 1024)),
     _field("max_request_wait_time", "maxQueueWaitMs", _AKS, _MILLISECONDS),
-    _field("gpu_cores", "gpuCores containerResourceRequirements.gpu", _AKS, _whole(0, 1024)),
-    _field("cpu_cores", "containerResourceRequirements.cpu", _CLOUD, _positive),
-    _field("port", "port", _LOCAL, _whole(1, 65_535)),
-    _field("description", "description", _CLOUD, _text),
-    _field("tags", "tags", _CLOUD, _texts, "labels"),
-    _field("properties", "properties", _CLOUD, _texts, "labels"),
-    _field("memory_gb", "containerResourceRequirements.memoryInGB", _CLOUD, _positive, "resources"),
-    _field("cpu_cores_limit", "containerResourceRequirements.cpuLimit", _AKS, _positive, "resources"),
-    _field("memory_gb_limit", "containerResourceRequirements.memoryInGBLimit", _AKS, _positive, "resources"),
+    _field("gpu_cores", "gpuCores containerResourceRequirements.gpu", _AKS, whole(0, 1024)),
+    _field("cpu_cores", "containerResourceRequirements.cpu", _CLOUD, positive),
+    _field("port", "port", _LOCAL, whole(1, 65_535)),
+    _field("description", "description", _CLOUD, text),
+    _field("tags", "tags", _CLOUD, texts, "labels"),
+    _field("properties", "properties", _CLOUD, texts, "labels"),
+    _field("memory_gb", "containerResourceRequirements.memoryInGB", _CLOUD, positive, "resources"),
+    _field("cpu_cores_limit", "containerResourceRequirements.cpuLimit", _AKS, positive, "resources"),
+    _field("memory_gb_limit", "containerResourceRequirements.memoryInGBLimit", _AKS, positive, "resources"),
     _field("period_seconds", "livenessProbeRequirements.periodSeconds", _AKS, _SECONDS, "liveness probe"),
     _field(
         "initial_delay_seconds",
@@ -171,18 +137,18 @@ FIELDS: Final = (
         "failure_threshold", "livenessProbeRequirements.failureThreshold", _AKS, _SECONDS, "liveness probe"
     ),
     _field("namespace", "namespace", _AKS, _namespace, "placement"),
-    _field("compute_target_name", "computeTargetName", _AKS, _text, "placement"),
-    _field("blobfuse_enabled", "", _AKS, _flag, "placement"),
-    _field("location", "location", _ACI, _text, "placement"),
-    _field("enable_app_insights", "appInsightsEnabled", _CLOUD, _flag, "monitoring"),
-    _field("ssl_enabled", "sslEnabled", _ACI, _flag, "network"),
-    _field("ssl_cert_pem_file", "sslCertificate", _ACI, _text, "network"),
-    _field("ssl_key_pem_file", "sslKey", _ACI, _text, "network"),
-    _field("ssl_cname", "cname", _ACI, _text, "network"),
-    _field("dns_name_label", "dnsNameLabel", _ACI, _text, "network"),
-    _field("vnet_name", "vnetName", _ACI, _text, "network"),
-    _field("subnet_name", "subnetName", _ACI, _text, "network"),
-    _field("cmk_vault_base_url", "vaultBaseUrl", _ACI, _text, "encryption"),
-    _field("cmk_key_name", "keyName", _ACI, _text, "encryption"),
-    _field("cmk_key_version", "keyVersion", _ACI, _text, "encryption"),
+    _field("compute_target_name", "computeTargetName", _AKS, text, "placement"),
+    _field("blobfuse_enabled", "", _AKS, flag, "placement"),
+    _field("location", "location", _ACI, text, "placement"),
+    _field("enable_app_insights", "appInsightsEnabled", _CLOUD, flag, "monitoring"),
+    _field("ssl_enabled", "sslEnabled", _ACI, flag, "network"),
+    _field("ssl_cert_pem_file", "sslCertificate", _ACI, text, "network"),
+    _field("ssl_key_pem_file", "sslKey", _ACI, text, "network"),
+    _field("ssl_cname", "cname", _ACI, text, "network"),
+    _field("dns_name_label", "dnsNameLabel", _ACI, text, "network"),
+    _field("vnet_name", "vnetName", _ACI, text, "network"),
+    _field("subnet_name", "subnetName", _ACI, text, "network"),
+    _field("cmk_vault_base_url", "vaultBaseUrl", _ACI, text, "encryption"),
+    _field("cmk_key_name", "keyName", _ACI, text, "encryption"),
+    _field("cmk_key_version", "keyVersion", _ACI, text, "encryption"),
 )

@@ -16,7 +16,7 @@ from stoker.durable import private_folder, replace_file
 from stoker.errors import InvalidSettings
 from stoker.settings import ModelSettings, model_settings
 
-__all__ = ["InferenceConfig"]
+__all__ = ["InferenceConfig", "write_conda_file"]
 
 _RUNTIMES: Final = ("python", "python-slim")
 _PARTS: Final = (
@@ -130,15 +130,23 @@ class InferenceConfig:
         return model_settings({name: value for name, value in given.items() if value}, self.source)
 
     def _conda_file(self, conda_dir: Path) -> Path | None:
-        if self.conda is None:
-            return self.conda_file
-        content = yaml.safe_dump(dict(self.conda), sort_keys=True).encode()
-        # Its name is shown, as that of the packages' file.
-        folder = private_folder(conda_dir / hashlib.sha256(content).hexdigest()[:16])
-        path = folder / f"{Path(self.source).name}.yml"
-        if not path.is_file():
-            replace_file(path, content)
-        return path
+        return self.conda_file if self.conda is None else write_conda_file(self.conda, conda_dir, self.source)
+
+
+def write_conda_file(conda: Mapping[str, Any], conda_dir: Path, source: str) -> Path:
+    """Make the environment that a configuration itself has a file of conda.
+
+    Args:
+        conda: The environment, as such a file has it.
+        conda_dir: Where it is written, below a folder for its content.
+        source: What its name tells of where it is from: the packages' file is shown.
+    """
+    content = yaml.safe_dump(dict(conda), sort_keys=True).encode()
+    folder = private_folder(conda_dir / hashlib.sha256(content).hexdigest()[:16])
+    path = folder / f"{Path(source).name}.yml"
+    if not path.is_file():
+        replace_file(path, content)
+    return path
 
 
 class _Reader:

@@ -73,6 +73,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="deploymentconfig.json of the Azure CLI; settings given to Stoker itself win over it",
     )
     parser.add_argument(
+        "--deployment",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="YAML of an online deployment of the Azure CLI (v2), which stands for PATH; repeatable, for the "
+        "deployments of one endpoint",
+    )
+    parser.add_argument(
+        "--endpoint",
+        type=Path,
+        metavar="FILE",
+        help="YAML of their endpoint: how callers are known, and which deployment gets which part of the requests",
+    )
+    parser.add_argument(
         "--image",
         type=image_argument,
         metavar="SPEC",
@@ -129,8 +144,13 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         InvalidSettings: A setting is unknown, has a bad value, or contradicts another.
     """
     from stoker.azure_config import AzureServer, DeploymentConfig, InferenceConfig
+    from stoker.errors import InvalidSettings
     from stoker.workspace import Workspace
 
+    if args.endpoint is not None and not args.deployment:
+        raise InvalidSettings(
+            "--endpoint shares requests out to deployments; give each with --deployment FILE"
+        )
     imported: list[ImportedSettings] = []
     script = ModelSettings()
     if args.versions:
@@ -142,12 +162,39 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         inference = InferenceConfig.from_file(args.inference_config)
         script = inference.model(Workspace.find(args.workspace).run_dir / "conda")
         imported.append(ImportedSettings(inference.source, notes=inference.notes))
-    settings = load_settings(vars(args), os.environ, args.config, _models(args, script), imported)
+    models = _deployments(args, imported) if args.deployment else _models(args, script)
+    settings = load_settings(vars(args), os.environ, args.config, models, imported)
     if settings.models or (server := AzureServer.find(os.environ)) is None:
         return settings
     imported.append(server.imported())
     environ = {**server.values, **os.environ}
     return load_settings(vars(args), environ, args.config, (server.model(),), imported)
+
+
+def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
+    """The models that deployments for Azure describe; what they say of the server is appended to `imported`."""
+    from stoker.azure_config import OnlineDeployment, OnlineEndpoint
+    from stoker.errors import InvalidSettings
+    from stoker.workspace import Workspace
+
+    options = ("path", "model", "inference_config", "deployment_config", "name", "model_dir", "use_model")
+    for option in options:
+        if getattr(args, option):
+            shown = "PATH" if option == "path" else "--" + option.replace("_", "-")
+            raise InvalidSettings(f"{shown} and --deployment both say what is served; leave one out")
+    deployments = [OnlineDeployment.from_file(file) for file in args.deployment]
+    endpoint = OnlineEndpoint() if args.endpoint is None else OnlineEndpoint.from_file(args.endpoint)
+    imported.append(endpoint.imported(deployments))
+    run_dir = Workspace.find(args.workspace).run_dir
+    given = {
+        name: getattr(args, name) for name in ("image", "batching", "sample_input") if getattr(args, name)
+    }
+    own = ModelSettings(
+        environment=args.environment,
+        environment_managed="system" if args.system_managed else "user",
+        **given,
+    )
+    return tuple(own.over(deployment.model(run_dir)) for deployment in deployments)
 
 
 def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSettings, ...]:

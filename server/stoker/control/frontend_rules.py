@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.collection import CollectionSettings
+from stoker.endpoint import Endpoint
 from stoker.image_input import ImageInput
 from stoker.keys.keyring import Keys
 
@@ -24,6 +25,7 @@ class ServerRules:
         max_body_bytes: Longest body of a request.
         max_image_pixels: Largest image of a request.
         frontends: How many frontends there are.
+        endpoint: The endpoint whose deployments the services are; None if they were not made for one.
     """
 
     auth: bool
@@ -32,6 +34,7 @@ class ServerRules:
     max_body_bytes: int
     max_image_pixels: int
     frontends: int
+    endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

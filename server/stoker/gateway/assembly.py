@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from stoker.endpoint import keys_owner
 from stoker.errors import LoadFailed
 from stoker.gateway.admission import LimitedService
 from stoker.gateway.image_scoring import ImageScoring
@@ -34,14 +35,15 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         server: What holds for all services.
     """
     name = rules.name
+    owner = keys_owner(server.endpoint, name)
     keys = tokens = None
     if server.auth or server.token_auth:
-        keys = KeyVerifier(server.keys_dir, name, rules.keys)
+        keys = KeyVerifier(server.keys_dir, owner, rules.keys)
     if server.token_auth:
         from stoker.keys.tokens import TokenVerifier
 
         assert keys is not None, "made above: tokens are handed out for keys"
-        tokens = TokenVerifier(server.keys_dir, name, keys)
+        tokens = TokenVerifier(server.keys_dir, owner, keys)
     metrics = page.model(rules.slot)
     metrics.clear_gauges()
     core: dict[str, Any] = {

@@ -2,9 +2,9 @@
 
 A request is plain when it is HTTP/1.1 with one Host, a POST to a scoring path with a valid key, has a
 Content-Length within the limit, carries no header that asks for more (Expect, Transfer-Encoding, Content-Encoding,
-Upgrade, Origin, TraceId, an image, a form or an array as Content-Type), its model does not want to see its head, and
-no other request of its connection is unanswered. Everything else goes uvicorn's way to the Starlette app, which gives
-the same answers byte for byte, but for upper case in the names of a script's own headers.
+Upgrade, Origin, TraceId, the name of a deployment, an image, a form or an array as Content-Type), its model does not
+want to see its head, and no other request of its connection is unanswered. Everything else goes uvicorn's way to the
+Starlette app, which gives the same answers byte for byte, but for upper case in the names of a script's own headers.
 
 Callers send the same head (request line and headers) with every request. So the heads of plain requests are
 remembered byte for byte with what they said, and a request that arrives in one piece behind a known head is
@@ -41,6 +41,7 @@ from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.heads import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, NOT_ALLOWED, SCORING_METHODS
 from stoker.gateway.infer_dialect import JSON_LENGTH, InferDialect
 from stoker.gateway.request_ids import RequestIds
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ _HEADERS: Final = {
     b"upgrade": _NOT_PLAIN,
     b"origin": _NOT_PLAIN,
     b"traceid": _NOT_PLAIN,
+    DEPLOYMENT_HEADER: _NOT_PLAIN,
 }
 
 

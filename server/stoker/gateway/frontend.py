@@ -51,6 +51,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.listener import Listener
 from stoker.gateway.roster import Roster
 from stoker.gateway.swagger import Naming
+from stoker.gateway.traffic import Traffic
 from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory, MetricPage
 from stoker.process_end import STACKS_SIGNAL
@@ -147,6 +148,7 @@ class _Frontend:
             cors=Cors(start.cors_origins) if start.cors_origins else None,
             naming=Naming(start.title, start.service_version, start.path_prefix),
             tells_version=start.tells_version,
+            traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
         )
         gateway.only = start.only
         access = admin_access(start.server.keys_dir, start.admin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -12,11 +12,13 @@ from stoker.gateway.cors import Cors
 from stoker.gateway.served_models import ServedModel
 from stoker.gateway.service import Service
 from stoker.gateway.swagger import Naming
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.metrics import MetricMemory
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.dialect import Dialect
+    from stoker.gateway.traffic import Traffic
     from stoker.versions import State
 
 __all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
@@ -49,6 +51,7 @@ class Gateway:
         cors: Which origins may read answers; None leaves that to browsers.
         naming: What descriptions call the services.
         tells_version: Whether answers name the server's version.
+        traffic: How the requests to an endpoint go to the services, its deployments; None if they are not.
     """
 
     services: dict[str, Service]
@@ -59,6 +62,7 @@ class Gateway:
     cors: Cors | None = None
     naming: Naming = field(default_factory=Naming)
     tells_version: bool = True
+    traffic: Traffic | None = None
     administration: Administration | None = None
     """Who loads and unloads models; set once by the frontend."""
     default_lines: bytes = b""
@@ -97,7 +101,8 @@ class Gateway:
 
     def _find_routes(self) -> None:
         self.routes = {f"{self.path(service)}/score".encode(): service for service in self.services.values()}
-        if self.only in self.services:
+        # Where deployments share a path, the app chooses.
+        if self.only in self.services and (self.traffic is None or self.traffic.undivided):
             self.routes[b"/score"] = self.services[self.only]
         self.infer_routes = {}
         for name, service in self.services.items():
@@ -123,6 +128,8 @@ class Gateway:
             UnknownService: No model is served under this name, or several are and none was named.
         """
         names = ", ".join(self.services)
+        if name is None and self.traffic is not None:
+            name = self.traffic.endpoint.leading
         if name is None:
             if self.only in self.services:
                 return self.services[self.only]
@@ -134,6 +141,44 @@ class Gateway:
         if name not in self.services:
             raise UnknownService(f"There is no service {name!r}; served here: {names}.")
         return self.services[name]
+
+    def deployment(self, headers: Mapping[bytes, bytes]) -> Service:
+        """Find who scores a request to a path that names nobody: a deployment of the endpoint, or the only model.
+
+        Raises:
+            UnknownService: As `service`; or no such deployment is there, or none has a share of the requests.
+            NotReady: The one whose turn it is has been unloaded.
+        """
+        if self.traffic is None:
+            return self.service(None)
+        shares, asked = self.traffic.endpoint.shares, headers.get(DEPLOYMENT_HEADER)
+        if asked is not None:
+            name = asked.decode("latin-1")
+            if name not in shares:
+                raise UnknownService(
+                    f"There is no deployment {name!r} of the endpoint; there are: {', '.join(shares)}."
+                )
+            return self.service(name)
+        served = next((self.services[name] for name in shares if name in self.services), None)
+        if served is not None and not served.authorized(headers.get(b"authorization", b"")):
+            # It will be refused, and takes nobody's turn.
+            return served
+        chosen = self.traffic.next()
+        if chosen is None:
+            raise UnknownService(
+                "No deployment has a share of the endpoint's requests; name one with the header "
+                f"{DEPLOYMENT_HEADER.decode()}: {', '.join(shares)}."
+            )
+        if chosen not in self.services:
+            raise NotReady(f"The deployment {chosen} is not served now.", retry_after_s=1)
+        return self.services[chosen]
+
+    def mirror(self, headers: Mapping[bytes, bytes]) -> Service | None:
+        """Find who gets a copy of a request to the endpoint, beside the deployment that answers it."""
+        if self.traffic is None or DEPLOYMENT_HEADER in headers:
+            return None
+        name = self.traffic.next_mirror()
+        return None if name is None else self.services.get(name)
 
     def find(self, name: str, version: str | None = None, label: str | None = None) -> Service:
         """Find a version of a model, in the words of the Open Inference Protocol.

@@ -19,6 +19,7 @@ from stoker import __version__
 from stoker.gateway.direct import DirectProtocol
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.service import Service
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 
 __all__ = ["Listener"]
 
@@ -108,6 +109,10 @@ class Listener:
         headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]
         if self._gateway.tells_version:
             headers.append(_VERSION)
+        traffic = self._gateway.traffic
+        if traffic is not None and traffic.undivided:
+            # What scores is the same for all requests; where it is not, the app says it of each.
+            headers.append((DEPLOYMENT_HEADER, traffic.endpoint.leading.encode()))
         self._state.default_headers = headers
         if self._gateway.cors is not None:
             # The direct door leaves requests of browsers to the app.

@@ -32,6 +32,7 @@ from stoker.gateway.heads import NOT_ALLOWED, SCORING_METHODS
 from stoker.gateway.query import query_body
 from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.service import Service
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
@@ -72,16 +73,22 @@ class ScoringEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = dict(scope["headers"])
+        name = scope["path_params"].get("name")
         service = None
         try:
-            service = self._gateway.service(scope["path_params"].get("name"))
+            service = self._gateway.deployment(headers) if name is None else self._gateway.service(name)
             answer = await self._answer(service, scope, headers, receive)
         except StokerError as error:
             if service is not None:
                 service.count_refusal(error)
             answer = refusal(error, headers)
-        if answer is not None:
-            await send_answer(send, answer)
+        if answer is None:
+            return
+        traffic = self._gateway.traffic
+        if name is None and service is not None and traffic is not None and not traffic.undivided:
+            line = b"%b: %b\r\n" % (DEPLOYMENT_HEADER, service.name.encode())
+            answer = answer._replace(lines=answer.lines + line)
+        await send_answer(send, answer)
 
     async def _answer(
         self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive
@@ -108,7 +115,13 @@ class ScoringEndpoint:
             dialect = BinaryDialect.of(service, headers) if method == "POST" else None
             if method == "GET" and not raw:
                 body = query_body(scope["query_string"])
-            return await _score(service, _Content(body, ids, head, received_ns, dialect), receive)
+            content = _Content(body, ids, head, received_ns, dialect)
+            copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
+            if copy is None or (inflater is None and b"content-encoding" in headers):
+                return await _score(service, content, receive)
+            head = _head(scope, None if inflater is None else len(body)) if copy.wants_head else None
+            copied = content._replace(head=head)
+            return await _score(service, content, receive, lambda: _score_copy(copy, copied, headers))
 
 
 class DialectEndpoint:
@@ -206,7 +219,9 @@ async def _received(
     return await receive_body(receive, service, inflater, allowance)
 
 
-async def _score(service: Service, content: _Content, receive: Receive) -> Answer | None:
+async def _score(
+    service: Service, content: _Content, receive: Receive, on_submitted: Callable[[], None] | None = None
+) -> Answer | None:
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def respond(status: int, lines: bytes, body: bytes) -> None:
@@ -216,6 +231,8 @@ async def _score(service: Service, content: _Content, receive: Receive) -> Answe
     call = service.score(
         content.body, content.ids, respond, content.received_ns, content.head, content.dialect
     )
+    if on_submitted is not None:
+        on_submitted()
     if answered.done():
         return answered.result()
     gone = asyncio.ensure_future(_disconnected(receive))
@@ -225,6 +242,22 @@ async def _score(service: Service, content: _Content, receive: Receive) -> Answe
     finally:
         gone.cancel()
         call.abandon()
+
+
+def _score_copy(service: Service, content: _Content, headers: Mapping[bytes, bytes]) -> None:
+    """Score a request again for nobody: its answer goes nowhere, and what fails is counted alone."""
+    if not service.ready:
+        return
+    try:
+        service.check_media(headers.get(b"content-type", b""))
+        dialect = BinaryDialect.of(service, headers)
+        service.score(content.body, content.ids, _nobody, content.received_ns, content.head, dialect)
+    except StokerError as error:
+        service.count_refusal(error)
+
+
+def _nobody(status: int, lines: bytes, body: bytes) -> None:
+    """Take the answer to a copy of a request."""
 
 
 def _head(scope: Scope, inflated_bytes: int | None) -> RequestHead:

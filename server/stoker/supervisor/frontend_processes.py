@@ -231,6 +231,7 @@ class FrontendProcesses:
                 max_body_bytes=settings.max_body_bytes,
                 max_image_pixels=settings.max_image_pixels,
                 frontends=len(self.processes),
+                endpoint=settings.endpoint,
             ),
             metrics_need_key=settings.metrics_auth,
             cors_origins=settings.cors_origins,

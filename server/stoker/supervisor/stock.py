@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from stoker.endpoint import keys_owner
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys
 from stoker.models.deployment import Deployed, deploy, resolve
@@ -102,7 +103,7 @@ class Stock:
 
     def _provide_keys(self, name: str) -> None:
         settings = self._settings
-        keyring = Keyring(self._workspace.keys_dir, name)
+        keyring = Keyring(self._workspace.keys_dir, keys_owner(settings.endpoint, name))
         given = Keys.given(settings.primary_key, settings.secondary_key)
         takes_made_keys = given is None and (settings.auth or settings.token_auth)
         if not (takes_made_keys or settings.token_auth):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.endpoint import keys_owner
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
 from stoker.models.deployment import Deployed
@@ -62,7 +63,8 @@ def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up:
     # Of several versions of a model, the newest one's sample serves for all.
     by_name = {model.deployed.servable.name: model for model in start_up.models}
     for name, model in by_name.items():
-        path = "/score" if len(by_name) == 1 else f"/api/v1/service/{name}/score"
+        leads = settings.endpoint is not None and name == settings.endpoint.leading
+        path = "/score" if leads or len(by_name) == 1 else f"/api/v1/service/{name}/score"
         lines += service_lines(settings, workspace, model, base + path)
     lines += _grpc_lines(settings, host)
     lines.append(f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {base}/metrics; stop with Ctrl-C")
@@ -154,8 +156,8 @@ def replica_lines(model: ModelReport) -> list[str]:
 
 def service_lines(settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str) -> list[str]:
     """Where and with which key a model is scored, and a command that does it."""
-    name = model.deployed.servable.name
-    access, bearer = _access(settings, workspace, name)
+    owner = keys_owner(settings.endpoint, model.deployed.servable.name)
+    access, bearer = _access(settings, workspace, owner)
     lines = [f"  scoring  {uri}", *access]
     sample = sample_file(workspace, model)
     if sample is not None:
