@@ -94,6 +94,15 @@ def test_each_has_its_own_path(both: InProcessServer) -> None:
     assert said(both.ask("POST", "/api/v1/service/green/score", body=b"x")) == "green"
 
 
+def test_the_leading_deployment_describes_the_endpoint(both: InProcessServer) -> None:
+    """What is asked of the endpoint and not scored is answered by the deployment with the largest share."""
+    endpoint, blue, green = (
+        json.loads(both.ask("GET", f"{path}/swagger.json").body)["info"]
+        for path in ("", "/api/v1/service/blue", "/api/v1/service/green")
+    )
+    assert endpoint == blue != green
+
+
 def test_an_unloaded_deployment_says_so(both: InProcessServer) -> None:
     """While the deployment whose turn it is has been unloaded, the answer is 503; the others serve."""
     service = both.gateway.services.pop("blue")

@@ -1,5 +1,6 @@
 """From settings to the list of servables."""
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.mlflow_folders import write_mlmodel
 
 from stoker.acceleration import Acceleration
 from stoker.durable import replace_file
@@ -20,6 +22,7 @@ from stoker.errors import (
 )
 from stoker.metrics import MODEL_SLOTS
 from stoker.models.deployment import Deployed, resolve
+from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import find_offers
 from stoker.models.repository import Repository
 from stoker.settings import ModelSettings, ServerSettings
@@ -375,3 +378,54 @@ def test_a_model_folder_must_exist(tmp_path: Path, workspace: Workspace, leases:
     path = script(tmp_path / "a")
     error = refusal(workspace, leases, ModelSettings(path=path, model_dir=tmp_path / "wieghts"))
     assert str(error) == f"the model folder {tmp_path / 'wieghts'} is not a directory"
+
+
+def test_a_model_of_mlflow_is_served_by_our_script(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """Its folder is the model's, its example the sample, its file that of the packages; registered as it is."""
+    folder = write_mlmodel(
+        tmp_path / "prices",
+        {"sklearn": {"pickled_model": "model.pkl"}},
+        example=({"type": "ndarray"}, {"inputs": [[1, 2]]}),
+    )
+    (folder / "model.pkl").write_bytes(b"a pickle")
+    (folder / "requirements.txt").write_text("scikit-learn\n")
+    registered = repository.register("houses", folder, now=NOW)
+    assert (registered.framework, registered.entry) == ("mlflow", ".")
+    models = (ModelSettings(path=folder, batching="none"), ModelSettings(registered="houses"))
+    settings = ServerSettings(models=models, device=("cpu",))
+    found = resolve(settings, workspace, leases)
+    for deployed, files in zip(found, (folder, registered.files_dir), strict=True):
+        servable = deployed.servable
+        assert (servable.framework, servable.path, servable.model_dir) == ("script", ENTRY_SCRIPT, files)
+        assert ENTRY_SCRIPT.is_file()
+        assert servable.sample_file is not None
+        assert servable.sample_file.read_text() == '{"inputs": [[1, 2]]}'
+        assert deployed.environment is not None
+        assert deployed.environment.specification.path == files / "requirements.txt"
+    assert [deployed.servable.batching for deployed in found] == ["none", "auto"]
+    with pytest.raises(InvalidSettings, match="model_dir is for those alone"):
+        resolve(
+            dataclasses.replace(settings, models=(ModelSettings(path=folder, model_dir=tmp_path),)),
+            workspace,
+            leases,
+        )
+
+
+def test_a_model_of_mlflow_keeps_its_name_and_files(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """A SavedModel in it is served under the name of MLflow's folder, and registered with what lies around it."""
+    folder = write_mlmodel(tmp_path / "shop" / "digits", {"tensorflow": {"saved_model_dir": "tf2model"}})
+    (folder / "tf2model").mkdir()
+    (folder / "tf2model" / "saved_model.pb").touch()
+    (folder / "requirements.txt").write_text("tensorflow\n")
+    registered = repository.register("kept", folder, now=NOW)
+    assert registered.path == registered.files_dir / "tf2model"
+    assert (registered.files_dir / "MLmodel").is_file()
+    settings = ServerSettings(models=(ModelSettings(path=folder),), device=("cpu",))
+    (deployed,) = resolve(settings, workspace, leases)
+    assert (deployed.servable.name, deployed.servable.path) == ("digits", folder / "tf2model")
+    assert deployed.environment is not None
+    assert deployed.environment.specification.path == folder / "requirements.txt"

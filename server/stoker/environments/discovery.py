@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.environments.conda_file import read_conda_file
+from stoker.environments.python_env import PYTHON_ENV, read_python_env
 from stoker.environments.requirements_file import read_requirements
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
@@ -15,7 +16,7 @@ __all__ = ["LOOKED_FOR", "find_environment", "read_environment"]
 LOOKED_FOR: Final = (
     *("myenv.yml", "myenv.yaml", "conda.yaml", "conda.yml"),
     *("conda_dependencies.yml", "conda_dependencies.yaml", "environment.yml", "environment.yaml"),
-    "requirements.txt",
+    *(PYTHON_ENV, "requirements.txt"),
 )
 """Names by which an environment file beside a model is known; the first one that is there counts."""
 
@@ -26,13 +27,15 @@ def find_environment(folder: Path) -> Path | None:
 
 
 def read_environment(path: Path) -> Specification:
-    """Read an environment file: one of conda if it ends in `.yml` or `.yaml`, else one of pip.
+    """Read an environment file: MLflow's by its name, one of conda if it ends in `.yml` or `.yaml`, else one of pip.
 
     Raises:
         EnvironmentUnusable: It cannot be read; the message names the line.
     """
     if not path.is_file():
         raise EnvironmentUnusable(f"the environment file {path} does not exist")
+    if path.name == PYTHON_ENV:
+        return read_python_env(path)
     if path.suffix.lower() in (".yml", ".yaml"):
         return read_conda_file(path)
     return read_requirements(path)

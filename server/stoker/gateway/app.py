@@ -18,6 +18,7 @@ from stoker.gateway.answers import CLOSE_LINE, failed_line, split_lines
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.heads import NOT_ALLOWED, check_head
+from stoker.gateway.mlflow import mlflow_routes
 from stoker.gateway.oip import oip_routes
 from stoker.gateway.request_ids import RequestIds, sent_ids
 from stoker.gateway.scoring import ScoringEndpoint, refusal, send_answer
@@ -46,6 +47,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         Route("/metrics", _identified(_metrics)),
         *oip_routes(gateway),
         *tfs_routes(gateway),
+        *mlflow_routes(gateway),
     ]
     app = Starlette(
         routes=routes,

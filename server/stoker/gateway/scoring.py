@@ -84,10 +84,8 @@ class ScoringEndpoint:
             answer = refusal(error, headers)
         if answer is None:
             return
-        traffic = self._gateway.traffic
-        if name is None and service is not None and traffic is not None and not traffic.undivided:
-            line = b"%b: %b\r\n" % (DEPLOYMENT_HEADER, service.name.encode())
-            answer = answer._replace(lines=answer.lines + line)
+        if name is None:
+            answer = _signed(answer, service, self._gateway)
         await send_answer(send, answer)
 
     async def _answer(
@@ -130,22 +128,27 @@ class DialectEndpoint:
     def __init__(
         self,
         gateway: Gateway,
-        find: Callable[[Scope, Mapping[bytes, bytes]], tuple[Service, Dialect]],
+        find: Callable[[Scope, Mapping[bytes, bytes]], tuple[Service, Dialect | None]],
         refuse: Callable[[StokerError], tuple[int, bytes]],
         compress: Callable[[bytes, bytes], Awaitable[tuple[bytes, bytes]]] | None = None,
+        *,
+        signs: bool = False,
     ) -> None:
         """Make the endpoint.
 
         Args:
             gateway: The frontend's services.
-            find: Finds service and dialect of a request, given its scope and headers.
+            find: Finds service and dialect of a request, given its scope and headers; without a dialect its body is
+                scored as it is.
             refuse: Status and body of an error in this protocol.
             compress: Compresses a body as `Accept-Encoding` asks; returns it with the header line that says so.
+            signs: Whether answers of an endpoint name the deployment that has given them.
         """
         self._gateway = gateway
         self._find = find
         self._refuse = refuse
         self._compress = compress
+        self._signs = signs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -159,12 +162,14 @@ class DialectEndpoint:
                 service.count_refusal(error)
             answer = refusal(error, headers, *self._refuse(error))
         if answer is not None:
+            if self._signs:
+                answer = _signed(answer, service, self._gateway)
             await send_answer(send, await self._shrunk(answer, headers.get(b"accept-encoding", b"")))
 
     async def _answer(
         self,
         service: Service,
-        dialect: Dialect,
+        dialect: Dialect | None,
         scope: Scope,
         headers: Mapping[bytes, bytes],
         receive: Receive,
@@ -176,7 +181,9 @@ class DialectEndpoint:
             body = await _received(service, headers, receive, inflater, allowance)
             if body is None:
                 return None
-            content = _Content(body, ids, None, time.monotonic_ns(), dialect)
+            wanted = dialect is None and service.wants_head
+            head = _head(scope, None if inflater is None else len(body)) if wanted else None
+            content = _Content(body, ids, head, time.monotonic_ns(), dialect)
             return await _score(service, content, receive)
 
     async def _shrunk(self, answer: Answer, accepted: bytes) -> Answer:
@@ -188,6 +195,14 @@ class DialectEndpoint:
             b"content-length: %d\r\n" % len(answer.body), b"content-length: %d\r\n" % len(body)
         )
         return Answer(answer.status, lines + line, body)
+
+
+def _signed(answer: Answer, service: Service | None, gateway: Gateway) -> Answer:
+    """The answer to a request to an endpoint, with the name of the deployment."""
+    if service is None or gateway.traffic is None or gateway.traffic.undivided:
+        return answer
+    line = b"%b: %b\r\n" % (DEPLOYMENT_HEADER, service.name.encode())
+    return answer._replace(lines=answer.lines + line)
 
 
 def _is_raw(service: Service) -> bool:

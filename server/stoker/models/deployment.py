@@ -21,12 +21,13 @@ from stoker.errors import InvalidSettings
 from stoker.image_input import ImageInput, read_image_input
 from stoker.metrics import MODEL_SLOTS
 from stoker.models.layouts import ModelSource
+from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
 from stoker.models.offers import Offer, find_offers
 from stoker.models.placement import Placement, place
 from stoker.models.repository import Repository
 from stoker.models.swagger_files import find_swagger_files
-from stoker.servable import Servable
+from stoker.servable import SAMPLE_FILES, Servable
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
 
@@ -34,7 +35,8 @@ __all__ = ["Deployed", "deploy", "resolve"]
 
 logger = logging.getLogger(__name__)
 
-_FOR_SCRIPTS: Final = ("uses", "environment_variables", "tensorflow_compat", "model_dir")
+_FOR_THE_FILES_OF_SCRIPTS: Final = ("uses", "model_dir")
+_FOR_SCRIPTS: Final = (*_FOR_THE_FILES_OF_SCRIPTS, "environment_variables", "tensorflow_compat")
 _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "rows", "none")}
 """How requests can be batched, by whether an entry script answers them."""
 # Azure's own default.
@@ -147,6 +149,7 @@ def deploy(
         leases.enter_context(source.registered.hold())
         source.registered.verify()
     used = _used_models(model, source, workspace, leases)
+    model = _with_example(model, source, workspace)
     return _with_data(
         _deployed(model, source, slot, settings, used),
         _image(model, source),
@@ -166,7 +169,7 @@ def _used_models(
     """
     if source.framework != "script":
         defaults = ModelSettings()
-        for name in _FOR_SCRIPTS:
+        for name in _FOR_THE_FILES_OF_SCRIPTS if source.framework == "mlflow" else _FOR_SCRIPTS:
             if getattr(model, name) != getattr(defaults, name):
                 raise InvalidSettings(f"{source.name} is no entry script: {name} is for those alone")
     _check_batching(model, source)
@@ -184,11 +187,24 @@ def _used_models(
 
 
 def _check_batching(model: ModelSettings, source: ModelSource) -> None:
-    is_script = source.framework == "script"
+    is_script = source.framework in ("script", "mlflow")
     if model.batching not in _BATCHING[is_script]:
         kind = "an entry script" if is_script else "no entry script"
         known = ", ".join(_BATCHING[is_script])
         raise InvalidSettings(f"{source.name} is {kind}: batching is one of {known}, not {model.batching}")
+
+
+def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspace) -> ModelSettings:
+    """The settings of a model, with the input example that MLflow keeps as the sample where there is no other."""
+    folder = folder_around(source.path)
+    if folder is None or model.sample_input is not None:
+        return model
+    if any((folder / name).is_file() for name in SAMPLE_FILES):
+        return model
+    sample = sample_request(folder, arrays=source.framework != "mlflow")
+    if sample is None:
+        return model
+    return dataclasses.replace(model, sample_input=write_sample(sample, workspace.create().run_dir))
 
 
 def _deployed(
@@ -205,12 +221,14 @@ def _deployed(
     acceleration = Acceleration(
         model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
     )
-    check_acceleration(source.name, source.framework, acceleration)
+    # A model of MLflow that no runtime loads is served by a script of ours.
+    framework = "script" if source.framework == "mlflow" else source.framework
+    check_acceleration(source.name, framework, acceleration)
     servable = Servable(
         name=source.name,
         version=source.version,
-        framework=source.framework,
-        path=_absolute(source.path),
+        framework=framework,
+        path=ENTRY_SCRIPT if source.framework == "mlflow" else _absolute(source.path),
         model_dir=_absolute(model_dir),
         max_batch_rows=max_batch_rows,
         max_body_bytes=settings.max_body_bytes,
@@ -296,9 +314,11 @@ def _with_data(
 
 
 def _environment_folder(source: ModelSource) -> Path | None:
-    """Where a file with the packages of a model is looked for: beside a script, in the folder that was registered."""
+    """Where a file with a model's packages is looked for: beside a script, in MLflow's or the registered folder."""
     if source.framework == "script":
         return source.path.parent
+    if source.registered is None:
+        return folder_around(source.path)
     return source.registered.files_dir if source.registered is not None else None
 
 

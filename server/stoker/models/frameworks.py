@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from stoker.errors import RepositoryError
+from stoker.mlflow_folder import MLMODEL, MlflowFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,11 +24,12 @@ __all__ = [
     "find_models",
 ]
 
-Framework = Literal["script", "tensorflow", "onnx", "tf1-checkpoint", "files"]
-"""`files` are any that an entry script loads; nothing is recognised as that, it has to be said."""
+Framework = Literal["script", "tensorflow", "onnx", "mlflow", "tf1-checkpoint", "files"]
+"""`mlflow` are models of MLflow that a script of ours loads. `files` are any that an entry script loads; nothing is
+recognised as that, it has to be said."""
 
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
-SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx"})
+SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx", "mlflow"})
 """Those that can be served; the others are for entry scripts to load."""
 
 ENTRY_SCRIPT = "score.py"
@@ -35,7 +37,8 @@ ONNX_FILE = "model.onnx"
 
 LOOKED_FOR = (
     f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
-    "an ONNX model (model.onnx, or one *.onnx), a TensorFlow 1 checkpoint (one *.meta with its *.index)"
+    "an ONNX model (model.onnx, or one *.onnx), a model of MLflow (MLmodel), "
+    "a TensorFlow 1 checkpoint (one *.meta with its *.index)"
 )
 
 
@@ -45,8 +48,8 @@ class Detected:
 
     Attributes:
         framework: Its framework.
-        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or the
-            `.meta` file of the checkpoint; for `files` what was given.
+        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, the folder
+            of MLflow, or the `.meta` file of the checkpoint; for `files` what was given.
     """
 
     framework: Framework
@@ -110,6 +113,9 @@ def _check_readable(model: Detected) -> None:
 def find_models(path: Path) -> list[Detected]:
     """Everything that the file or the folder's top level could be, an entry script first; often nothing."""
     if path.is_dir():
+        if (path / MLMODEL).is_file() and not _scripts(path):
+            # It says itself which of the files is the model.
+            return [_of_mlflow(path)]
         return [Detected(framework, model) for framework in FRAMEWORKS for model in _FINDERS[framework](path)]
     if path.suffix == ".onnx":
         return [Detected("onnx", path)]
@@ -126,6 +132,19 @@ _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 def _scripts(folder: Path) -> list[Path]:
     script = folder / ENTRY_SCRIPT
     return [script] if script.is_file() else []
+
+
+def _of_mlflow(folder: Path) -> Detected:
+    model = MlflowFolder.read(folder)
+    native = model.native
+    if native is not None:
+        return Detected(*native)
+    if model.python_function or model.pickled_sklearn is not None:
+        return Detected("mlflow", folder)
+    raise RepositoryError(
+        f"{folder} is a model of MLflow in the flavors {', '.join(model.flavors) or 'none'}; served are onnx, "
+        "tensorflow, sklearn and python_function"
+    )
 
 
 def _saved_models(folder: Path) -> list[Path]:
@@ -147,6 +166,7 @@ _FINDERS: Mapping[Framework, Callable[[Path], list[Path]]] = {
     "script": _scripts,
     "tensorflow": _saved_models,
     "onnx": _onnx_models,
+    "mlflow": lambda _: [],
     "tf1-checkpoint": _checkpoints,
     "files": lambda _: [],
 }

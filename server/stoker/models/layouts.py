@@ -1,6 +1,7 @@
 """The models in a folder that is served as it is: Stoker's own layout, Triton's and TensorFlow Serving's.
 
 PATH/model.onnx, PATH/saved_model.pb, PATH/score.py         one model, version 1
+PATH/MLmodel                                                the same in MLflow's format
 PATH/1/saved_model.pb                                       TensorFlow Serving's base path: one model
 PATH/NAME/1/saved_model.pb                                  the same for several models
 PATH/NAME/1/model.onnx, PATH/NAME/1/model.savedmodel/       Triton's, with or without config.pbtxt
@@ -46,7 +47,7 @@ class ModelSource:
         name: Its name, valid as the name of a service.
         version: Its version; 1 where the layout has none.
         framework: Its framework.
-        path: What the runtime loads: the entry script, the `.onnx` file or the SavedModel's folder.
+        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
         max_batch_rows: `max_batch_size` of Triton's config.pbtxt, None where none is given. Zero is Triton's
             way to say that the first axis of the model is not a batch axis.
         registered: The registered version, whose files can be verified and whose lease can be held.
@@ -178,7 +179,7 @@ def _single(path: Path) -> list[ModelSource]:
     if not find_models(path):
         return []
     detected = _servable(detect(path))
-    if detected.framework == "tensorflow":
+    if detected.framework == "tensorflow" and not path.is_dir():
         # A saved_model.pb stands for its folder.
         path = detected.path
     if not path.is_dir():

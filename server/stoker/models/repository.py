@@ -220,7 +220,7 @@ class Repository:
             raise ValueError("the time of registration needs its zone")
         detected = detect(path, framework)
         # A SavedModel may have been named by its saved_model.pb; what is copied is its folder.
-        root = detected.path if detected.framework == "tensorflow" else path
+        root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path
         try:
             source = source_files(root)
             if sample is not None:

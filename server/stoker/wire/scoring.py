@@ -18,6 +18,7 @@ import simdjson
 
 from stoker.errors import InvalidInput
 from stoker.tensors import Signature, TensorSpec
+from stoker.wire.input_data import data_of
 from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document
 from stoker.wire.nested_lists import elements_of, numbers
 
@@ -143,9 +144,12 @@ def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
     """`ScoringDecoder.decode` for a body that has been parsed; raises InvalidInput."""
     if not isinstance(document, dict):
         raise InvalidInput(f'Expected a JSON object with the key "data", got {kind_of(document)}.')
-    if "data" not in document:
+    if "data" in document:
+        data = document["data"]
+    elif "input_data" in document:
+        data = data_of(document, [spec.name for spec in signature.inputs])
+    else:
         raise InvalidInput('The key "data" is missing; expected {"data": [row, ...]}.')
-    data = document["data"]
     if len(signature.inputs) == 1:
         return [_rows(data, signature.inputs[0], '"data"')]
     names = [spec.name for spec in signature.inputs]

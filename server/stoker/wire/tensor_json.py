@@ -15,6 +15,7 @@ import orjson
 
 from stoker.errors import InvalidInput
 from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.input_data import data_of
 from stoker.wire.json_bodies import kind_of, parse_document
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, numbers
 
@@ -40,12 +41,12 @@ def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
         InvalidInput: It has no `data`, inputs are missing or unknown, or one has the wrong shape or type.
     """
     document = parse_document(body)
-    if not isinstance(document, dict) or "data" not in document:
+    if not isinstance(document, dict) or ("data" not in document and "input_data" not in document):
         raise InvalidInput(
             'The key "data" is missing; expected {"data": tensor} or {"data": {"name": tensor}}.'
         )
-    data = document["data"]
     names = [info.name for info in tensors.inputs]
+    data = document["data"] if "data" in document else data_of(document, names)
     if len(names) == 1 and not isinstance(data, dict):
         data = {names[0]: data}
     if not isinstance(data, dict) or set(data) != set(names):

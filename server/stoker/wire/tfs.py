@@ -272,9 +272,18 @@ def _kinds(info: TensorInfo, values: list[Any]) -> set[str | None]:
 
 
 def encode_predict(
-    tensors: ModelTensors, request: PredictRequest, outputs: Mapping[str, np.ndarray]
+    tensors: ModelTensors,
+    request: PredictRequest,
+    outputs: Mapping[str, np.ndarray],
+    key: str | None = None,
 ) -> bytes:
     """Encode an answer in the format of its request.
+
+    Args:
+        tensors: What the model gives.
+        request: The request.
+        outputs: The model's outputs by name.
+        key: The only key of the answer; empty for an answer without one, None for the one of the format.
 
     Raises:
         InvalidInput: Row format was asked for, and an output has no batch axis.
@@ -282,14 +291,19 @@ def encode_predict(
     names = [info.name for info in tensors.outputs]
     if not request.rows:
         columns = {name: _lists(name, outputs[name]) for name in names}
-        return _dump({"outputs": columns[names[0]] if len(names) == 1 else columns})
+        return _keyed("outputs" if key is None else key, columns[names[0]] if len(names) == 1 else columns)
     sizes = {outputs[name].shape[0] if outputs[name].ndim else -1 for name in names}
     if len(sizes) > 1 or -1 in sizes:
         raise InvalidInput("The outputs have no common batch dimension; ask in column format ('inputs')")
+    key = "predictions" if key is None else key
     if len(names) == 1:
-        return _dump({"predictions": _lists(names[0], outputs[names[0]])})
+        return _keyed(key, _lists(names[0], outputs[names[0]]))
     listed = [_lists(name, outputs[name]) for name in names]
-    return _dump({"predictions": [dict(zip(names, row, strict=True)) for row in zip(*listed, strict=True)]})
+    return _keyed(key, [dict(zip(names, row, strict=True)) for row in zip(*listed, strict=True)])
+
+
+def _keyed(key: str, value: Any) -> bytes:
+    return _dump({key: value} if key else value)
 
 
 def _lists(name: str, array: np.ndarray) -> Any:

@@ -1,0 +1,75 @@
+"""MLflow's scoring protocol, and what Azure makes of it, for models whose inputs are tensors. Sans-I/O.
+
+`{"instances": …}` and `{"inputs": …}` are TensorFlow Serving's. Tables (`dataframe_split`, `dataframe_records`,
+Azure's `input_data`) are taken where their columns are the inputs of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.wire.input_data import columns_of, is_table
+from stoker.wire.json_bodies import parse_document
+from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from stoker.tensors import ModelTensors
+
+__all__ = ["Invocation", "decode_invocation", "encode_invocation"]
+
+_FORMATS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs", "input_data")
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A decoded request.
+
+    Attributes:
+        predict: Its tensors.
+        bare: Whether the predictions are the whole answer, as Azure's server gives them.
+    """
+
+    predict: PredictRequest
+    bare: bool
+
+
+def decode_invocation(tensors: ModelTensors, body: bytes) -> Invocation:
+    """Decode a body of `/invocations`.
+
+    Raises:
+        MalformedBody: It is not JSON, or not an object with one of the formats.
+        InvalidInput: It does not fit the model.
+    """
+    document = parse_document(body)
+    formats = [name for name in _FORMATS if name in document] if isinstance(document, dict) else []
+    if len(formats) != 1:
+        raise MalformedBody(f"Expected a JSON object with exactly one of {', '.join(_FORMATS)}.")
+    (kind,) = formats
+    if document.get("params"):
+        raise InvalidInput("This model takes no params.")
+    names = [info.name for info in tensors.inputs]
+    value = document[kind]
+    if kind == "dataframe_records":
+        body = orjson.dumps({"instances": value})
+    elif kind in ("dataframe_split", "input_data"):
+        given = columns_of(value, names) if kind == "dataframe_split" or is_table(value) else value
+        body = orjson.dumps({"inputs": given})
+    return Invocation(decode_predict(tensors, body), kind == "input_data")
+
+
+def encode_invocation(
+    tensors: ModelTensors, invocation: Invocation, outputs: Mapping[str, np.ndarray]
+) -> bytes:
+    """Encode the answer: `{"predictions": …}`, or the predictions alone.
+
+    Raises:
+        InvalidInput: Rows were asked for, and an output has no batch axis.
+    """
+    return encode_predict(tensors, invocation.predict, outputs, key="" if invocation.bare else "predictions")
