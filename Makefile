@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml clients/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	@echo 'Some GB of packages are downloaded and installed now; the first time that takes minutes.'
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt -e ./clients -e '.[training,load,bench,dev]'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt -e ./clients -e '.[gpu,training,load,bench,dev]'
 	touch $@
 
 serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line
@@ -49,7 +49,7 @@ compare: install  ## Stoker against other servers, each from PyPI in an environm
 	$(BIN)/python -m stoker_bench.compare
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' '-e ./clients' '-e .[training,load,bench,dev]' uv > requirements.in
+	printf '%s\n' '-e ./clients' '-e .[cpu,gpu,training,load,bench,dev]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

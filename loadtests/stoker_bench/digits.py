@@ -54,7 +54,7 @@ def _bundled() -> Digits:
         rows, labels = bundled_digits()
     except ImportError as error:
         raise OperatorError(
-            "scikit-learn's digits are not installed (pip install 'stoker[training]'); "
+            "scikit-learn's digits are not here: install scikit-learn, "
             "or give MNIST's IDX files with --mnist-dir FOLDER"
         ) from error
     return Digits(rows, labels, "scikit-learn's digits, 8x8 enlarged to 28x28 (not MNIST)")

@@ -118,6 +118,17 @@ def test_options_of_another_bench_are_refused(
     assert not asked
 
 
+def test_a_bench_without_onnx_runtime_says_how_to_install_it(
+    asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is started; a server that runs already is measured without."""
+    monkeypatch.setattr(bench, "find_spec", lambda _: None)
+    with pytest.raises(InvalidSettings, match=r" pip install .*onnxruntime"):
+        bench.run(parsed())
+    assert not asked
+    assert bench.run(parsed("--uri", "http://127.0.0.1:8080/score")) == 0
+
+
 def test_report_is_printed_and_written(
     asked: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

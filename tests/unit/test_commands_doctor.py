@@ -9,11 +9,14 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from tests.live_server import free_port
+from tests.tiny_models import write_mlp
 
 from stoker.commands import diagnosis, doctor
 from stoker.commands.diagnosis import Check, diagnose
+from stoker.extras import how_to_install, onnx_missing
 from stoker.gpu import device_survey, devices
 from stoker.gpu.facts import Driver, Gpu
 from stoker.settings import ModelSettings, ServerSettings
@@ -156,7 +159,7 @@ def test_the_grpc_port_and_its_packages_are_looked_at(
         assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "wrong"
     monkeypatch.setattr(grpc_port, "_installed", lambda _: False)
     check = checks_of(workspace, grpc_port=port)["grpc port"]
-    assert (check.outcome, "pip install 'stoker[grpc]'" in check.text) == ("wrong", True)
+    assert (check.outcome, how_to_install("grpc") in check.text) == ("wrong", True)
 
 
 def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
@@ -288,9 +291,30 @@ def test_a_saved_model_without_tensorflow_is_wrong(
         assert (check.outcome, check.items) == ("ok", ())
     else:
         assert check.outcome == "wrong"
-        assert check.items == (
-            "a SavedModel needs TensorFlow; install it with: pip install 'stoker[tensorflow]'",
-        )
+        assert check.items == (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
+
+
+def test_an_onnx_model_without_onnx_runtime_is_wrong(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without such a model, no ONNX Runtime is worth a note: scripts and SavedModels do without."""
+    found = diagnosis.find_spec
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
+    monkeypatch.setattr(diagnosis, "installed_onnx_builds", dict)
+    model = write_mlp(tmp_path / "digits.onnx")
+    check = checks_of(workspace, ModelSettings(path=model))["model digits"]
+    assert (check.outcome, check.items) == ("wrong", (f"an ONNX model needs ONNX Runtime; {onnx_missing()}",))
+    check = checks_of(workspace)["onnx runtime"]
+    assert (check.outcome, check.text) == ("note", f"none: for ONNX models, {onnx_missing()}")
+
+
+def test_the_build_of_onnx_runtime_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them in one folder are wrong, whatever is served."""
+    check = checks_of(workspace)["onnx runtime"]
+    assert (check.outcome, check.text.split()) == ("ok", ["onnxruntime-gpu", onnxruntime.__version__])
+    monkeypatch.setattr(diagnosis, "onnx_clash", lambda: "both are installed")
+    check = checks_of(workspace)["onnx runtime"]
+    assert (check.outcome, check.text) == ("wrong", "both are installed")
 
 
 def test_notes_alone_are_not_wrong(tmp_path: Path, workspace: Workspace) -> None:

@@ -63,7 +63,9 @@ def test_without_pillow_a_setting_is_an_error_and_a_registration_a_warning(
 ) -> None:
     """An image input that the operator asks for needs Pillow; one that came with the model leaves the numbers."""
     without(monkeypatch, "PIL")
-    with pytest.raises(InvalidSettings, match=r"digits: images are decoded by Pillow.*stoker\[images\]"):
+    with pytest.raises(
+        InvalidSettings, match=r"digits: images are decoded by Pillow.* pip install 'pillow>="
+    ):
         deployed(workspace, ModelSettings(path=script, image=DIGITS))
     Repository(workspace.models_dir).register(
         "digits", script, now=datetime(2026, 1, 1, tzinfo=UTC), image=DIGITS.to_json()
@@ -97,7 +99,7 @@ def test_parquet_without_pyarrow_is_an_error(
 ) -> None:
     """The start says what to install; JSON lines need nothing."""
     without(monkeypatch, "pyarrow")
-    with pytest.raises(InvalidSettings, match=r"collect: .*pip install 'stoker\[parquet\]'"):
+    with pytest.raises(InvalidSettings, match=r"collect: .* pip install 'pyarrow>="):
         deployed(workspace, ModelSettings(path=script, collect=CollectionSettings(format="parquet")))
     assert deployed(workspace, ModelSettings(path=script), collect=True).collection is not None
 

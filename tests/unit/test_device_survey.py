@@ -44,6 +44,10 @@ def test_gpus_and_the_cpu_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.name.endswith(" cores")
     assert cpu.memory_total_bytes == main_memory()[0] > 0
     assert cpu.problems["onnx"] is None
+    monkeypatch.setattr(device_survey, "find_spec", lambda _: None)
+    lacking = find_devices().devices[-1].problems
+    assert " pip install 'onnxruntime>=" in (lacking["onnx"] or "")
+    assert " pip install 'tensorflow>=" in (lacking["tensorflow"] or "")
 
 
 def test_a_divided_gpu_is_followed_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,6 +303,17 @@ def test_another_python_gets_what_the_device_process_imports(framework: str, run
     assert {name for name in names if name.startswith(("onnx", "tensorflow"))} == runtimes
 
 
+@pytest.mark.parametrize("asked", ["onnxruntime", "onnxruntime-gpu"])
+def test_another_python_gets_one_build_of_onnx_runtime(
+    ask: Ask, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That which its model asks for takes the place of the server's, whose files are in the same folder."""
+    other = Interpreter(Path("/nowhere/python3.99"), (3, 99, 0))
+    needs = build._plan(ask(f"{asked}==1.20"), other, "onnx").needs
+    assert {need.partition(">")[0] for need in needs if need.startswith("onnx")} <= {asked}
+    assert any(need.startswith("orjson") for need in needs)
+
+
 def test_the_server_is_where_this_interpreter_finds_it() -> None:
     """Its site-packages and the folders of packages installed in place, without the standard library."""
     paths = server_paths()

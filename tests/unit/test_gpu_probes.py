@@ -169,7 +169,9 @@ def test_a_library_is_taken_once_in_the_version_of_the_build(tmp_path: Path) -> 
 def test_a_build_without_the_provider_says_so(monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
     """`onnxruntime` in place of `onnxruntime-gpu` is a frequent reason."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    assert "has no CUDA provider; install onnxruntime-gpu (installed: onnxruntime" in (probe(runtime) or "")
+    assert "has no CUDA provider; install onnxruntime-gpu in its place (installed: onnxruntime" in (
+        probe(runtime) or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,14 @@ def test_tensorflow_is_asked_for_its_gpus(
 def test_tensorflow_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setattr(probes, "util", SimpleNamespace(find_spec=lambda _: None))
-    assert "pip install 'stoker[tensorflow]'" in (probe("tensorflow") or "")
+    assert " pip install 'tensorflow>=" in (probe("tensorflow") or "")
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "tensorrt"])
+def test_onnx_runtime_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
+    """With the command for the build that can use GPUs."""
+    monkeypatch.setattr(probes, "util", SimpleNamespace(find_spec=lambda _: None))
+    assert " pip install 'onnxruntime-gpu>=" in (probe(runtime) or "")
 
 
 def test_nothing_is_known_of_scripts() -> None:

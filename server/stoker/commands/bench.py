@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.extras import how_to_install, onnx_missing
 
 if TYPE_CHECKING:
     from stoker_bench.report import Report
@@ -149,13 +150,15 @@ def _report(args: argparse.Namespace) -> Report:
     from stoker_bench.protocol_bench import ProtocolBenchOptions, run_protocol_bench
     from stoker_bench.script_bench import ScriptBenchOptions, run_script_bench
 
+    if args.uri is None and find_spec("onnxruntime") is None:
+        raise InvalidSettings(f"the bench serves ONNX models; {onnx_missing()}")
     if args.scripts:
         return run_script_bench(ScriptBenchOptions(**_given(args, "scripts", *_SCRIPT_OPTIONS)))
     if args.protocols:
         return run_protocol_bench(ProtocolBenchOptions(**_given(args, "protocols", *_PROTOCOL_OPTIONS)))
     if args.grpc:
         if find_spec("grpc") is None:
-            raise InvalidSettings("--grpc needs packages that are missing here: pip install 'stoker[grpc]'")
+            raise InvalidSettings(f"--grpc needs packages that are missing here; {how_to_install('grpc')}")
         from stoker_bench.grpc_bench import GrpcBenchOptions, run_grpc_bench
 
         return run_grpc_bench(GrpcBenchOptions(**_given(args, "grpc", *_GRPC_OPTIONS)))

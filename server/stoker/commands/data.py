@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import InvalidSettings, OperatorError
+from stoker.extras import how_to_install
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         records = last_records(data_dir / args.name, args.lines)
     except ImportError as error:
         raise OperatorError(
-            "these are Parquet files, read by pyarrow: pip install 'stoker[parquet]'"
+            f"these are Parquet files, read by pyarrow, which is not installed; {how_to_install('parquet')}"
         ) from error
     except (OSError, ValueError) as error:
         raise OperatorError(f"the collected records cannot be read: {error}") from error

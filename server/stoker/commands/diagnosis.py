@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from stoker.environments.check import installed_version
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import OperatorError
+from stoker.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
 from stoker.gpu.device_survey import FoundDevice, find_devices, main_memory, probe_in_child
 from stoker.gpu.devices import choose_device
 from stoker.models.deployment import Deployed, resolve
@@ -77,7 +78,8 @@ def diagnose(
         build: Whether virtual environments that models ask for and that are not there are built.
         say: Is told in a line what takes time.
     """
-    checks = [_python(), _packages(), _workspace(workspace), _port(settings.host, settings.port)]
+    checks = [_python(), _packages(), _onnx_runtime()]
+    checks += [_workspace(workspace), _port(settings.host, settings.port)]
     if settings.grpc_port:
         checks.append(_grpc_port(settings))
     checks += [_memory(), _limits()]
@@ -112,18 +114,13 @@ def _python() -> Check:
 def _packages() -> Check:
     """The server's own packages."""
     try:
-        texts = metadata.requires("stoker") or []
+        needed = requirements()
     except metadata.PackageNotFoundError:
         return Check("packages", "wrong", "Stoker is not installed as a package; install it with pip or uv")
-    needed = [requirement for requirement in map(Requirement, texts) if _is_needed(requirement)]
     problems = tuple(filter(None, map(_package_problem, needed)))
     if problems:
         return Check("packages", "wrong", f"{len(problems)} of the {len(needed)} that Stoker needs", problems)
     return Check("packages", "ok", f"the {len(needed)} that Stoker needs are there")
-
-
-def _is_needed(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
 def _package_problem(requirement: Requirement) -> str:
@@ -133,6 +130,19 @@ def _package_problem(requirement: Requirement) -> str:
     if not requirement.specifier.contains(version, prereleases=True):
         return f"{requirement} is needed, {version} is installed"
     return ""
+
+
+def _onnx_runtime() -> Check:
+    """Which build of ONNX Runtime is there; not all servers need one."""
+    name = "onnx runtime"
+    clash = onnx_clash()
+    if clash is not None:
+        return Check(name, "wrong", clash)
+    builds = installed_onnx_builds()
+    if not builds and find_spec("onnxruntime") is None:
+        return Check(name, "note", f"none: for ONNX models, {onnx_missing()}")
+    shown = ", ".join(f"{build} {version}" for build, version in builds.items())
+    return Check(name, "ok", shown or "a build of another name than Stoker's extras ask for")
 
 
 def _workspace(workspace: Workspace) -> Check:
@@ -245,7 +255,8 @@ def _devices(models: Sequence[Deployed], settings: ServerSettings) -> Iterator[C
         for device in model.placement.devices:
             frameworks.setdefault(device, set()).add(runtime)
     if not models:
-        installed = {"onnx"} | ({"tensorflow"} if find_spec("tensorflow") else set())
+        packages = {"onnx": "onnxruntime", "tensorflow": "tensorflow"}
+        installed = {framework for framework, package in packages.items() if find_spec(package)}
         frameworks = dict.fromkeys(settings.device, installed)
     found = [device for device in find_devices().devices if device.kind != "cpu"]
     problem = functools.cache(probe_in_child)
@@ -299,11 +310,14 @@ def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[st
 
 def _lacking(model: Deployed) -> tuple[str, ...]:
     """What the framework of a model needs and this Python has not; Stoker installs it in what it manages itself."""
-    if model.servable.framework != "tensorflow" or find_spec("tensorflow") is not None:
-        return ()
+    framework = model.servable.framework
     if model.environment is not None and model.environment.managed_by_system:
         return ()
-    return ("a SavedModel needs TensorFlow; install it with: pip install 'stoker[tensorflow]'",)
+    if framework == "tensorflow" and find_spec("tensorflow") is None:
+        return (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
+    if framework == "onnx" and find_spec("onnxruntime") is None:
+        return (f"an ONNX model needs ONNX Runtime; {onnx_missing()}",)
+    return ()
 
 
 def _environment(name: str, environment: ModelEnvironment) -> Check:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import OperatorError
+from stoker.extras import how_to_install, onnx_extra
 
 if TYPE_CHECKING:
     import argparse
@@ -63,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         train(spec)
     except ModuleNotFoundError as error:
+        how = how_to_install("training", onnx_extra())
         raise OperatorError(
-            f"training needs a package that is not installed ({error.name}); "
-            "install them all with: pip install 'stoker[training]'"
+            f"training needs packages that are not installed ({error.name}); {how}"
         ) from error
     return 0

@@ -14,6 +14,7 @@ import numpy as np
 from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
 from stoker.device.canary import Canary, first_row
 from stoker.errors import LoadFailed
+from stoker.extras import onnx_missing
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import GPU_INSTANCES, BufferedRuntime, ForkingRuntime, OutOfMemory, Runtime
 from stoker.servable import Device, Servable
@@ -225,8 +226,10 @@ def load_runtime(servable: Servable, device: Device, threads: int) -> Runtime:
 def _loader(framework: str) -> Callable[[Servable, Device, int], Runtime]:
     match framework:
         case "onnx":
-            from stoker.runtimes.onnx import load_onnx
-
+            try:
+                from stoker.runtimes.onnx import load_onnx
+            except ImportError as error:
+                raise LoadFailed(f"an ONNX model needs ONNX Runtime ({error}); {onnx_missing()}") from error
             return load_onnx
         case "tensorflow":
             from stoker.runtimes.tensorflow import load_saved_model

@@ -136,7 +136,9 @@ def _plan(specification: Specification, python: Interpreter, framework: str) -> 
     if python.is_like_this:
         return _Plan(specification, python, server_paths(), ())
     # Compiled packages of this interpreter cannot be used in that one, which needs its own.
-    return _Plan(specification, python, (str(Path(stoker.__file__).parent),), device_needs(framework))
+    asked = {entry.requirement.name for entry in specification.entries if entry.requirement is not None}
+    needs = device_needs(framework, asked)
+    return _Plan(specification, python, (str(Path(stoker.__file__).parent),), needs)
 
 
 def _ready(environments_dir: Path, plan: _Plan, note: str) -> Built | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import metadata
+from collections.abc import Collection
 from typing import Final
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from stoker.environments.catalogue import EQUIVALENTS
+from stoker.extras import onnx_extra, requirements
 
 __all__ = ["OLDEST_NUMPY", "device_needs", "server_paths"]
 
@@ -17,7 +19,6 @@ OLDEST_NUMPY: Final = "1.26"
 """The oldest numpy with which a device process runs."""
 # What only the frontends and the commands import.
 _NOT_FOR_DEVICES: Final = {"stoker-client", "starlette", "uvicorn", "uvloop", "httptools", "tqdm"}
-_RUNTIMES: Final = {"onnx": ("onnxruntime", "onnxruntime-gpu"), "tensorflow": ("tensorflow",)}
 
 
 def server_paths() -> tuple[str, ...]:
@@ -36,17 +37,23 @@ def _search_path(*options: str) -> list[str]:
     return paths
 
 
-def device_needs(framework: str) -> tuple[str, ...]:
-    """What the device process of a framework imports, as requirements."""
-    runtimes = {name for names in _RUNTIMES.values() for name in names}
-    wanted = set(_RUNTIMES.get(framework, ()))
+def device_needs(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]:
+    """What the device process of a framework imports, as requirements; of ONNX Runtime the build that is here.
+
+    Args:
+        framework: Framework of the model.
+        asked: Normalised names of packages that are installed beside these. What one of them stands for is left
+            out: two builds of one package overwrite each other.
+    """
+    runtimes = {"onnx": onnx_extra(), "tensorflow": "tensorflow"}
+    wanted = requirements()
+    if framework in runtimes:
+        wanted += requirements(runtimes[framework])
     chosen = []
-    for text in metadata.requires("stoker") or ():
-        requirement = Requirement(text)
+    for requirement in wanted:
         name = canonicalize_name(requirement.name)
-        extra = "tensorflow" if "tensorflow" in wanted else ""
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        if applies and name not in _NOT_FOR_DEVICES and (name not in runtimes or name in wanted):
+        others = {other for names in EQUIVALENTS if name in names for other in names - {name}}
+        if name not in _NOT_FOR_DEVICES and others.isdisjoint(asked):
             specifier = f">={OLDEST_NUMPY}" if name == "numpy" else str(requirement.specifier)
             chosen.append(f"{name}{specifier}")
     return tuple(sorted(chosen))

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from stoker.extras import how_to_install, onnx_missing
 from stoker.gpu import probes
 from stoker.gpu.devices import Visible, confine, cpu_device, mig_hint, visible_devices
 from stoker.gpu.facts import Driver, Gpu, MigDevice
@@ -187,11 +188,11 @@ def main_memory() -> tuple[int, int]:
 
 def _cpu() -> FoundDevice:
     total, available = main_memory()
-    tensorflow = find_spec("tensorflow") is not None
-    problems = {
-        "onnx": None,
-        "tensorflow": None if tensorflow else "it is not installed (pip install 'stoker[tensorflow]')",
-    }
+    problems: dict[str, str | None] = {"onnx": None, "tensorflow": None}
+    if find_spec("onnxruntime") is None:
+        problems["onnx"] = f"it is not installed; {onnx_missing()}"
+    if find_spec("tensorflow") is None:
+        problems["tensorflow"] = f"it is not installed; {how_to_install('tensorflow')}"
     return FoundDevice(
         "cpu",
         "cpu",

@@ -14,9 +14,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Final
+
+from stoker.extras import how_to_install, installed_onnx_builds
 
 __all__ = ["RUNTIMES", "cuda_libraries", "preload_cuda", "probe"]
 
@@ -104,11 +106,16 @@ def _tensorrt_problem() -> str | None:
 
 def _onnx_library_problem(provider: str) -> str | None:
     """Why a provider's library cannot be loaded; ONNX Runtime itself would log a line and go on without the GPU."""
+    if util.find_spec("onnxruntime") is None:
+        return f"ONNX Runtime is not installed; {how_to_install('gpu')}"
     import onnxruntime
 
     name = f"onnxruntime {onnxruntime.__version__}"
     if f"{provider}ExecutionProvider" not in onnxruntime.get_available_providers():
-        return f"{name} has no {provider} provider; install onnxruntime-gpu (installed: {_installed_onnxruntimes()})"
+        builds = ", ".join(installed_onnx_builds()) or "none that is known"
+        return (
+            f"{name} has no {provider} provider; install onnxruntime-gpu in its place (installed: {builds})"
+        )
     preload_cuda()
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
@@ -157,14 +164,9 @@ def _product_problem() -> str | None:
     return None
 
 
-def _installed_onnxruntimes() -> str:
-    names = {"onnxruntime", "onnxruntime-gpu"} & {dist.metadata["Name"] for dist in metadata.distributions()}
-    return ", ".join(sorted(names)) or "none"
-
-
 def _tensorflow_problem() -> str | None:
     if util.find_spec("tensorflow") is None:
-        return "TensorFlow is not installed; install it with: pip install 'stoker[tensorflow]'"
+        return f"TensorFlow is not installed; {how_to_install('tensorflow')}"
     import tensorflow as tf
 
     if tf.config.list_physical_devices("GPU"):

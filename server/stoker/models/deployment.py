@@ -18,6 +18,7 @@ from stoker.acceleration import Acceleration, check_acceleration
 from stoker.collection import CollectionSettings
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import InvalidSettings
+from stoker.extras import how_to_install
 from stoker.image_input import ImageInput, read_image_input
 from stoker.metrics import MODEL_SLOTS
 from stoker.models.layouts import ModelSource
@@ -270,7 +271,7 @@ def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
     """How a model's input is made from images: as its settings say, else as it was registered."""
     registered = None if source.registered is None else source.registered.image
     if find_spec("PIL") is None:
-        missing = "images are decoded by Pillow, which is not installed: pip install 'stoker[images]'"
+        missing = f"images are decoded by Pillow, which is not installed; {how_to_install('images')}"
         if model.image is not None:
             raise InvalidSettings(f"{source.name}: {missing}")
         if registered is not None:
@@ -288,7 +289,7 @@ def _collection(model: ModelSettings, settings: ServerSettings) -> CollectionSet
         collection = CollectionSettings()
     if collection and collection.format == "parquet" and find_spec("pyarrow") is None:
         raise InvalidSettings(
-            "collect: the format parquet is written by pyarrow: pip install 'stoker[parquet]'"
+            f"collect: the format parquet is written by pyarrow, which is not installed; {how_to_install('parquet')}"
         )
     return collection or None
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import LoadFailed
+from stoker.extras import how_to_install
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
 from stoker.runtimes.packed import Run
@@ -45,8 +46,7 @@ def as_float16(name: str, path: Path) -> bytes:
         from onnxruntime.transformers.float16 import convert_float_to_float16
     except ImportError as error:
         raise LoadFailed(
-            f"{name}: precision: fp16 converts the model with the onnx package ({error}); install it with: "
-            "pip install 'stoker[fp16]'"
+            f"{name}: precision: fp16 converts the model with the onnx package ({error}); {how_to_install('fp16')}"
         ) from error
     try:
         model = onnx.load(str(path))

@@ -12,6 +12,7 @@ import numpy as np
 
 from stoker.acceleration import Acceleration
 from stoker.errors import InvalidInput, LoadFailed
+from stoker.extras import how_to_install
 from stoker.isolation.difference import largest_difference
 from stoker.isolation.reading import Reading
 from stoker.isolation.tensorflow_reading import read_concrete_function
@@ -48,7 +49,7 @@ def import_tensorflow(device: Device, threads: int, acceleration: Acceleration |
         import tensorflow as tf
     except ImportError as error:
         raise LoadFailed(
-            f"a SavedModel needs TensorFlow ({error}); install it with: pip install 'stoker[tensorflow]'"
+            f"a SavedModel needs TensorFlow ({error}); {how_to_install('tensorflow')}"
         ) from error
     gpus = tf.config.list_physical_devices("GPU")
     if device.kind == "cpu":

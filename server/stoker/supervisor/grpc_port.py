@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from stoker.errors import InvalidSettings
+from stoker.extras import how_to_install
 from stoker.settings import ServerSettings
 
 __all__ = ["address_of", "reserve_grpc_port"]
@@ -32,7 +33,7 @@ def reserve_grpc_port(settings: ServerSettings, beside: socket.socket) -> socket
     if not settings.grpc_port:
         raise InvalidSettings("grpc_tls_cert and grpc_tls_key need a grpc_port to serve on")
     if not all(_installed(name) for name in _PACKAGES):
-        raise InvalidSettings("grpc_port needs packages that are missing here: pip install 'stoker[grpc]'")
+        raise InvalidSettings(f"grpc_port needs packages that are missing here; {how_to_install('grpc')}")
     _check_certificate(settings)
     address = (beside.getsockname()[0], settings.grpc_port, *beside.getsockname()[2:])
     sock = socket.socket(beside.family)

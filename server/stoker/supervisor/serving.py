@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from stoker import __version__
+from stoker.extras import onnx_clash
 from stoker.keys.keyring import AdminKey
 from stoker.logs import configure_logging
 from stoker.settings import ServerSettings
@@ -35,6 +36,8 @@ def serve(settings: ServerSettings, workspace: Workspace) -> None:
         OperatorError: A setting is bad, or a model or device cannot be used.
     """
     configure_logging("supervisor")
+    if clash := onnx_clash():
+        logger.warning("%s", clash)
     with ExitStack() as resources:
         stock = resources.enter_context(Stock(settings, workspace, _say))
         models = stock.take_first()

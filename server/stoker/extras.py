@@ -1,0 +1,118 @@
+"""Optional packages: what an extra asks for and how that is installed; the two builds of ONNX Runtime."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+__all__ = [
+    "how_to_install",
+    "installed_onnx_builds",
+    "onnx_clash",
+    "onnx_extra",
+    "onnx_missing",
+    "requirements",
+]
+
+# `importlib.metadata` and `packaging` are imported where they are used: it takes tens of milliseconds, which a device
+# process that lacks nothing is spared.
+
+# Distributions whose files are in the one folder `onnxruntime`, by the extra that asks for them.
+_ONNX_BUILDS: Final = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
+
+
+def requirements(extra: str = "") -> list[Requirement]:
+    """What an extra asks for on this machine beside what is always needed; or, without one, what is always needed.
+
+    Raises:
+        PackageNotFoundError: Stoker is not installed as a distribution in this Python.
+    """
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    asked = map(Requirement, metadata.requires("stoker") or ())
+    return [
+        requirement
+        for requirement in asked
+        if _applies(requirement, extra) and not (extra and _applies(requirement, ""))
+    ]
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def how_to_install(*extras: str) -> str:
+    """Say how to install what this Python lacks of some extras, as the end of a sentence.
+
+    The packages themselves are named: a `stoker` on the index would be another project, and where the clone or the
+    wheel lies that this Stoker came from is not known.
+    """
+    from importlib import metadata
+
+    try:
+        asked = [requirement for extra in extras for requirement in requirements(extra)]
+    except metadata.PackageNotFoundError:
+        # A Python that has Stoker's modules alone, as that of a model's environment.
+        return f"install what Stoker's pyproject.toml lists as {' and '.join(extras)}"
+    # Where all are there, one of them does not work: it is installed again.
+    wanted = [each for each in asked if not _is_installed(each)] or asked
+    named = " ".join(shlex.quote(f"{requirement.name}{requirement.specifier}") for requirement in wanted)
+    return f"install {'it' if len(wanted) == 1 else 'them'} with: {_pip('install')} {named}"
+
+
+def _is_installed(requirement: Requirement) -> bool:
+    version = _version(requirement.name)
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def _version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _pip(command: str) -> str:
+    """A command of an installer for this very Python; uv's environments have no pip."""
+    python = shlex.quote(sys.executable)
+    return f"{python} -m pip {command}" if find_spec("pip") else f"uv pip {command} --python {python}"
+
+
+def installed_onnx_builds() -> dict[str, str]:
+    """The builds of ONNX Runtime that this Python finds, with their versions."""
+    return {name: version for name in _ONNX_BUILDS.values() if (version := _version(name)) is not None}
+
+
+def onnx_extra() -> str:
+    """The extra with the build of ONNX Runtime that is installed; `cpu` if there is none."""
+    return "gpu" if _ONNX_BUILDS["gpu"] in installed_onnx_builds() else "cpu"
+
+
+def onnx_missing() -> str:
+    """What to do where there is no ONNX Runtime, as the end of a sentence."""
+    return f"{how_to_install('cpu')} (for NVIDIA GPUs, {_ONNX_BUILDS['gpu']} in its place)"
+
+
+def onnx_clash() -> str | None:
+    """Why ONNX Runtime cannot be relied on, if both builds are in one folder; None if they are not."""
+    from importlib import metadata
+
+    names = list(installed_onnx_builds())
+    folders = {str(metadata.distribution(name).locate_file("")) for name in names}
+    # In two folders, that of a model's environment comes before the server's and is used whole.
+    if len(names) < len(_ONNX_BUILDS) or len(folders) > 1:
+        return None
+    both = " and ".join(names)
+    return (
+        f"{both} are both installed, and each overwrites files of the other; keep one: "
+        f"{_pip('uninstall')} {' '.join(names)}, then {_pip('install')} {' or '.join(names)}"
+    )
