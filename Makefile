@@ -7,7 +7,7 @@ KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench load compare constraints clean
+.PHONY: help install serve test lint bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,14 @@ load: install  ## locust against a server that it starts itself
 
 compare: install  ## Stoker against other servers, each from PyPI in an environment of its own
 	$(BIN)/python -m stoker_bench.compare
+
+dist: install  ## wheels and sdists of the server and the client in dist/, checked
+	rm -rf dist
+	for project in clients .; do \
+	    $(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir dist $$project || exit; \
+	done
+	$(BIN)/uv tool run twine@7.0.0 check --strict dist/*
+	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
 constraints:  ## refresh the lock of the other targets
 	printf '%s\n' '-e ./clients' '-e .[cpu,gpu,training,load,bench,dev]' uv > requirements.in

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import subprocess
+import sys
+import tarfile
 import tomllib
+from collections.abc import Callable
+from email.parser import HeaderParser
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from uv import find_uv_bin
+
+import stoker
 
 ROOT = Path(__file__).parents[2]
+# Where each is built from, and the packages that are in it.
+PROJECTS = {"stoker": ".", "stoker_client": "clients"}
+PACKAGES = {
+    "stoker": {"stoker", "stoker_training", "stoker_bench"},
+    "stoker_client": {"stoker_client"},
+}
+VERSION = stoker.__version__
 
 
+@functools.cache
 def locked() -> list[Requirement]:
     """The lines of constraints.txt."""
     return [Requirement(line) for line in (ROOT / "constraints.txt").read_text(encoding="ascii").splitlines()]
@@ -48,3 +69,111 @@ def test_everything_that_is_asked_for_is_locked(folder: str, machine: str, pytho
 
 def applies(requirement: Requirement, where: dict[str, str]) -> bool:
     return requirement.marker is None or requirement.marker.evaluate(where)
+
+
+# --- what is built ---
+
+
+def uv(*arguments: str | Path) -> None:
+    """Run uv without an index: what it needs is here."""
+    environ = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    done = subprocess.run(
+        [find_uv_bin(), *arguments],
+        check=False,
+        cwd=ROOT,
+        env={**environ, "UV_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The distributions as `make dist` builds them: the sdist from the clone, the wheel from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    for project in PROJECTS.values():
+        uv("build", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder, project)
+    return folder
+
+
+@pytest.fixture
+def wheel(dist: Path) -> Callable[[str], Path]:
+    return lambda name: dist / f"{name}-{VERSION}-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_wheel_has_its_packages_and_nothing_else(name: str, wheel: Callable[[str], Path]) -> None:
+    """They say that they are typed; the license is with them, the tests are not."""
+    with ZipFile(wheel(name)) as archive:
+        paths = {Path(path) for path in archive.namelist()}
+        license_text = archive.read(f"{name}-{VERSION}.dist-info/licenses/LICENSE")
+    assert {path.parts[0] for path in paths} == PACKAGES[name] | {f"{name}-{VERSION}.dist-info"}
+    assert {path.parent.name for path in paths if path.name == "py.typed"} == PACKAGES[name]
+    assert license_text == (ROOT / "LICENSE").read_bytes()
+    assert not {path for path in paths if "tests" in path.parts or path.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_wheel_is_what_an_index_takes(name: str, wheel: Callable[[str], Path]) -> None:
+    """Its metadata keep their specification, as twine has it checked too, and it is described."""
+    with ZipFile(wheel(name)) as archive:
+        text = archive.read(f"{name}-{VERSION}.dist-info/METADATA")
+    metadata = Metadata.from_email(text, validate=True)
+    assert (metadata.name, str(metadata.version)) == (name.replace("_", "-"), VERSION)
+    assert (metadata.license_expression, metadata.description_content_type) == ("Apache-2.0", "text/markdown")
+    assert (metadata.description or "").startswith("# ")
+    assert not HeaderParser().parsestr(text.decode()).defects
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_the_clone_gives_the_same_wheel_as_the_sdist(
+    name: str, wheel: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Bit for bit: nothing that a wheel needs is missing in the sdist, and a build does not tell the time."""
+    project = PROJECTS[name]
+    uv("build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", tmp_path, project)
+    assert (tmp_path / wheel(name).name).read_bytes() == wheel(name).read_bytes()
+
+
+def test_an_sdist_has_what_is_named(dist: Path) -> None:
+    """Whatever else lies in the folder of the clone stays there."""
+    with tarfile.open(dist / f"stoker-{VERSION}.tar.gz") as archive:
+        names = {Path(member.name).parts[1] for member in archive.getmembers() if member.isfile()}
+    sources = {"server", "models", "loadtests", "constraints.txt", "CHANGELOG.md"}
+    assert names == sources | {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
+
+
+# --- what is installed ---
+
+INSTALLED = """
+import json, sys
+import stoker, stoker.gateway.frontend, stoker.gateway.grpc, stoker.supervisor.supervisor
+import stoker_bench.bench, stoker_client, stoker_training
+names = ("stoker", "stoker_bench", "stoker_client", "stoker_training")
+print(json.dumps([sys.modules[name].__file__ for name in names]))
+"""
+
+
+def test_wheels_work_in_an_empty_environment(wheel: Callable[[str], Path], tmp_path: Path) -> None:
+    """The command, the client, training and the bench, with nothing of the clone in sight."""
+    home = tmp_path / "environment"
+    uv("venv", "--python", sys.executable, home)
+    python = home / "bin" / "python"
+    uv("pip", "install", "--python", python, "--no-index", "--no-deps", *map(wheel, PROJECTS))
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": os.environ["PATH"]}
+        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+
+    (packages,) = home.glob("lib/python3*/site-packages")
+    # What they ask for is found in this environment: installing it again would take minutes.
+    (packages / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    version = run(home / "bin" / "stoker", "--version")
+    assert (version.returncode, version.stdout, version.stderr) == (0, f"stoker {VERSION}\n", "")
+    imported = run(python, "-c", INSTALLED)
+    assert imported.returncode == 0, imported.stderr
+    assert all(Path(file).is_relative_to(packages) for file in json.loads(imported.stdout))
+    doctor = run(home / "bin" / "stoker", "doctor", "--port", "0", "--json")
+    checks = {check["name"]: check["outcome"] for check in json.loads(doctor.stdout)["checks"]}
+    assert (checks["packages"], checks["onnx runtime"]) == ("ok", "ok")
