@@ -196,14 +196,17 @@ class ModelSettings:
         "MAPPING",
     )
 
+    said: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """Names of settings that were given, also those that were given their defaults."""
+
     def over(self, defaults: ModelSettings) -> ModelSettings:
         """These settings, with those of `defaults` where nothing was said."""
         missing = {
-            f.name: getattr(defaults, f.name)
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) == f.default
+            name: getattr(defaults, name)
+            for name, setting in _settable(ModelSettings).items()
+            if name not in self.said and getattr(self, name) == setting.default
         }
-        return dataclasses.replace(self, **missing)
+        return dataclasses.replace(self, **missing, said=self.said | defaults.said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +407,8 @@ def model_settings(values: Mapping[str, Any], source: str) -> ModelSettings:
     Raises:
         InvalidSettings: One is unknown or has a bad value.
     """
-    return ModelSettings(**_convert(ModelSettings, values, source))
+    converted = _convert(ModelSettings, values, source)
+    return ModelSettings(**converted, said=frozenset(converted))
 
 
 def load_settings(

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.settings import ModelSettings, ServerSettings, add_server_options, load_settings
+from stoker.settings import (
+    ImportedSettings,
+    ModelSettings,
+    ServerSettings,
+    add_server_options,
+    load_settings,
+    model_settings,
+)
 
 
 def load(
@@ -366,6 +373,21 @@ def test_models_of_the_command_line_replace_those_of_the_file(tmp_path: Path) ->
     named = (ModelSettings(path=Path("mine.onnx")),)
     settings = load(tmp_path, "port: 1\nmodels: [{path: other.onnx}]", models=named)
     assert (settings.models, settings.port) == (named, 1)
+
+
+def test_what_is_said_counts_though_it_is_the_default(tmp_path: Path) -> None:
+    """A model that asks for the default keeps it, whatever was taken over from another server's files."""
+    file = tmp_path / "deployment.yaml"
+    file.write_text("models:\n- {path: said.py, environment_managed: user}\n- {path: unsaid.py}\n")
+    taken_over = ImportedSettings("Azure", model=ModelSettings(environment_managed="system"))
+    settings = load_settings({}, {}, file, (), [taken_over])
+    said, unsaid = (model.over(settings.model_defaults) for model in settings.models)
+    assert (said.environment_managed, unsaid.environment_managed) == ("user", "system")
+    # Nor does it get lost between several sources.
+    assert said.over(ModelSettings(environment_managed="system")).environment_managed == "user"
+    first = ImportedSettings("first", model=model_settings({"precision": "tf32"}, "first"))
+    second = ImportedSettings("second", model=ModelSettings(precision="fp16"))
+    assert load_settings({}, {}, None, (), [first, second]).model_defaults.precision == "tf32"
 
 
 def test_keys_come_from_the_environment_alone(tmp_path: Path) -> None:

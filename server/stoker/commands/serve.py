@@ -209,7 +209,7 @@ def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSetti
     if args.path is not None and script.path is not None:
         raise InvalidSettings("PATH and --inference-config both name what is served; leave one out")
     if args.path is not None or script.path is not None:
-        models = (ModelSettings(path=args.path, **given).over(script), *models)
+        models = (ModelSettings(path=args.path, **given, said=frozenset(given)).over(script), *models)
     elif given:
         shown = " and ".join("--" + name.replace("_", "-").replace("uses", "use-model") for name in given)
         raise InvalidSettings(f"{shown} describe{'s' * (len(given) == 1)} PATH, which is missing")
