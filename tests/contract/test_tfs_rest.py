@@ -298,6 +298,22 @@ def test_status_of_what_was_not_loaded(
     assert (answer.status, well["status"]["error_code"], failed) == (200, "OK", entry)
 
 
+def test_a_refused_get_has_the_headers_of_a_refused_post() -> None:
+    """When to try again, and that the model is not to blame, is said of whatever is refused."""
+    with InProcessServer(script(lambda raw_data: raw_data)) as server:
+        loading = ServedModel({"7": ServedVersion(1, "LOADING")}, "7")
+        server.gateway.route("model", loading)
+        answers = [
+            server.ask("GET", "/v1/models/model/metadata"),
+            server.ask("POST", "/v1/models/model:predict", body=b"{}"),
+        ]
+    names = ("retry-after", "x-ms-run-function-failed", "x-stoker-error-code")
+    assert [answer.status for answer in answers] == [503, 503]
+    assert [[answer.header(name) for name in names] for answer in answers] == [
+        ["1", "False", "not_ready"]
+    ] * 2
+
+
 @pytest.mark.parametrize("target", ["pair/metadata", "pair/versions/1/metadata"])
 def test_metadata(protocol_server: LiveServer, target: str) -> None:
     """The doubled key is the API's own."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
-from stoker.gateway.answers import code_line, split_lines
+from stoker.gateway.answers import code_line, error_lines, split_lines
 from stoker.gateway.call import Call
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import tensors_of
@@ -144,7 +144,7 @@ class _Endpoint:
             lines = RequestIds(*sent).lines
             status, body = 200, json.dumps(self._described(request, target), indent=4).encode()
         except StokerError as error:
-            lines = refusal_id_lines(sent) + code_line(error)
+            lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
             status, body = _error_answer(error)
         response = Response(body, status, media_type="application/json")
         response.raw_headers.extend(split_lines(lines))
