@@ -71,6 +71,17 @@ def test_messages_of_any_length_go_both_ways_with_descriptors(pair: Pair, text: 
     os.close(writing)
 
 
+def test_descriptors_are_never_inherited(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are closed in processes that are started from the moment they arrive, not a call later."""
+    sender, receiver = pair
+    monkeypatch.setattr(os, "set_inheritable", lambda *_: None)
+    for text in ("short", LARGE):
+        assert sender.send(Text(text), [sender.fileno()])
+        _, (fd,) = receiver.receive() or (None, [-1])
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+
+
 def test_what_the_other_process_is_too_busy_to_read_comes_later_in_order(pair: Pair) -> None:
     """Large and small messages wait together, with descriptors of their own."""
     supervisor, process = pair

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
@@ -30,6 +31,10 @@ _PACKET_BYTES: Final = 1 << 16
 # No codec writes a message so.
 _IN_MEMORY: Final = b'"in memory"'
 _MAX_FDS: Final = 16
+_ROOM_FOR_FDS: Final = socket.CMSG_LEN(_MAX_FDS * array("i").itemsize)
+# A script may start processes at any time, which must not hold open what tells others that this one has ended.
+# `socket.recv_fds` takes flags, and does not use them.
+_NOT_INHERITED: Final = socket.MSG_CMSG_CLOEXEC
 
 
 class ControlChannel(Generic[_Sent, _Received]):
@@ -119,14 +124,15 @@ class ControlChannel(Generic[_Sent, _Received]):
             OSError: Not even the message could be had, because this process may not have more descriptors open.
         """
         try:
-            packet, fds, flags, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MAX_FDS)
+            packet, ancillary, flags, _ = self._socket.recvmsg(_PACKET_BYTES, _ROOM_FOR_FDS, _NOT_INHERITED)
         except ConnectionResetError:
             return None
         if not packet:
             return None
-        for fd in fds:
-            # A script may start processes, and they must not hold open what tells others that this one has ended.
-            os.set_inheritable(fd, False)
+        fds = array("i")
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         if packet == _IN_MEMORY:
             if not fds:
                 raise OSError(errno.EMFILE, "a message of another process was lost: too many open files")
@@ -136,8 +142,8 @@ class ControlChannel(Generic[_Sent, _Received]):
         if flags & socket.MSG_CTRUNC:
             logger.error("too many open files (ulimit -n): the descriptors of a message were lost")
             _close_all(fds)
-            fds = []
-        return self._codec.decode(packet), fds
+            return self._codec.decode(packet), []
+        return self._codec.decode(packet), fds.tolist()
 
     def close(self) -> None:
         """Close this end."""
