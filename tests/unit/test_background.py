@@ -76,6 +76,28 @@ def test_nothing_is_started_again_when_the_server_stops() -> None:
     assert tries == [1]
 
 
+def test_a_look_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """What fails alike each time is logged once, what fails otherwise or again later, again."""
+    outcomes = iter(["away", "away", "other", None, "other"])
+
+    async def look() -> bool:
+        outcome = next(outcomes, "end")
+        if outcome not in {None, "end"}:
+            raise ValueError(outcome)
+        return outcome != "end"
+
+    async def scene() -> None:
+        background = Background()
+        background.repeat("looking", 0, look)
+        await asyncio.gather(*background._tasks)
+
+    asyncio.run(scene())
+    assert next(outcomes, "end") == "end"
+    failures = [record for record in caplog.records if record.getMessage().startswith("looking failed")]
+    shown = [str(record.exc_info[1]) for record in failures if record.exc_info]
+    assert shown == ["away", "other", "other"]
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -50,6 +50,16 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def repeat(self, what: str, period_s: float, look: Callable[[], Awaitable[bool]]) -> None:
+        """Look at something again and again, in a task of its own; a look that fails is not the last.
+
+        Args:
+            what: What the log calls it.
+            period_s: How long after a look the next one begins.
+            look: Says whether to look again.
+        """
+        self.spawn(self._repeat(what, period_s, look))
+
     def later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
         """Start something after a while, unless the server stops before."""
         self.spawn(self._start_later(delay_s, start))
@@ -81,6 +91,19 @@ class Background:
         self.stop()
         for task in list(self._tasks):
             task.cancel()
+
+    async def _repeat(self, what: str, period_s: float, look: Callable[[], Awaitable[bool]]) -> None:
+        trouble, again = "", True
+        while again:
+            try:
+                again = await look()
+                trouble = ""
+            except Exception as error:
+                # Of what fails alike each time, one traceback says all.
+                if repr(error) != trouble:
+                    logger.exception("%s failed; it is tried again every %g s", what, period_s)
+                trouble = repr(error)
+            await asyncio.sleep(period_s)
 
     async def _start_later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
         with contextlib.suppress(TimeoutError):

@@ -87,6 +87,7 @@ class Supervisor:
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
         self._requests = Requests(self._rollout, self._fleet.frontends, self._background)
         self._watch = Watch(self._rollout, stock, settings.poll_s)
+        self._gpus = GpuReader()
         self._announced = False
         self._stop_grace_s = 0.0
         self._asked_s = 0.0
@@ -100,8 +101,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, self._settings.drain_grace_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, _INTERRUPT_GRACE_S)
-        self._background.spawn(self._poll_gpus())
-        self._background.spawn(self._look_for_hung())
+        self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
+        self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
         starting = loop.create_task(self._start())
         stopped = loop.create_task(self._background.stopped())
         try:
@@ -159,17 +160,15 @@ class Supervisor:
         await self._fleet.end()
         self._fleet.frontends.close_sockets()
 
-    async def _look_for_hung(self) -> None:
-        while not self._background.stopping:
-            await asyncio.sleep(_LOOK_S)
+    async def _look_for_hung(self) -> bool:
+        if not self._background.stopping:
             self._fleet.frontends.end_hung()
+        return not self._background.stopping
 
-    async def _poll_gpus(self) -> None:
-        reader = GpuReader()
-        while True:
-            try:
-                readings = await in_thread(reader.read)
-            except OSError:
-                return
-            self._page.set_gpus(readings)
-            await asyncio.sleep(_GPU_POLL_S)
+    async def _read_gpus(self) -> bool:
+        try:
+            readings = await in_thread(self._gpus.read)
+        except OSError:  # there is no driver
+            return False
+        self._page.set_gpus(readings)
+        return True
