@@ -94,6 +94,7 @@ class PuppetRuntime:
         signature: What it takes and gives.
         answer: Computes the outputs of a batch from its inputs.
         fails_for: A batch fails if the first number of one of its rows is among these.
+        failure: What it raises then.
         fits_rows: A batch with more rows than that is out of memory.
         during: Called in the middle of each run.
         hold: If set, each run waits for this event.
@@ -107,6 +108,7 @@ class PuppetRuntime:
         self.signature = signature
         self.answer = answer
         self.fails_for: set[float] = set()
+        self.failure: type[BaseException] = PuppetFailure
         self.fits_rows: float = math.inf
         self.during: Callable[[], None] = lambda: None
         self.hold: threading.Event | None = None
@@ -124,7 +126,7 @@ class PuppetRuntime:
         if len(first) > self.fits_rows:
             raise OutOfMemory(f"the puppet has no memory for {len(first)} rows")
         if not isinstance(first, list) and self.fails_for.intersection(first.reshape(len(first), -1)[:, 0]):
-            raise PuppetFailure("the puppet was told to fail: a secret of the log")
+            raise self.failure("the puppet was told to fail: a secret of the log")
         return self.answer(inputs)
 
     @property
@@ -230,8 +232,8 @@ class Joined:
         for exchange in self.exchanges:
             exchange.close()
         self.kill_device()
-        self.worker._poller.close()
-        os.close(self.worker._wake_fd)
+        if not self.worker._closed:
+            self.worker._close()
         self._loop.close()
 
     @property

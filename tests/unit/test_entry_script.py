@@ -177,6 +177,12 @@ init, run = model.load, model
         ("import sys; sys.exit(3)", "cannot be imported", "SystemExit: 3"),
         ("def init(): 1 / 0\ndef run(data): ...", "raised", "ZeroDivisionError"),
         ("import sys\ndef init(): sys.exit('no')\ndef run(data): ...", "raised", "SystemExit: no"),
+        (
+            "import asyncio\ndef init(): raise asyncio.CancelledError\ndef run(data): ...",
+            "raised",
+            "CancelledError",
+        ),
+        ("raise KeyboardInterrupt", "cannot be imported", "KeyboardInterrupt"),
         ("def init(model): ...\ndef run(data): ...", "raised", "missing 1 required positional argument"),
     ],
 )

@@ -233,6 +233,8 @@ def test_a_response_is_sent_as_it_is() -> None:
         SystemExit(0),
         SystemExit("secret"),
         KeyboardInterrupt(),
+        asyncio.CancelledError(),
+        GeneratorExit(),
         RecursionError(),
         StopIteration(),
     ],
@@ -258,6 +260,18 @@ def test_an_exception_is_told_to_nobody_but_the_log(
     assert record.levelno == logging.ERROR
     assert content["error_id"] in record.message
     assert "in run" in caplog.text
+
+
+def test_a_result_that_cannot_be_read_does_not_end_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    """Its methods are code of the script too, and may raise what is no Exception."""
+
+    class Cancelled(dict):  # type: ignore[type-arg]
+        def items(self) -> Any:
+            raise asyncio.CancelledError
+
+    answer = ask(ScriptCalls(lambda raw_data: Cancelled(a=1)), b"[]")
+    assert (answer.status, answer.failed) == (500, True)
+    assert "the result of run() cannot be sent" in caplog.text
 
 
 @pytest.mark.parametrize(

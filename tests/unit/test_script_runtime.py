@@ -205,6 +205,7 @@ def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
             "run() fails on a batch of two rows of zeros: ValueError('no weights')",
         ),
         ("sys.exit(1)", "run() fails on a batch of two rows of zeros: SystemExit(1)"),
+        ("raise KeyboardInterrupt", "run() fails on a batch of two rows of zeros: KeyboardInterrupt()"),
         ("return None", "run() fails on a batch of two rows of zeros: TypeError"),
         ("return 5", "run() fails on a batch of two rows of zeros: TypeError"),
         ("return data[:1]", "run() returned 1 rows for a batch of 2"),
@@ -232,6 +233,11 @@ def test_a_batched_dtype_that_is_no_number_is_refused(servable: Write) -> None:
     [
         ("return data[:2]", ValueError, "run() returned 2 rows for a batch of 3"),
         ("if len(data) == 3: sys.exit(4)\n    return data", RuntimeError, "run() called sys.exit(4)"),
+        (
+            "if len(data) == 3: raise KeyboardInterrupt\n    return data",
+            RuntimeError,
+            "run() raised KeyboardInterrupt",
+        ),
         ("if len(data) == 3: raise KeyError('k')\n    return data", KeyError, "k"),
     ],
 )

@@ -1,20 +1,29 @@
 """The device's side of the arenas: from doorbells to batches, and back."""
 
+import asyncio
 import select
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.puppets import BODIES, STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
+from tests.puppets import (
+    BODIES,
+    STEADY,
+    TEXTS,
+    Joined,
+    PuppetFailure,
+    PuppetRuntime,
+    PuppetTicket,
+    double,
+    rows_of,
+)
 
 from stoker.arena import AWAKE_NS
 from stoker.device.planner import BatchPolicy
-from stoker.device.worker import Worker
 from stoker.errors import DeadlineExceeded, DeviceLost, InvalidInput, ModelFailed, ScoringTimeout
 from stoker.metrics import BATCH_BOUNDS_ROWS
 from stoker.runtimes.base import RowFailure
@@ -34,10 +43,16 @@ def ends(*tickets: PuppetTicket) -> list[object]:
     return [ticket.failure() or ticket.answer[0].tolist() for ticket in tickets]  # type: ignore[index]
 
 
-def test_one_bad_row_among_sixteen_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """The batch is split until the row is alone: fifteen answers, one error, logged once with its traceback."""
+@pytest.mark.parametrize("failure", [PuppetFailure, asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+def test_one_bad_row_among_sixteen_fails_alone(
+    caplog: pytest.LogCaptureFixture, failure: type[BaseException]
+) -> None:
+    """The batch is split until the row is alone: fifteen answers, one error, logged once with its traceback.
+
+    What is no Exception does not end the model's thread, and with it the process, either.
+    """
     with Joined() as joined:
-        joined.runtime.fails_for = {11}
+        joined.runtime.fails_for, joined.runtime.failure = {11}, failure
         tickets = [joined.submit(number) for number in range(16)]
         joined.settle()
         expected = [ModelFailed if number == 11 else doubled(number) for number in range(16)]
@@ -259,7 +274,7 @@ def test_a_backlog_of_single_rows_is_served_without_looking_around() -> None:
 
         def end_with_the_last() -> None:
             if len(joined.runtime.batches) == 20:
-                raise SystemExit
+                joined.worker.stop()
 
         for number in range(20):
             joined.submit(number)
@@ -267,8 +282,7 @@ def test_a_backlog_of_single_rows_is_served_without_looking_around() -> None:
         joined.worker._clock_ns = tick
         joined.runtime.during = end_with_the_last
         begun_ns = joined.clock()
-        with pytest.raises(SystemExit):
-            joined.worker.serve()
+        joined.worker.serve()
         assert joined.clock() - begun_ns < AWAKE_NS
 
 
@@ -444,7 +458,7 @@ def test_a_busy_device_gathers_what_comes_meanwhile() -> None:
     with Joined() as joined:
         runtime = joined.runtime
         runtime.hold = threading.Event()
-        thread = threading.Thread(target=serve_until_exit, args=(joined.worker,), daemon=True)
+        thread = threading.Thread(target=joined.worker.serve, daemon=True)
         thread.start()
         first = joined.submit(1)
         joined.turn_frontends()
@@ -459,19 +473,6 @@ def test_a_busy_device_gathers_what_comes_meanwhile() -> None:
         newcomer = joined.submit(5, frontend=1)
         joined.wait_for(newcomer)
         assert ends(newcomer) == [doubled(5)]
-        runtime.during = end_thread
-        joined.submit(6)
-        joined.turn_frontends()
+        joined.worker.stop()
         thread.join(30)
         assert not thread.is_alive()
-
-
-def serve_until_exit(worker: Worker) -> None:
-    """Serve until the model ends the thread."""
-    with suppress(SystemExit):
-        worker.serve()
-
-
-def end_thread() -> None:
-    """End the worker's thread from within the model."""
-    raise SystemExit

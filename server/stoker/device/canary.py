@@ -91,7 +91,7 @@ class Canary:
         """Run the row once; returns why it failed, or None."""
         try:
             outputs = runtime.run(self._inputs)
-        except Exception as error:  # noqa: BLE001  # whatever the device ends in
+        except BaseException as error:  # noqa: BLE001  # whatever the device ends in
             return error
         first = outputs[0][0]
         return first.error if isinstance(first, RowFailure) else None

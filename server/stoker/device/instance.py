@@ -136,7 +136,7 @@ class Instance:
             for part in batch.split(min(self._cap.rows, smaller or size)):
                 self._run(part, started_ns, alone=True)
 
-    def _try(self, batch: Batch, started_ns: int) -> Exception | None:
+    def _try(self, batch: Batch, started_ns: int) -> BaseException | None:
         lots, rows, lanes = batch.lots, batch.rows, batch.lanes
         size = self._sizes.filled(rows)
         try:
@@ -151,7 +151,7 @@ class Instance:
                 _check_texts(array, size) if spec.variable else check_batch(spec, array, size)
                 for spec, array in zip(self._outputs, outputs, strict=True)
             ]
-        except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
+        except BaseException as error:  # noqa: BLE001  # whatever the model raises is told to its caller
             self.run_began_ns = 0
             return error
         if size > rows:

@@ -117,7 +117,7 @@ class PackedRuntime:
             if len(requests) == 1:
                 return [pack(self._model(requests[0]))]
             return [pack(outputs) for outputs in self._together(requests)]
-        except Exception as error:  # noqa: BLE001  # whatever the model raises is told to its caller
+        except BaseException as error:  # noqa: BLE001  # whatever the model raises is told to its caller
             if len(requests) == 1:
                 return [RowFailure(error)]
         half = len(requests) // 2

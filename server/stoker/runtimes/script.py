@@ -16,6 +16,7 @@ from stoker.runtimes.base import Outputs, Runtime
 from stoker.runtimes.tensorflow import import_tensorflow
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.environment import script_folders, script_variables
@@ -118,16 +119,13 @@ class BatchedScript:
             ValueError: It returned another number of rows.
             ScoringTimeout: It took too long and was interrupted.
         """
-        result = self._call(inputs[0])
-        if len(result) != len(inputs[0]):
-            raise ValueError(f"run() returned {len(result)} rows for a batch of {len(inputs[0])}")
-        return [encode_rows(result)] if self._texts else [np.asarray(result)]
+        return contain(lambda: self._answers(inputs[0]))
 
-    def _call(self, batch: Any) -> Any:
-        try:
-            return self._watchdog.guard(lambda: self._run(batch))
-        except SystemExit as error:
-            raise RuntimeError(f"run() called sys.exit({error.code!r})") from error
+    def _answers(self, batch: Any) -> Outputs:
+        result = self._watchdog.guard(lambda: self._run(batch))
+        if len(result) != len(batch):
+            raise ValueError(f"run() returned {len(result)} rows for a batch of {len(batch)}")
+        return [encode_rows(result)] if self._texts else [np.asarray(result)]
 
 
 def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:
@@ -137,7 +135,7 @@ def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:
         with requests_in_log(SELF_CHECK):
             result = run(zeros)
         rows = len(result)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise LoadFailed(f"run() fails on a batch of two rows of zeros: {error!r}") from error
     if rows != 2:
         raise LoadFailed(f"run() returned {rows} rows for a batch of 2")

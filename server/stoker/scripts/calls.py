@@ -13,6 +13,7 @@ from typing import Any, Final
 from stoker.azure.flask_context import flask_context, uses_flask
 from stoker.errors import MalformedBody, ModelFailed, RequestError, ScoringTimeout, StokerError
 from stoker.script_form import ScriptForm
+from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
 from stoker.scripts.forms import NO_HEAD, bind_form, request_headers
 from stoker.scripts.json_faults import json_fault
@@ -92,16 +93,13 @@ class ScriptCalls:
         Raises:
             RequestError: A schema decorator could not convert an argument.
             ScoringTimeout: It took too long and was interrupted.
-            Exception: Whatever `run` raised; `sys.exit()` and KeyboardInterrupt are a RuntimeError.
+            Exception: Whatever `run` raised; what is no Exception, such as `sys.exit()`, is a RuntimeError.
         """
+        watchdog = self._watchdog
         try:
-            if self._watchdog is None:
-                return self._call(arguments, request)
-            return self._watchdog.guard(lambda: self._call(arguments, request))
-        except SystemExit as error:
-            raise RuntimeError(f"run() called sys.exit({error.code!r})") from error
-        except KeyboardInterrupt as error:
-            raise RuntimeError("run() raised KeyboardInterrupt") from error
+            if watchdog is None:
+                return contain(lambda: self._call(arguments, request))
+            return contain(lambda: watchdog.guard(lambda: self._call(arguments, request)))
         except Exception as error:
             if self.form.kind == "schema" and failed_in_conversion(self._run, error):
                 raise RequestError(str(error)) from error
@@ -117,7 +115,7 @@ class ScriptCalls:
         try:
             if is_response(result):
                 return response_answer(result, exec_ns)
-            return ScriptAnswer(encode_result(result), exec_ns=exec_ns)
+            return ScriptAnswer(contain(lambda: encode_result(result)), exec_ns=exec_ns)
         except Exception as error:  # noqa: BLE001  # a script's object may raise anything when it is looked at
             error_id = _log_failure("the result of run() cannot be sent", error)
             return _told(StokerError(_INTERNAL), failed=True, error_id=error_id)

@@ -88,8 +88,8 @@ def _execute(path: Path, model_dir: Path) -> ModuleType:
 def _call(function: Callable[[], object], failure: str, model_dir: Path) -> None:
     try:
         function()
-    # SystemExit too: a script that exits while it loads has failed to load.
-    except (Exception, SystemExit) as error:
+    # Whatever it is: a script that exits while it loads, or has itself cancelled, has failed to load.
+    except BaseException as error:
         lines = [*traceback.format_exception(error), load_advice(error)]
         raise LoadFailed(f"{failure}:\n{''.join(lines)}{_listing(model_dir)}") from error
 

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.containment import contain
 from stoker.scripts.handles import HandleCall, Interception, at_desk, together
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 
@@ -157,7 +158,7 @@ class GatheredCalls:
             _make_alone(calls[0])
             return
         try:
-            results = together(calls)
+            results = contain(lambda: together(calls), "a gathered call")
         except Exception as error:  # noqa: BLE001  # whoever is to blame is found below
             logger.debug("a gathered call for %d requests failed: %r", len(calls), error)
         else:
