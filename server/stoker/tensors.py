@@ -15,9 +15,10 @@ import numpy as np
 from stoker.script_form import ScriptForm
 from stoker.verdict import Verdict
 
-__all__ = ["NUMERIC_DTYPES", "ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
+__all__ = ["NUMERIC_DTYPES", "Labels", "ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
 
 _MOST_AXES: Final = 32
+Labels = tuple[str, ...] | tuple[int, ...]
 NUMERIC_DTYPES = frozenset(
     [
         "bool",
@@ -46,12 +47,14 @@ class TensorSpec:
         shape: Shape of one row, without the batch axis.
         variable: The row holds up to `shape[0]` bytes, and its length is kept beside it. Used for whole
             request bodies and for answers that are JSON text.
+        labels: What the columns of an output are called, such as the classes of scores; empty where nobody says.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     variable: bool = False
+    labels: Labels = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in NUMERIC_DTYPES:
@@ -85,12 +88,19 @@ class TensorSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as JSON can hold it."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "variable": self.variable}
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "variable": self.variable,
+            "labels": list(self.labels),
+        }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TensorSpec:
         """Inverse of `to_json`."""
-        return cls(value["name"], value["dtype"], tuple(value["shape"]), bool(value.get("variable", False)))
+        variable, labels = bool(value.get("variable", False)), tuple(value.get("labels", ()))
+        return cls(value["name"], value["dtype"], tuple(value["shape"]), variable, labels)
 
 
 @dataclass(frozen=True)
@@ -102,12 +112,14 @@ class TensorInfo:
         dtype: Name of the numpy dtype, or `string`.
         shape: Its sizes; -1 for those that may change from request to request.
         any_rank: Whether it may have any number of axes; then `shape` says nothing, and is empty.
+        labels: See `TensorSpec`.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     any_rank: bool = False
+    labels: Labels = ()
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape is one."""
@@ -141,7 +153,9 @@ class ModelTensors:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         return {
-            side: [[info.name, info.dtype, list(info.shape), info.any_rank] for info in infos]
+            side: [
+                [info.name, info.dtype, list(info.shape), info.any_rank, list(info.labels)] for info in infos
+            ]
             for side, infos in (("inputs", self.inputs), ("outputs", self.outputs))
         } | {
             "batched": self.batched,
@@ -152,8 +166,8 @@ class ModelTensors:
         """Inverse of `to_json`."""
         inputs, outputs = (
             tuple(
-                TensorInfo(name, dtype, tuple(shape), any_rank)
-                for name, dtype, shape, any_rank in value[side]
+                TensorInfo(name, dtype, tuple(shape), any_rank, tuple(labels))
+                for name, dtype, shape, any_rank, labels in value[side]
             )
             for side in ("inputs", "outputs")
         )
@@ -193,7 +207,7 @@ class Signature:
             tuple(
                 TensorInfo(spec.name, "string", (-1,))
                 if spec.variable
-                else TensorInfo(spec.name, spec.dtype, (-1, *spec.shape))
+                else TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels)
                 for spec in specs
             )
             for specs in (self.inputs, self.outputs)

@@ -23,6 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 from tests.tiny_models import write_mlp
 from tests.zoo import ZOO, graph_of, model_of, node, tensor
 
+from stoker.isolation.onnx_call import MICROSOFT, ML
 from stoker.isolation.onnx_graph import Tensor, read_model
 from stoker.isolation.onnx_reading import followed, read_onnx
 from stoker.isolation.onnx_values import Undecided
@@ -186,6 +187,43 @@ OPERATORS: dict[str, tuple[list[onnx.NodeProto], tuple[int, ...], dict[str, Any]
     "DepthToSpace": (one("DepthToSpace", blocksize=2), (4, 2, 2), {}),
     "LRN": (one("LRN", size=3), (3, 4), {}),
     "Dropout": (one("Dropout"), (2, 4), {}),
+    "GRU": (
+        one("GRU", "x w r", "every y", hidden_size=4),
+        (3, 4),
+        {"w": np.stack([WEIGHTS] * 3).reshape(1, 12, 4), "r": np.stack([WEIGHTS] * 3).reshape(1, 12, 4)},
+    ),
+    "FusedMatMul": (one("FusedMatMul", "x w", alpha=0.5, domain=MICROSOFT), (2, 4), {"w": WEIGHTS}),
+    "SkipLayerNormalization": (
+        one("SkipLayerNormalization", "x x c c", domain=MICROSOFT),
+        (3, 4),
+        {"c": WEIGHTS[0]},
+    ),
+    "MultiHeadAttention": (
+        one("MultiHeadAttention", "x x x", num_heads=2, domain=MICROSOFT),
+        (3, 4),
+        {},
+    ),
+    "Attention": (
+        one("Attention", "x w c", num_heads=2, domain=MICROSOFT),
+        (3, 4),
+        {"w": np.tile(WEIGHTS, 3), "c": np.tile(WEIGHTS[0], 3)},
+    ),
+    "MatMulNBits": (
+        one("MatMulNBits", "x w c", K=32, N=4, bits=4, block_size=32, accuracy_level=4, domain=MICROSOFT),
+        (32,),
+        {"w": np.arange(64, dtype=np.uint8).reshape(4, 1, 16), "c": WEIGHTS[0]},
+    ),
+    "DynamicQuantizeMatMul": (
+        one("DynamicQuantizeMatMul", "x w s", domain=MICROSOFT),
+        (4,),
+        {"w": np.arange(16, dtype=np.uint8).reshape(4, 4), "s": np.float32(0.1)},
+    ),
+    "LinearRegressor": (
+        one("LinearRegressor", coefficients=[1.0, 2.0, 3.0, 4.0], domain=ML),
+        (4,),
+        {},
+    ),
+    "Normalizer": (one("Normalizer", norm="MAX", domain=ML), (4,), {}),
 }
 
 
@@ -210,7 +248,7 @@ def with_rows_along(
         copy.input[:] = ["turned" if name == "x" else name for name in copy.input]
         renamed.append(copy)
     turned = [node("Transpose", "x", "turned", perm=order), *renamed]
-    return model(turned, shape, 17, constants)
+    return model(turned, shape, 17, constants, ml=3, microsoft=1)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -251,7 +289,7 @@ def test_what_is_apart_is_not_changed_by_other_rows(name: str) -> None:
 def test_most_operators_are_followed() -> None:
     """With the batch along the first axis nearly all of them are decided, so that the test above tests something."""
     read = {
-        name: read_onnx(model(nodes, shape, 17, constants)).finding
+        name: read_onnx(model(nodes, shape, 17, constants, ml=3, microsoft=1)).finding
         for name, (nodes, shape, constants) in OPERATORS.items()
     }
     assert {name for name, finding in read.items() if finding == "unknown"} <= {

@@ -157,6 +157,9 @@ class _Routes:
             for side in sides
         )
         verdict = None if service.signature is None else service.signature.verdict
+        parameters = {} if verdict is None else {"batching": verdict.to_json()}
+        if labels := {info.name: list(info.labels) for info in sides[1] if info.labels}:
+            parameters["labels"] = labels
         return JSONResponse(
             {
                 "name": service.name,
@@ -164,7 +167,7 @@ class _Routes:
                 "platform": platform(service.framework),
                 "inputs": inputs,
                 "outputs": outputs,
-                **({} if verdict is None else {"parameters": {"batching": verdict.to_json()}}),
+                **({"parameters": parameters} if parameters else {}),
             }
         )
 

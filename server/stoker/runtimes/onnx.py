@@ -24,9 +24,10 @@ from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_float16 import as_float16, check_float16
 from stoker.runtimes.onnx_sessions import OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.onnx_zipmap import with_tensors_for_maps
 from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
-from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.tensors import Labels, ModelTensors, Signature, TensorInfo
 
 __all__ = ["load_onnx"]
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 _DEVICE_FAULT = re.compile("CUDA|CUDNN|CUBLAS|CUFFT")
 _PLACE = re.compile(r"\S*\.(?:h|cc|cpp):[0-9]+ ")
 _MOST_WORDS = 500
+_MAPS = "seq(map("
 _DTYPES = {
     "tensor(bool)": "bool",
     "tensor(int8)": "int8",
@@ -67,6 +69,11 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
     source: Path | bytes = as_float16(servable.name, servable.path) if converted else servable.path
     sessions = OnnxSessions(servable, device, threads, source)
     session = sessions.open()
+    labels: dict[str, Labels] = {}
+    if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
+        source, labels = _without_maps(source)
+        sessions = dataclasses.replace(sessions, model=source)
+        session = sessions.open()
     inputs = _inputs(session, servable, source)
     if not inputs:
         raise LoadFailed(f"{servable.path} has no inputs")
@@ -74,9 +81,11 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
         sessions = dataclasses.replace(sessions, channels_last=False)
         session = sessions.open()
     model = _SessionTensors(session)
-    outputs = tuple(_info(value, servable) for value in session.get_outputs())
+    outputs = tuple(
+        _labelled(_info(value, servable), labels.get(value.name, ())) for value in session.get_outputs()
+    )
     if on_cuda and servable.acceleration.precision == "fp16":
-        original = partial(sessions.open_on_cpu, servable.path)
+        original = partial(sessions.open_on_cpu, _without_maps(servable.path)[0] if labels else servable.path)
         check_float16(servable.name, model.run, lambda: _SessionTensors(original()).run, inputs)
     batched = all(info.shape[:1] == (-1,) for info in inputs) and _same_axis(session)
     tensors = ModelTensors(inputs, outputs, batched)
@@ -171,6 +180,20 @@ def _info(value: onnxruntime.NodeArg, servable: Servable) -> TensorInfo:
         )
     sizes = value.shape if value.shape is not None else []
     return TensorInfo(value.name, dtype, tuple(size if isinstance(size, int) else -1 for size in sizes))
+
+
+def _without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, Labels]]:
+    """The model with tensors for final maps, and what their columns are called."""
+    try:
+        return with_tensors_for_maps(model) or (model, {})
+    except (MalformedModel, OSError):
+        return model, {}
+
+
+def _labelled(info: TensorInfo, labels: Labels) -> TensorInfo:
+    """An output with what its columns are called, and as many of them if the file does not say its sizes."""
+    shape = info.shape or ((-1, len(labels)) if labels else ())
+    return dataclasses.replace(info, shape=shape, labels=labels)
 
 
 def _inputs(

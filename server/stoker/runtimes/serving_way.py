@@ -134,4 +134,6 @@ def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Sig
         shapes.append({name: (array.dtype.name, array.shape[1:]) for name, array in results.items()})
     if shapes[0] != shapes[1]:
         return None
-    return Signature(tuple(specs), tuple(TensorSpec(name, *kind) for name, kind in shapes[0].items()))
+    labels = {info.name: info.labels for info in tensors.outputs}
+    outputs = (TensorSpec(name, *kind, labels=labels.get(name, ())) for name, kind in shapes[0].items())
+    return Signature(tuple(specs), tuple(outputs))

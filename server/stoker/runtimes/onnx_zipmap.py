@@ -1,0 +1,123 @@
+"""Classifiers whose scores are lists of maps, as converters of scikit-learn make them, served by the tensor before.
+
+A final ZipMap puts the classes' names beside each score of each row. No protocol of tensors can say that, and an
+intermediate tensor can be had only where the graph gives it. So each such node becomes an Identity with the same
+output; the names, which are the same for all rows, are told once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from stoker.isolation.onnx_graph import Model, Node, read_model
+from stoker.isolation.onnx_wire import BYTES, Field, fields_of
+from stoker.tensors import Labels
+
+__all__ = ["with_tensors_for_maps"]
+
+_MODEL_GRAPH, _MODEL_OPSET = 7, 8
+_GRAPH_NODE, _GRAPH_OUTPUT = 1, 12
+_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR = 1, 2, 3, 4
+_FLOAT_TENSOR: Final = b"\x0a\x02\x08\x01"
+"""A TypeProto: a tensor (field 1) of elements (field 1) of float32 (1), whose shape ONNX Runtime infers."""
+_IDENTITY_OPSET: Final = 13
+
+
+def with_tensors_for_maps(model: Path | bytes) -> tuple[bytes, dict[str, Labels]] | None:
+    """Put the tensors of scores in the place of sequences of maps.
+
+    Args:
+        model: The file, or its content.
+
+    Returns:
+        The content of the changed file, and by output the names of its columns, empty where they are not known; None
+        if no output is a ZipMap's.
+
+    Raises:
+        MalformedModel: It is no ONNX model.
+        OSError: It cannot be opened.
+    """
+    read = read_model(model)
+    maps = {
+        node.outputs[0]: node
+        for node in read.graph.nodes
+        if (node.domain, node.operator) == ("ai.onnx.ml", "ZipMap") and node.outputs[0] in read.graph.outputs
+    }
+    if not maps:
+        return None
+    content = model if isinstance(model, bytes) else model.read_bytes()
+    return b"".join(_changed_model(content, read, maps)), {name: _labels(node) for name, node in maps.items()}
+
+
+def _labels(node: Node) -> Labels:
+    words = node.attributes.get("classlabels_strings")
+    if isinstance(words, tuple) and words:
+        return tuple(word.decode("utf-8", "replace") for word in words if isinstance(word, bytes))
+    numbers = node.attributes.get("classlabels_int64s")
+    if isinstance(numbers, tuple):
+        return tuple(number for number in numbers if isinstance(number, int))
+    return ()
+
+
+def _changed_model(content: bytes, read: Model, maps: Mapping[str, Node]) -> Iterator[bytes]:
+    for begin, part in _parts(content, 0, len(content)):
+        number, wire, _, start, end = part
+        if (number, wire) == (_MODEL_GRAPH, BYTES):
+            yield _field(_MODEL_GRAPH, b"".join(_changed_graph(content, start, end, maps)))
+        else:
+            yield content[begin:end]
+    if "" not in read.opsets:
+        yield _field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
+
+
+def _changed_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node]) -> Iterator[bytes]:
+    for first, (number, wire, _, start, stop) in _parts(content, begin, end):
+        names = _words(content, start, stop, {_GRAPH_NODE: _NODE_OUTPUT, _GRAPH_OUTPUT: 1}.get(number, 0))
+        node = maps.get(names[0]) if wire == BYTES and names else None
+        if node is None:
+            yield content[first:stop]
+        elif number == _GRAPH_NODE:
+            yield _field(_GRAPH_NODE, _identity(node))
+        else:
+            yield _field(_GRAPH_OUTPUT, _field(1, names[0].encode()) + _field(2, _FLOAT_TENSOR))
+
+
+def _parts(content: bytes, begin: int, end: int) -> Iterator[tuple[int, Field]]:
+    """Each field of a message, with the place where its key begins."""
+    for part in fields_of(content, begin, end):
+        yield begin, part
+        begin = part[4]
+
+
+def _words(content: bytes, begin: int, end: int, number: int) -> Sequence[str]:
+    """The texts of one field of a message; none for field 0."""
+    if not number:
+        return ()
+    return [
+        content[start:stop].decode("utf-8", "surrogateescape")
+        for found, wire, _, start, stop in fields_of(content, begin, end)
+        if found == number and wire == BYTES
+    ]
+
+
+def _identity(node: Node) -> bytes:
+    words = (
+        (_NODE_INPUT, node.inputs[0]),
+        (_NODE_OUTPUT, node.outputs[0]),
+        (_NODE_NAME, node.name),
+        (_NODE_OPERATOR, "Identity"),
+    )
+    return b"".join(_field(number, word.encode("utf-8", "surrogateescape")) for number, word in words)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of bytes, as protobuf writes it."""
+    size = len(content)
+    length = bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return bytes([number << 3 | BYTES]) + bytes(length) + content
