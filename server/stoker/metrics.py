@@ -103,6 +103,8 @@ _MEMORY_BYTES: Final = _PAGES_BYTES + mmap.PAGESIZE
 _STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
 _REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(REJECTIONS)}
 _REASON_INDEX: Final = {reason: index for index, reason in enumerate(REASONS)}
+_SCORED_WORD: Final = _STATUS_INDEX[200]
+_ROWS_WORD: Final = _ROWS.offset
 _PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(STAGES))
 
 
@@ -189,13 +191,12 @@ class MetricPage:
 class ModelMetrics:
     """Counters of one model in one process. Times are nanoseconds."""
 
-    __slots__ = ("_parse_ns", "_queue_ns", "_queue_rows", "_rest_ns", "_scored_rows", "_total_ns", "_words")
+    __slots__ = ("_parse_ns", "_queue_ns", "_queue_rows", "_rest_ns", "_total_ns", "_words")
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._parse_ns: list[int] = []
         self._total_ns: list[int] = []
-        self._scored_rows = 0
         self._queue_ns: list[np.ndarray] = []
         self._queue_rows = 0
         self._rest_ns = [0] * len(STAGES)
@@ -214,26 +215,33 @@ class ModelMetrics:
         self._words[_REJECTED.offset + _REJECTION_INDEX[reason]] += 1
 
     def note_scored(self, rows: int, parse_ns: int, total_ns: int) -> None:
-        """Note a request that was answered with 200; `flush` counts it.
+        """Count a request that is about to be answered with 200, and note its times."""
+        self.count_scored(1, rows)
+        self.note_times(parse_ns, total_ns)
+
+    def count_scored(self, requests: int, rows: int) -> None:
+        """Count requests, and their rows, before they are answered with 200: who has an answer finds it counted."""
+        words = self._words
+        words[_SCORED_WORD] += requests
+        words[_ROWS_WORD] += rows
+
+    def note_times(self, parse_ns: int, total_ns: int) -> None:
+        """Note the times of a request that `count_scored` has counted; `flush` counts them.
 
         Two list appends cost a sixth of two histogram observations, and this happens once a request.
         """
-        self._scored_rows += rows
         self._parse_ns.append(parse_ns)
         self._total_ns.append(total_ns)
 
     def flush(self) -> None:
-        """Count what was noted; a frontend calls this every few dozen milliseconds."""
+        """Count the times that were noted; a frontend calls this every few dozen milliseconds."""
         if not self._parse_ns:
             return
-        self._words[_STATUS_INDEX[200]] += len(self._parse_ns)
-        self._words[_ROWS.offset] += self._scored_rows
         self._words[_LAST_SCORED.offset] = time.time_ns() // 1_000_000
         self._observe_many(_PARSE_STAGE, np.array(self._parse_ns))
         self._observe_many(_TOTAL_STAGE, np.array(self._total_ns))
         self._parse_ns.clear()
         self._total_ns.clear()
-        self._scored_rows = 0
 
     def set_in_flight_rows(self, rows: int) -> None:
         """Set how many rows this frontend has leased."""

@@ -243,17 +243,19 @@ def test_a_process_shows_that_it_lives(memory: MetricMemory) -> None:
 
 
 def test_what_was_noted_is_counted_by_the_next_flush(memory: MetricMemory) -> None:
-    """Notes cost little and are no counts yet; many rows are counted without waiting for a flush."""
+    """Notes cost little, and no times are counted yet; those of many rows are without waiting for a flush."""
     metrics = memory.page(0).model(0)
     metrics.note_scored(5, 1, 2)
     metrics.note_queued(np.arange(10))
-    assert memory.totals().model(0).requests()[200] == 0
+    totals = memory.totals().model(0)
+    assert (totals.requests()[200], totals.rows, totals.stage_ns()["total"][0]) == (1, 5, 0)
     assert metrics.notes
     metrics.note_queued(np.arange(5000))
     assert not metrics.notes
     assert sum(memory.totals().model(0).stage_seconds()["queue"].counts) == 5010
     metrics.flush()
-    assert memory.totals().model(0).rows == 5
+    totals = memory.totals().model(0)
+    assert (totals.rows, totals.stage_ns()["total"][0]) == (5, 1)
 
 
 def test_an_unlisted_status_counts_as_other(memory: MetricMemory) -> None:

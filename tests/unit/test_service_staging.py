@@ -8,7 +8,9 @@ import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import Joined
 
+from stoker.gateway.gateway import Gateway
 from stoker.gateway.service import Service
+from stoker.gateway.statistics import statistics
 from stoker.metrics import MetricMemory
 
 
@@ -131,3 +133,40 @@ def test_an_answer_that_cannot_be_given_does_not_harm_its_neighbours() -> None:
         joined.settle()
         assert joined.exchange.leased_rows == 0
     assert stays.got == [(200, b"[[3.0,4.0]]")]
+
+
+def test_a_request_is_counted_before_its_answer_is_sent() -> None:
+    """Who has an answer finds it and its rows in the counters, whether it came back with others or alone."""
+    service, memory = made_service()
+    seen: list[tuple[int, int]] = []
+
+    def look(status: int, lines: bytes, body: bytes) -> None:
+        totals = memory.totals().model(0)
+        seen.append((totals.requests()[200], totals.rows))
+
+    with Joined() as joined:
+        service.attach(joined.exchange)
+        for rows in ([[1, 2]], [[3, 4], [5, 6], [7, 8]]):
+            service.score(rows_body(*rows), None, look, time.monotonic_ns())
+            joined.settle()
+        assert seen == [(1, 1), (2, 4)]
+        for number in (1, 2):
+            service.score(rows_body([number, 0]), None, look, time.monotonic_ns())
+        joined.settle()
+    assert [
+        (requests >= 2 + place, rows >= 4 + place) for place, (requests, rows) in enumerate(seen[2:], 1)
+    ] == [
+        (True, True),
+        (True, True),
+    ]
+    assert (memory.totals().model(0).requests()[200], memory.totals().model(0).rows) == (4, 6)
+
+
+def test_the_times_of_answers_are_there_for_whoever_reads_the_counters() -> None:
+    """A frontend that is asked for metrics or statistics counts first what it has noted."""
+    service, memory = made_service()
+    gateway = Gateway({"m": service}, memory)
+    service.metrics.note_scored(2, 1_000, 9_000)
+    (found,) = statistics(gateway, "m")
+    assert found["inference_stats"]["success"] == {"count": 1, "ns": 9_000}
+    assert found["last_inference"] > 0

@@ -133,6 +133,7 @@ async def _metrics(request: Request) -> Response:
             raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
         if not any(service.authorized(authorization) for service in services):
             raise services[0].unauthorized(authorization)
+    gateway.flush_metrics()
     text = await beside_the_loop(render, gateway.metrics, dict(gateway.models))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 

@@ -122,8 +122,17 @@ class Call(Ticket):
         except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
             self.refuse_for_fault(error)
 
-    def answer_scored(self, body: bytes, now_ns: int, type_lines: bytes = _JSON_TYPE_LINE) -> None:
-        """Answer with 200, the header lines that say what the body is, and the body."""
+    def answer_scored(
+        self, body: bytes, now_ns: int, type_lines: bytes = _JSON_TYPE_LINE, *, counted: bool = False
+    ) -> None:
+        """Answer with 200.
+
+        Args:
+            body: The body.
+            now_ns: The time.
+            type_lines: The header lines that say what the body is.
+            counted: Whether `ModelMetrics.count_scored` has been told of it, with others.
+        """
         received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
         started_ns, finished_ns = self.started_ns, self.finished_ns
         parse_ns = enqueued_ns - received_ns
@@ -146,7 +155,10 @@ class Call(Ticket):
             total_us // 1000,
             total_us % 1000,
         )
-        self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
+        if counted:
+            self._service.metrics.note_times(parse_ns, total_ns)
+        else:
+            self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
         self._answer(200, lines, body)
 
     def complete_empty(self, exchange: Exchange) -> None:
@@ -274,10 +286,13 @@ class JoiningCall(Call):
             for index, call in enumerate(tickets):
                 call.complete_with(outputs[index : index + 1])
             return
+        bodies = encode_each(outputs)
         now_ns = time.monotonic_ns()
-        for call, body in zip(tickets, encode_each(outputs), strict=True):
+        # Once for all: a shared counter costs as much as the rest of what is counted of a request.
+        self._service.metrics.count_scored(len(tickets), len(tickets))
+        for call, body in zip(tickets, bodies, strict=True):
             try:
-                call.answer_scored(body, now_ns)
+                call.answer_scored(body, now_ns, counted=True)
             except Exception as error:  # noqa: BLE001  # must not reach the other requests
                 call.refuse_for_fault(error)
 

@@ -187,7 +187,7 @@ class Roster:
                 self._dismiss(leaving)
 
     def flush(self) -> None:
-        """Count what was noted."""
+        """Count the times that were noted."""
         for service in self._all():
             service.metrics.flush()
 

@@ -28,6 +28,7 @@ def statistics(gateway: Gateway, name: str | None = None, version: str | None = 
     """
     if name is not None and name not in gateway.models:
         raise UnknownService(f"Request for unknown model: '{name}' is not found")
+    gateway.flush_metrics()
     totals = gateway.metrics.totals()
     found = [
         _model_statistics(model_name, number, totals.model(served.slot))
