@@ -1,6 +1,8 @@
 """Faults of Stoker's own between a body and its answer: each caller gets an answer all the same."""
 
 import os
+import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -91,7 +93,7 @@ def test_an_answer_that_cannot_be_encoded_is_an_error(
         callers.score(2)
         joined.settle()
         assert callers.answers == [(500, INTERNAL), (500, INTERNAL)]
-        assert f"request {call.ids.request_id.decode()}: scoring failed" in caplog.text
+        assert f"request {call.ids.request_id.decode()}: scoring m failed" in caplog.text
         assert "a fault of the test" in caplog.text
         assert callers.memory.totals().model(0).requests()[500] == 2
         assert callers.service.idle
@@ -142,3 +144,20 @@ def test_rows_that_cannot_be_queued_after_their_images_were_read_are_an_error(jo
     callers.service._submit_rows(call, [np.array([["no", "numbers"]])])
     assert callers.answers == [(500, INTERNAL)]
     assert joined.exchange.idle
+
+
+def test_the_log_joins_a_request_with_the_error_id_of_its_model(caplog: pytest.LogCaptureFixture) -> None:
+    """The device knows the model and its traceback, the frontend whose request it was; both have the error id."""
+    runtime = PuppetRuntime()
+    runtime.fails_for = {1}
+    with Joined(runtime) as joined:
+        call = Callers(joined).score(1)
+        joined.turn_frontends()
+        # A model's thread has its name.
+        device = threading.Thread(target=joined.turn_device, name="m")
+        device.start()
+        device.join()
+        joined.settle()
+        (error_id,) = re.findall(r"error id ([0-9a-f]{16}): m: scoring failed", caplog.text)
+        request_id = call.ids.request_id.decode()
+        assert f"request {request_id}: scoring m failed under error id {error_id}" in caplog.text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -105,7 +106,7 @@ class Instance:
             return
         if isinstance(failure, ScoringTimeout):
             # In parts it would take as long, for callers whose time is over.
-            logger.error("a batch of %d rows took too long", batch.rows, exc_info=failure)
+            logger.error("%s: a batch of %d rows took too long", _model(), batch.rows, exc_info=failure)
             for lot in batch.lots:
                 batch.lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
             return
@@ -188,7 +189,7 @@ class Instance:
     def _mark_row(self, arena: Arena, index: int, number: int, error: BaseException) -> None:
         """Mark a row without an answer: its caller can mend what the model refuses, and is told."""
         if isinstance(error, InvalidInput):
-            logger.info("a request was refused: %s", error)
+            logger.info("%s: a request was refused: %s", _model(), error)
             arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
             arena.outcome[number] = Outcome.REFUSED
         else:
@@ -207,10 +208,17 @@ def _log_failure(error: BaseException) -> tuple[Outcome, int]:
     """Write why rows have no answer into the log; returns what they are told, and the id under which it is there."""
     error_id = secrets.randbits(63)
     if isinstance(error, OutOfMemory):
-        logger.error("error id %016x: the device has no memory for it", error_id, exc_info=error)
+        logger.error(
+            "error id %016x: %s: the device has no memory for it", error_id, _model(), exc_info=error
+        )
         return Outcome.OUT_OF_MEMORY, error_id
-    logger.error("error id %016x: scoring failed", error_id, exc_info=error)
+    logger.error("error id %016x: %s: scoring failed", error_id, _model(), exc_info=error)
     return Outcome.FAILED, error_id
+
+
+def _model() -> str:
+    """The name of the model, as that of its thread has it."""
+    return threading.current_thread().name
 
 
 def _check_texts(texts: Sequence[Any], rows: int) -> Sequence[Any]:

@@ -233,8 +233,15 @@ class Call(Ticket):
         self._answer(answer.status, lines, answer.body)
 
     def refuse(self, error: StokerError) -> None:
-        """Answer with an error."""
+        """Answer with an error; of one that a device has logged, the log says whose request it was."""
         self._service.count_refusal(error)
+        if error.error_id is not None:
+            logger.error(
+                "request %s: scoring %s failed under error id %s",
+                self.ids.request_id.decode("latin-1"),
+                self._service.name,
+                error.error_id,
+            )
         status, body = (
             (error.status, error_body(error)) if self.dialect is None else self.dialect.refusal(error)
         )
@@ -246,7 +253,7 @@ class Call(Ticket):
     def refuse_for_fault(self, error: BaseException) -> None:
         """Answer with an error that should not have been, and write it into the log under the request's id."""
         request_id = self.ids.request_id.decode("latin-1")
-        logger.error("request %s: scoring failed", request_id, exc_info=error)
+        logger.error("request %s: scoring %s failed", request_id, self._service.name, exc_info=error)
         # What raised may have been the answer's last step.
         if self.wanted:
             self.refuse(StokerError("An unexpected internal error occurred. Check the logs for more info."))

@@ -119,13 +119,14 @@ class CallsUnderWay:
 
         async def handle(request: Any, context: Any) -> Any:
             self._count += 1
+            call = None
             try:
                 call = Call(context)
                 return await method(parsed(request), call)
             except StokerError as error:
                 _refuse(context, error)
             except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-                _refuse(context, fault(error))
+                _refuse(context, fault(error, call, getattr(request, "model_name", "")))
             finally:
                 self._count -= 1
                 if not self._count and self._none_left is not None and not self._none_left.done():
@@ -150,10 +151,10 @@ def refusing(error: StokerError) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def fault(error: Exception, call: Call | None = None) -> StokerError:
+def fault(error: Exception, call: Call | None = None, model: str = "") -> StokerError:
     """Log an error that should not have been, and return what the caller is told."""
     name = "without id" if call is None else call.ids.request_id.decode("latin-1")
-    logger.error("request %s: scoring failed", name, exc_info=error)
+    logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)
     return StokerError("An unexpected internal error occurred. Check the logs for more info.")
 
 

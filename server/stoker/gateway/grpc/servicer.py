@@ -236,7 +236,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             except StokerError as error:
                 return _failed(request, error)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the stream
-                return _failed(request, fault(error, call))
+                return _failed(request, fault(error, call, getattr(request, "model_name", "")))
 
         await self._streams.serve(requests, reply, call.write)
 
