@@ -464,6 +464,19 @@ def test_a_length_of_the_json_that_is_none_is_refused(
     refused(answer, "inference header size should be")
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_two_lengths_of_the_json_are_refused_if_they_differ(protocol_server: LiveServer, door: str) -> None:
+    """Which one is meant cannot be told, and proxies may take another one; the same twice says one thing."""
+    body = json.dumps({"inputs": [X]}).encode()
+    for other, status in ((len(body) - 1, 400), (0, 400), (len(body), 200)):
+        for lengths in ((other, len(body)), (len(body), other)):
+            given = [("Inference-Header-Content-Length", str(length)) for length in lengths]
+            answer = ask(protocol_server, "POST", "/v2/models/scores/infer", body, [*DOORS[door], *given])
+            assert answer.status == status, answer
+            if status == 400:
+                refused(answer, "twice")
+
+
 # --- compression ---
 
 

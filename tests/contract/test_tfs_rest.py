@@ -67,7 +67,7 @@ def test_several_inputs_and_outputs(protocol_server: LiveServer) -> None:
     assert predict(protocol_server, "pair", instances=instances) == {
         "predictions": [{"sums": 3.0, "twice": [2, 4, 6]}, {"sums": 7.0, "twice": [8, 10, 12]}]
     }
-    columns = {"a": [[1, 2]], "b": [[1, 2, 3]], "ignored": "x"}
+    columns = {"a": [[1, 2]], "b": [[1, 2, 3]]}
     assert predict(protocol_server, "pair", inputs=columns) == {
         "outputs": {"sums": [3.0], "twice": [[2, 4, 6]]}
     }
@@ -164,6 +164,8 @@ def test_every_dtype(protocol_server: LiveServer, datatype: str) -> None:
         ("scores", {"instances": [{"x": ROWS[0], "z": 1}]}, "must be objects with the keys x"),
         ("scores", {"instances": [{"x": ROWS[0]}, ROWS[1]]}, "must be objects with the keys x"),
         ("scores", {"inputs": {"z": ROWS}}, "Missing named input: x"),
+        ("pair", {"inputs": {"a": [[1, 2]], "b": [[1, 2, 3]], "c": 1}}, "Unknown named input: 'c'"),
+        ("scores", {"inputs": {"x": ROWS, "y": ROWS}}, "Unknown named input: 'y'"),
         ("pair", {"instances": [[1, 2]]}, "must be objects with the keys a, b"),
         ("pair", {"inputs": [[1, 2]]}, "must be an object with the inputs a, b"),
         ("pair", {"inputs": {"a": [[1, 2]], "b": [[1, 2, 3], [4, 5, 6]]}}, "same number of rows"),

@@ -93,6 +93,8 @@ _HEADERS: Final = {
     b"traceid": _NOT_PLAIN,
     DEPLOYMENT_HEADER: _NOT_PLAIN,
 }
+# Of several, the other door says what is wrong.
+_ONCE: Final = (_HOST, _JSON_LENGTH)
 
 
 class _DirectCycle:
@@ -314,7 +316,7 @@ class DirectProtocol(HttpToolsProtocol):
         values = [b""] * _NOT_PLAIN
         for name, value in self.headers:
             known = _HEADERS.get(name)
-            if known == _NOT_PLAIN or (known == _HOST and values[_HOST]):
+            if known == _NOT_PLAIN or (known in _ONCE and values[known]):
                 return None
             if known is not None:
                 values[known] = value

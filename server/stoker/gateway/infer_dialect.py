@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -41,13 +41,16 @@ class InferDialect:
         self._json_bytes = json_bytes
 
     @classmethod
-    def of(cls, headers: Mapping[bytes, bytes]) -> InferDialect:
+    def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> InferDialect:
         """The dialect of a request with these headers.
 
         Raises:
-            MalformedBody: The length of the JSON is not a number.
+            MalformedBody: The length of the JSON is not a number, or there are two.
         """
-        return cls.for_length(headers.get(JSON_LENGTH))
+        lengths = {value for name, value in headers if name == JSON_LENGTH}
+        if len(lengths) > 1:
+            raise MalformedBody("Inference-Header-Content-Length is given twice, with different values")
+        return cls.for_length(next(iter(lengths), None))
 
     @classmethod
     def for_length(cls, value: bytes | None) -> InferDialect:

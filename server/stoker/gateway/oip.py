@@ -122,9 +122,10 @@ class _Routes:
 
     def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
         """The service and the dialect of an infer request."""
+        del headers
         if scope["method"] != "POST":
             raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
-        return self._service(scope["path_params"]), InferDialect.of(headers)
+        return self._service(scope["path_params"]), InferDialect.of(scope["headers"])
 
     async def server(self, _: Request) -> Response:
         return JSONResponse({"name": "stoker", "version": __version__, "extensions": list(EXTENSIONS)})

@@ -132,6 +132,12 @@ def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
     missing = [info.name for info in infos if info.name not in inputs]
     if missing:
         raise InvalidInput(f"Missing named input: {', '.join(missing)}")
+    if len(inputs) > len(infos):
+        known = {info.name for info in infos}
+        unknown = next(name for name in inputs if name not in known)
+        raise InvalidInput(
+            f"Unknown named input: {unknown!r}; the inputs are {', '.join(i.name for i in infos)}"
+        )
     return {info.name: _tensor(inputs[info.name], info) for info in infos}
 
 
