@@ -107,6 +107,8 @@ class Servable:
             `script_form.Batching`, or `auto` for what its self-check allows. Of a model: `auto` for what is found out
             of its rows, `rows` if the operator vouches for them, or `none`.
         sample_input: A request that the model or script is known to answer; None to look for one.
+        signatures: The signatures of a SavedModel to serve, first the one that is meant where a request names none,
+            or `*` for all; empty for `serving_default`, or the only one that there is.
         pad: By input what its free sizes are filled up with, so that requests of different sizes run as one batch.
         instances: Batches that run at the same time; None for what suits the device.
         batch_buckets: Sizes in rows that batches are filled up to; None for what suits the device.
@@ -130,6 +132,7 @@ class Servable:
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     batching: Literal["auto", "merge", "handle", "rows", "none"] = "auto"
     sample_input: Path | None = None
+    signatures: tuple[str, ...] = ()
     pad: Mapping[str, float] = field(default_factory=dict)
     instances: int | None = None
     batch_buckets: tuple[int, ...] | None = None

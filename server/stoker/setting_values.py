@@ -19,6 +19,7 @@ __all__ = [
     "number_of",
     "read_device",
     "read_devices",
+    "read_names",
     "read_numbers",
     "read_origins",
     "read_path",
@@ -152,6 +153,17 @@ def read_sizes(value: Any) -> tuple[int, ...]:
     ):
         raise ValueError(f"must be a list of whole numbers between 1 and {_MAX_BATCH_ROWS}")
     return tuple(sorted(set(sizes)))
+
+
+def read_names(value: Any) -> tuple[str, ...]:
+    """One name, several with commas between them, or a list of them."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("must be a name, or several with commas between them")
+    stripped = tuple(name.strip() for name in names)
+    if not all(stripped) or len(set(stripped)) < len(stripped):
+        raise ValueError("must be names, each of them once")
+    return stripped
 
 
 def read_numbers(value: Any) -> dict[str, float]:

@@ -25,6 +25,7 @@ from stoker.setting_values import (
     choice_of,
     number_of,
     read_devices,
+    read_names,
     read_numbers,
     read_origins,
     read_path,
@@ -172,6 +173,13 @@ class ModelSettings:
         "how requests are batched: auto (as far as is found to be safe), none; for a model rows (you vouch that its "
         "rows do not see each other), for an entry script merge or handle",
         "HOW",
+    )
+    signature: tuple[str, ...] | None = _setting(
+        None,
+        read_names,
+        "the signature of a SavedModel that is served, or several, the default first, or * for all "
+        "(default: serving_default, or the only one)",
+        "NAME",
     )
     sample_input: Path | None = _setting(
         None,

@@ -15,7 +15,24 @@ import numpy as np
 from stoker.script_form import ScriptForm
 from stoker.verdict import Verdict
 
-__all__ = ["NUMERIC_DTYPES", "Labels", "ModelTensors", "Signature", "TensorInfo", "TensorSpec", "check_batch"]
+__all__ = [
+    "DEFAULT_SIGNATURE",
+    "NUMERIC_DTYPES",
+    "Labels",
+    "Method",
+    "ModelTensors",
+    "NamedSignature",
+    "Signature",
+    "TensorInfo",
+    "TensorSpec",
+    "check_batch",
+]
+
+DEFAULT_SIGNATURE: Final = "serving_default"
+"""What TensorFlow calls the signature that is meant where none is named."""
+
+Method = Literal["predict", "classify", "regress"]
+"""What a signature of TensorFlow is for."""
 
 _MOST_AXES: Final = 32
 Labels = tuple[str, ...] | tuple[int, ...]
@@ -175,6 +192,30 @@ class ModelTensors:
 
 
 @dataclass(frozen=True)
+class NamedSignature:
+    """One of the signatures of a SavedModel.
+
+    Attributes:
+        name: Its name.
+        tensors: What it takes and gives.
+        method: What it is for: `classify` and `regress` take serialized `tf.train.Example`.
+    """
+
+    name: str
+    tensors: ModelTensors
+    method: Method = "predict"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {"name": self.name, "tensors": self.tensors.to_json(), "method": self.method}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> NamedSignature:
+        """Inverse of `to_json`."""
+        return cls(value["name"], ModelTensors.from_json(value["tensors"]), value["method"])
+
+
+@dataclass(frozen=True)
 class Signature:
     """What a servable takes and gives per row.
 
@@ -188,6 +229,8 @@ class Signature:
         script: How the entry script is called, where `takes` is `body`.
         tensors: What the model takes and gives, where `takes` is `tensors`.
         verdict: How it is known whether its rows may share a batch with those of other callers; None for scripts.
+        signatures: The signatures of a SavedModel that are served, first the one that is meant where none is named;
+            empty for other models. Where there are several, `takes` is `tensors`, and a row says which one it is for.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -197,6 +240,14 @@ class Signature:
     tensors: ModelTensors | None = None
     # Not what rows look like: replicas of one model may have been tried differently long.
     verdict: Verdict | None = field(default=None, compare=False)
+    signatures: tuple[NamedSignature, ...] = ()
+
+    @cached_property
+    def named(self) -> tuple[NamedSignature, ...]:
+        """The signatures by name, of other models than SavedModels too; empty for scripts that take whole bodies."""
+        if self.signatures or self.model_tensors is None:
+            return self.signatures
+        return (NamedSignature(DEFAULT_SIGNATURE, self.model_tensors),)
 
     @cached_property
     def model_tensors(self) -> ModelTensors | None:
@@ -233,6 +284,7 @@ class Signature:
             "script": None if self.script is None else self.script.to_json(),
             "tensors": None if self.tensors is None else self.tensors.to_json(),
             "verdict": None if self.verdict is None else self.verdict.to_json(),
+            "signatures": [signature.to_json() for signature in self.signatures],
         }
 
     @classmethod
@@ -245,6 +297,7 @@ class Signature:
             ScriptForm.from_json(value["script"]) if value.get("script") else None,
             ModelTensors.from_json(value["tensors"]) if value.get("tensors") else None,
             Verdict.from_json(value["verdict"]) if value.get("verdict") else None,
+            tuple(NamedSignature.from_json(signature) for signature in value.get("signatures", ())),
         )
 
     def __str__(self) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,12 @@ from tests.contract.protocol_models import DATATYPES, MATRIX
 from tests.live_server import PRIMARY, LiveServer
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime
+from stoker.servable import Servable
+from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.versions import State
+from stoker.wire.tf_example import entry_of, example_of
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.5]]
 SCORES = (np.array(ROWS, np.float32) @ MATRIX).tolist()
@@ -258,6 +265,77 @@ def test_examples_that_do_not_fit_are_refused(
 ) -> None:
     """400 names the feature or the method."""
     refused(post(protocol_server, target, body), 400, complaint)
+
+
+# --- signatures ---
+
+
+def signatures() -> SignaturesRuntime:
+    """A model of two signatures, of which the second takes examples."""
+    servable = Servable("model", 1, "tensorflow", Path("model"), Path(), 16, 1 << 20)
+
+    def embed(feeds: Any) -> dict[str, np.ndarray]:
+        return {"embedding": feeds["x"] + 1}
+
+    def judge(feeds: Any) -> dict[str, np.ndarray]:
+        classes = np.array([[b"short", b"long"]] * len(feeds["inputs"]), object)
+        scores = np.array([[0.5, len(example)] for example in feeds["inputs"]], np.float32)
+        return {"classes": classes, "scores": scores}
+
+    runs = {"embed": embed, "judge": judge}
+    named = [
+        NamedSignature(
+            "embed",
+            ModelTensors(
+                (TensorInfo("x", "float32", (-1, 2)),), (TensorInfo("embedding", "float32", (-1, 2)),), True
+            ),
+        ),
+        NamedSignature(
+            "judge",
+            ModelTensors(
+                (TensorInfo("inputs", "string", (-1,)),),
+                (TensorInfo("classes", "string", (-1, 2)), TensorInfo("scores", "float32", (-1, 2))),
+                True,
+            ),
+            "classify",
+        ),
+    ]
+    return SignaturesRuntime(
+        named, {one.name: PackedRuntime(runs[one.name], one.tensors, servable) for one in named}
+    )
+
+
+def test_requests_name_a_signature() -> None:
+    """By `signature_name`, in predict and classify; without it the first is meant, in the other protocols too."""
+    example = example_of([entry_of("a", [1])])
+    with InProcessServer(signatures()) as server:
+
+        def post(verb: str, **body: Any) -> Any:
+            return server.ask("POST", f"/v1/models/model:{verb}", body=json.dumps(body).encode())
+
+        for name in ({}, {"signature_name": "embed"}):
+            assert post("predict", instances=[[1, 2]], **name).json() == {"predictions": [[2.0, 3.0]]}
+        assert server.ask(body=b'{"data": [[1, 2]]}').json() == [[2.0, 3.0]]
+        encoded = {"b64": base64.b64encode(example).decode()}
+        assert post("predict", instances=[encoded], signature_name="judge").json() == {
+            "predictions": [{"classes": ["short", "long"], "scores": [0.5, len(example)]}]
+        }
+        judged = post("classify", examples=[{"a": 1}], signature_name="judge")
+        assert judged.json() == {"results": [[["short", 0.5], ["long", len(example)]]]}
+        for refusal, part in (
+            (post("predict", instances=[[1, 2]], signature_name="x"), "served here: embed, judge"),
+            (post("regress", examples=[{"a": 1}], signature_name="judge"), "it is for classify"),
+        ):
+            assert (refusal.status, refusal.header("x-stoker-error-code")) == (400, "invalid_input")
+            assert part in refusal.json()["error"]
+        told = server.ask("GET", "/v1/models/model/metadata").json()["metadata"]["signature_def"][
+            "signature_def"
+        ]
+    assert {name: one["method_name"] for name, one in told.items()} == {
+        "embed": "tensorflow/serving/predict",
+        "judge": "tensorflow/serving/classify",
+    }
+    assert told["judge"]["inputs"]["inputs"]["dtype"] == "DT_STRING"
 
 
 # --- status, metadata, paths ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,14 +25,15 @@ from stoker.gateway.encodings import PIECE_BYTES, inflater_for
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.infer_dialect import InferDialect
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy, decode_octets
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
 from stoker.wire.oip import decode_infer
 from stoker.wire.packed import pack, unpack
 from stoker.wire.scoring import ScoringDecoder
 from stoker.wire.tensor_json import decode_tensors
-from stoker.wire.tfs import decode_examples, decode_predict
+from stoker.wire.tfs import decode_predict
+from stoker.wire.tfs_examples import decode_examples
 
 __all__ = ["BODY_LIMIT_MB", "DECODERS", "Decoder"]
 
@@ -117,12 +119,13 @@ def check_infer(example: tuple[bytes, str | None]) -> None:
 
 def check_predict(body: bytes) -> None:
     for tensors in TENSORS:
-        request = attempt(lambda tensors=tensors: decode_predict(tensors, body))
-        if request is not None:
-            check_arrays(request.inputs, tensors)
-        arrays = attempt(lambda tensors=tensors: decode_examples(tensors, body))
-        if arrays is not None:
-            check_arrays(arrays, tensors)
+        signatures = [NamedSignature(DEFAULT_SIGNATURE, tensors)]
+        for decode in (decode_predict, partial(decode_examples, "m", "classify")):
+            request = attempt(partial(decode, signatures, body))
+            if request is not None:
+                check_arrays(request.inputs, tensors)
+    parsing = ModelTensors((TensorInfo("inputs", "string", (-1,)),), (), batched=True)
+    attempt(partial(decode_examples, "m", "regress", [NamedSignature("examples", parsing, "regress")], body))
 
 
 def check_scoring(body: bytes) -> None:

@@ -32,8 +32,11 @@ from pathlib import Path
 import numpy as np
 
 from stoker.acceleration import Acceleration
+from stoker.errors import LoadFailed
 from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model
 from stoker.servable import Device, Servable
+from stoker.wire.packed import pack, unpack
+from stoker.wire.tf_example import entry_of, example_of
 
 logging.basicConfig(level="INFO")
 cpu = Device("cpu", 0, "a processor")
@@ -64,7 +67,78 @@ marked = {
     size: compiled.function_def.attr["_XlaMustCompile"].b for size, compiled in runtime.fork()._compiled.items()
 }
 names = [spec.name for spec in runtime.signature.outputs]
-print(json.dumps({"names": names, "answers": answers, "compiled": marked}))
+
+class Several(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
+    def embed(self, x):
+        return {"embedding": x + 1}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="words")])
+    def lengths(self, words):
+        return {"lengths": tf.strings.length(words)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.complex64, name="z")])
+    def odd(self, z):
+        return {"z": z}
+
+several = Several()
+tf.saved_model.save(several, f"{sys.argv[1]}-several", signatures={
+    "embed": several.embed, "lengths": several.lengths, "odd": several.odd,
+})
+
+v1 = tf.compat.v1
+with tf.Graph().as_default(), v1.Session() as session:
+    inputs = v1.placeholder(tf.string, [None], name="inputs")
+    (x,) = v1.parse_example(inputs, {"x": v1.FixedLenFeature([2], tf.float32)}).values()
+    scores = tf.nn.softmax(x)
+    classes = tf.tile([["no", "yes"]], [tf.shape(scores)[0], 1])
+    describe = v1.saved_model
+    builder = describe.Builder(f"{sys.argv[1]}-methods")
+    builder.add_meta_graph_and_variables(session, ["serve"], {
+        "serving_default": describe.classification_signature_def(inputs, classes, scores),
+        "sums": describe.regression_signature_def(inputs, tf.reduce_sum(x, 1)),
+        "raw": describe.predict_signature_def({"x": x}, {"scores": scores}),
+    })
+    builder.save()
+
+def loaded(name, *signatures):
+    path = Path(f"{sys.argv[1]}-{name}")
+    return load_saved_model(Servable(name, 1, "tensorflow", path, path, 8, 1024, signatures=signatures), cpu, 1)
+
+def refused(*arguments):
+    try:
+        loaded(*arguments)
+    except LoadFailed as error:
+        return str(error)
+
+embed = loaded("several", "embed")
+both = loaded("several", "lengths", "*").fork()
+words = np.empty(2, object)
+words[:] = [b"a", b"abc"]
+(given,) = both.run([[
+    pack({"x": np.float32([[1, 2]])}, "embed"),
+    pack({"words": words}),
+    pack({"x": np.float32([[3, 4], [5, 6]])}, "embed"),
+]])
+methods = loaded("methods", "*")
+example = example_of([entry_of("x", [0.5, 0.5])])
+examples = np.empty(1, object)
+examples[:] = [example]
+(judged,) = methods.run([[pack({"inputs": examples}), pack({"inputs": examples}, "sums")]])
+print(json.dumps({
+    "names": names,
+    "answers": answers,
+    "compiled": marked,
+    "refused": [refused("several"), refused("several", "*"), refused("several", "odd"), refused("several", "more")],
+    "embed": [str(embed.signature), [named.name for named in embed.signature.signatures]],
+    "embedded": embed.run([np.float32([[1, 2]])])[0].tolist(),
+    "both": [[named.name, named.method, str(named.tensors.batched)] for named in both.signature.named],
+    "given": [{name: array.tolist() for name, array in unpack(answer).items()} for answer in given],
+    "methods": [[named.name, named.method] for named in methods.signature.named],
+    "judged": [
+        {name: array.astype(str).tolist() for name, array in unpack(answer).items()} for answer in judged
+    ],
+}))
 """
 
 
@@ -101,6 +175,42 @@ def test_sizes_of_batches_are_compiled_with_xla(written: tuple[Path, dict[str, A
         answers = dict(zip(report["names"], report["answers"][str(size)], strict=True))
         np.testing.assert_allclose(answers["squares"], rows[:size] ** 2 + 10, rtol=1e-6)
         np.testing.assert_allclose(answers["sums"], rows[:size].sum(axis=(1, 2)), rtol=1e-6)
+
+
+def test_a_single_signature_keeps_its_rows(written: tuple[Path, dict[str, Any], str]) -> None:
+    """It is named, for the model has no `serving_default`; without a name the error says which there are."""
+    _, report, _ = written
+    assert report["embed"] == ["x float32[n,2] -> embedding float32[n,2]", ["embed"]]
+    assert report["embedded"] == [[2.0, 3.0]]
+    unclear, every, odd, unknown = report["refused"]
+    for message in (unclear, every):
+        assert "no signature 'serving_default', and several others: embed, lengths, odd" in message
+        assert "the setting signature (--signature)" in message
+    assert "'z' of" in odd
+    assert "complex64" in odd
+    assert "has no signature 'more', it has: embed, lengths, odd" in unknown
+
+
+def test_several_signatures_share_a_model(written: tuple[Path, dict[str, Any], str]) -> None:
+    """Each request is answered by the signature that it names; what cannot be served is left out and said."""
+    _, report, log = written
+    assert report["both"] == [["lengths", "predict", "True"], ["embed", "predict", "True"]]
+    assert report["given"] == [
+        {"embedding": [[2.0, 3.0]]},
+        {"lengths": [1, 3]},
+        {"embedding": [[4.0, 5.0], [6.0, 7.0]]},
+    ]
+    assert "several: the signature odd is left out: 'z' of" in log
+
+
+def test_signatures_that_parse_examples(written: tuple[Path, dict[str, Any], str]) -> None:
+    """What they are for is read from the SavedModel, and what is serialized here is parsed there."""
+    _, report, _ = written
+    assert report["methods"] == [["serving_default", "classify"], ["raw", "predict"], ["sums", "regress"]]
+    assert report["judged"] == [
+        {"classes": [["no", "yes"]], "scores": [["0.5", "0.5"]]},
+        {"outputs": ["1.0"]},
+    ]
 
 
 def test_the_newest_version_answers_with_all_outputs(squares: LiveServer) -> None:

@@ -160,6 +160,8 @@ def test_only_a_script_uses_models(
         serve(workspace, leases, path=tmp_path / "digits.onnx", batching="merge")
     with pytest.raises(InvalidSettings, match="batching is one of auto, merge, handle, none, not rows"):
         serve(workspace, leases, path=script, batching="rows")
+    with pytest.raises(InvalidSettings, match="digits is no SavedModel: signature is for those alone"):
+        serve(workspace, leases, path=tmp_path / "digits.onnx", signature=("embed",))
     with pytest.raises(InvalidSettings, match="environment_variables is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", environment_variables={"A": "1"})
     with pytest.raises(InvalidSettings, match="app has model_dir and uses"):

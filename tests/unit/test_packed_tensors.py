@@ -16,7 +16,7 @@ from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, 
 from stoker.wire import packed
 from stoker.wire.array_bodies import decode_npy, decode_octets
 from stoker.wire.oip import checked_shape
-from stoker.wire.packed import check_string_count, join_strings, pack, split_strings, unpack
+from stoker.wire.packed import check_string_count, join_strings, pack, signature_of, split_strings, unpack
 from stoker.wire.tensor_json import as_tensor, decode_tensors, encode_tensors
 
 SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -45,6 +45,15 @@ def test_packed_tensors_come_back(tensors: dict[str, np.ndarray]) -> None:
     for name, array in tensors.items():
         assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
         assert back[name].tolist() == array.tolist() or back[name].tobytes() == array.tobytes()
+
+
+def test_a_row_says_which_signature_it_is_for() -> None:
+    """Behind its tensors, which stay as they are; empty for the default one."""
+    tensors = {"x": np.arange(3, dtype=np.int8)}
+    for name in ("", "embed", "é"):
+        row = pack(tensors, name)
+        assert signature_of(row) == signature_of(memoryview(row)) == name
+        assert unpack(row)["x"].tolist() == [0, 1, 2]
 
 
 def test_views_are_packed_as_they_look() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stoker.commands import serve
 from stoker.errors import InvalidSettings
 from stoker.settings import (
     ImportedSettings,
@@ -411,6 +412,29 @@ def test_a_scripts_models_and_variables(tmp_path: Path) -> None:
     one, several = settings.models
     assert (one.uses, several.uses) == (("digits",), ("digits", "labels:2"))
     assert several.environment_variables == {"A": "b", "N": "2", "F": "true"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("embed", ("embed",)), ("'a, b'", ("a", "b")), ("[b, '*']", ("b", "*")), ("'*'", ("*",))],
+)
+def test_signatures_are_a_list_or_a_text_with_commas(
+    tmp_path: Path, text: str, names: tuple[str, ...]
+) -> None:
+    """In the file and on the command line."""
+    (model,) = load(tmp_path, f"models: [{{path: m, signature: {text}}}]").models
+    assert model.signature == names
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    (named,) = serve.serve_settings(parser.parse_args(["m", "--signature", ",".join(names)])).models
+    assert named.signature == names
+
+
+@pytest.mark.parametrize("value", [[], "", "a,,b", ["a", "a"], [1], 3, ["", "a"]])
+def test_names_that_are_none_are_refused(value: Any) -> None:
+    """Each is a text, and stands there once."""
+    with pytest.raises(InvalidSettings, match="signature must be"):
+        model_settings({"signature": value}, "test")
 
 
 def test_settings_are_frozen() -> None:

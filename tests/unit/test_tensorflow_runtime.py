@@ -72,6 +72,12 @@ def test_arguments_that_do_not_fit_are_the_callers_fault(kind: type[_OpError]) -
     assert str(refused.value) == "The model cannot take these tensors: indices[0] = 9 is not in [0, 2)"
 
 
+def test_bytes_that_the_model_cannot_read_are_the_callers_fault() -> None:
+    """TensorFlow quotes them in its error, and fails to make one of what is no text."""
+    with pytest.raises(InvalidInput, match="cannot read their bytes"):
+        signature(UnicodeDecodeError("utf-8", b"\x89PNG", 0, 1, "invalid start byte")).run({"x": np.zeros(1)})
+
+
 def test_other_errors_are_the_models() -> None:
     """They go on as they are."""
     with pytest.raises(_InternalError):

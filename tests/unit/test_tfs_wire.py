@@ -3,6 +3,7 @@
 import base64
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, RequestError
-from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.tfs import PredictRequest, decode_examples, decode_predict, encode_predict, encode_results
+from stoker.tensors import Method, ModelTensors, NamedSignature, TensorInfo
+from stoker.wire.tf_example import entry_of, example_of
+from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
+from stoker.wire.tfs_examples import ExamplesRequest, Verb, decode_examples, encode_results
 
 X = TensorInfo("x", "float32", (-1, 2))
 IDS = TensorInfo("ids", "int32", (-1,))
@@ -26,9 +29,14 @@ def model(*inputs: TensorInfo, outputs: tuple[str, ...] = ("y",), batched: bool 
     return ModelTensors(inputs, tuple(TensorInfo(name, "float32", (-1, -1)) for name in outputs), batched)
 
 
+def only(tensors: ModelTensors, method: Method = "predict") -> list[NamedSignature]:
+    """The signatures of a model with one."""
+    return [NamedSignature("serving_default", tensors, method)]
+
+
 def predict(tensors: ModelTensors, **document: Any) -> PredictRequest:
     """Decode a predict request."""
-    return decode_predict(tensors, json.dumps(document).encode())
+    return decode_predict(only(tensors), json.dumps(document).encode())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,7 @@ def test_strings_are_text_or_base64() -> None:
 
 def test_what_follows_the_first_value_is_ignored() -> None:
     """As TensorFlow Serving's parser does; it reads NaN too."""
-    array = decode_predict(model(X), b' {"instances": [[NaN, -Infinity]]} {"more').inputs["x"]
+    array = decode_predict(only(model(X)), b' {"instances": [[NaN, -Infinity]]} {"more').inputs["x"]
     np.testing.assert_array_equal(array, [[np.nan, -np.inf]])
 
 
@@ -128,7 +136,7 @@ def test_what_does_not_fit_is_refused(
 def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
     """The words are TensorFlow Serving's."""
     with pytest.raises(MalformedBody, match="JSON"):
-        decode_predict(model(X), body)
+        decode_predict(only(model(X)), body)
 
 
 @settings(STEADY, max_examples=200)
@@ -144,50 +152,52 @@ def test_no_value_ends_in_anything_but_a_refusal_or_a_tensor(value: Any) -> None
         return
 
 
-def outputs_of(tensors: ModelTensors, request: PredictRequest, *arrays: Any) -> Any:
+def outputs_of(tensors: ModelTensors, arrays: Sequence[Any], *, rows: bool) -> Any:
     """The answer with these outputs."""
+    (signature,) = only(tensors)
     outputs = dict(zip([info.name for info in tensors.outputs], arrays, strict=True))
-    return json.loads(encode_predict(tensors, request, outputs), parse_constant=str)
+    return json.loads(encode_predict(PredictRequest(signature, {}, rows), outputs), parse_constant=str)
 
 
 def test_answers_come_in_the_format_of_the_request() -> None:
     """One output alone, several by name; row by row, or column by column."""
     one, two = model(X), model(X, outputs=("y", "raw_bytes"))
-    rows, columns = PredictRequest({}, rows=True), PredictRequest({}, rows=False)
     y = np.array([[0.1, np.nan], [4, 5]], np.float32)
     words = np.empty(2, object)
     words[:] = [b"a", b"\xff"]
-    assert outputs_of(one, rows, y)["predictions"][0][1] == "NaN"
-    assert outputs_of(one, rows, y[1:]) == {"predictions": [[4.0, 5.0]]}
-    assert outputs_of(one, columns, y[1:]) == {"outputs": [[4.0, 5.0]]}
-    assert outputs_of(two, rows, y[1:], words[1:]) == {
+    assert outputs_of(one, [y], rows=True)["predictions"][0][1] == "NaN"
+    assert outputs_of(one, [y[1:]], rows=True) == {"predictions": [[4.0, 5.0]]}
+    assert outputs_of(one, [y[1:]], rows=False) == {"outputs": [[4.0, 5.0]]}
+    assert outputs_of(two, [y[1:], words[1:]], rows=True) == {
         "predictions": [{"y": [4.0, 5.0], "raw_bytes": {"b64": "/w=="}}]
     }
-    assert outputs_of(two, columns, y[1:], words[:1]) == {
+    assert outputs_of(two, [y[1:], words[:1]], rows=False) == {
         "outputs": {"y": [[4.0, 5.0]], "raw_bytes": [{"b64": "YQ=="}]}
     }
 
 
 def test_floats_are_short() -> None:
     """A float32 is written with the digits that it has, and whole ones keep their point."""
-    text = encode_predict(model(X), PredictRequest({}, rows=True), {"y": np.array([[0.1, 4]], np.float32)})
+    request = predict(model(X), instances=[[1, 2]])
+    text = encode_predict(request, {"y": np.array([[0.1, 4]], np.float32)})
     assert text == b'{"predictions":[[0.1,4.0]]}'
 
 
 def test_rows_need_a_batch_axis() -> None:
     """A scalar output, or outputs of different lengths, come in column format only."""
     with pytest.raises(InvalidInput, match="column format"):
-        outputs_of(model(X), PredictRequest({}, rows=True), np.array(1.0))
+        outputs_of(model(X), [np.array(1.0)], rows=True)
     two = model(X, outputs=("a", "b"))
     with pytest.raises(InvalidInput, match="column format"):
-        outputs_of(two, PredictRequest({}, rows=True), np.zeros(2), np.zeros(3))
-    assert outputs_of(model(X), PredictRequest({}, rows=False), np.array(1.5)) == {"outputs": 1.5}
+        outputs_of(two, [np.zeros(2), np.zeros(3)], rows=True)
+    assert outputs_of(model(X), [np.array(1.5)], rows=False) == {"outputs": 1.5}
 
 
 def examples(tensors: ModelTensors, listed: Any, **more: Any) -> dict[str, list[Any]]:
     """Decode a classify or regress request."""
     body = json.dumps({"examples": listed, **more}).encode()
-    return {name: array.tolist() for name, array in decode_examples(tensors, body).items()}
+    decoded = decode_examples("m", "classify", only(tensors), body)
+    return {name: array.tolist() for name, array in decoded.inputs.items()}
 
 
 def test_examples_are_features_by_name() -> None:
@@ -257,15 +267,102 @@ def test_examples_that_do_not_fit_are_refused(listed: Any, more: dict[str, Any])
         examples(model(X), listed, **more)
 
 
+def results(verb: Verb, method: Method = "predict", **outputs: Any) -> Any:
+    """The answer to a request of a signature with these outputs."""
+    (signature,) = only(model(X, outputs=tuple(outputs)), method)
+    arrays = {name: np.asarray(output) for name, output in outputs.items()}
+    return json.loads(encode_results(verb, ExamplesRequest(signature, {}), arrays))["results"]
+
+
 def test_results_of_classify_and_regress() -> None:
     """Pairs of label and score, or numbers."""
     scores = np.array([[0.1, 0.9]], np.float32)
-    assert json.loads(encode_results(scores, labels=["no"])) == {"results": [[["no", 0.1], ["1", 0.9]]]}
+    assert results("classify", y=scores) == [[["0", 0.1], ["1", 0.9]]]
     for shape in ((2,), (2, 1)):
-        assert json.loads(encode_results(np.array([3.5, 4]).reshape(shape), labels=None)) == {
-            "results": [3.5, 4.0]
-        }
+        assert results("regress", y=np.array([3.5, 4]).reshape(shape)) == [3.5, 4.0]
     with pytest.raises(InvalidInput):
-        encode_results(scores, labels=None)
+        results("regress", y=scores)
     with pytest.raises(InvalidInput):
-        encode_results(np.zeros(2), labels=[])
+        results("classify", y=np.zeros(2))
+
+
+def test_results_of_signatures_that_are_made_for_it() -> None:
+    """Labels are the model's where it gives classes; without scores they are 0."""
+    classes = np.array([[b"cat", "é".encode()]], object)
+    scores = np.array([[0.25, 0.75]], np.float32)
+    assert results("classify", "classify", classes=classes, scores=scores) == [[["cat", 0.25], ["é", 0.75]]]
+    assert results("classify", "classify", classes=classes) == [[["cat", 0.0], ["é", 0.0]]]
+    assert results("classify", "classify", scores=scores) == [[["0", 0.25], ["1", 0.75]]]
+    assert results("regress", "regress", outputs=[[1.5], [2.0]]) == [1.5, 2.0]
+    for verb, outputs in (
+        ("classify", {"scores": scores[:, :1], "classes": classes}),
+        ("classify", {"y": scores}),
+        ("regress", {"y": [1.0]}),
+        ("regress", {"outputs": classes}),
+    ):
+        with pytest.raises(InvalidInput):
+            results(verb, verb, **outputs)  # type: ignore[arg-type]
+
+
+EXAMPLES = TensorInfo("inputs", "string", (-1,))
+
+
+def test_a_signature_is_found_by_its_name() -> None:
+    """Without one the first is meant; of others it is said which there are."""
+    signatures = [NamedSignature("embed", model(X)), NamedSignature("ids", model(IDS))]
+    for name, body in (("", [[1, 2]]), ("embed", [[1, 2]]), ("ids", [7])):
+        request = decode_predict(signatures, json.dumps({"signature_name": name, "instances": body}).encode())
+        assert request.signature is signatures[name == "ids"]
+        assert list(request.inputs) == [request.signature.tensors.inputs[0].name]
+    with pytest.raises(
+        InvalidInput, match='"serving_default" not found in signature def; served here: embed, ids'
+    ):
+        decode_predict(signatures, b'{"signature_name": "serving_default", "instances": [1]}')
+    with pytest.raises(MalformedBody, match="string"):
+        decode_examples("m", "classify", signatures, b'{"signature_name": 1, "examples": [{}]}')
+
+
+def test_examples_are_serialized_for_a_signature_that_parses_them() -> None:
+    """Each has the features of the context that it has not itself; booleans are numbers."""
+    body = {
+        "context": {"a": 1, "b": [0.5]},
+        "examples": [{}, {"a": ["x", {"b64": "/w=="}], "c": True}, {"e": []}],
+    }
+    signatures = only(model(EXAMPLES), "classify")
+    request = decode_examples("m", "classify", signatures, json.dumps(body).encode())
+    context = [entry_of("a", [1]), entry_of("b", [0.5])]
+    assert request.inputs["inputs"].tolist() == [
+        example_of(context),
+        example_of([context[1], entry_of("a", [b"x", b"\xff"]), entry_of("c", [1])]),
+        example_of([*context, entry_of("e", [])]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("feature", "complaint"),
+    [
+        ([1, 2.5], "several types"),
+        (None, "numbers or strings"),
+        ([[1]], "numbers or strings"),
+        ({"b64": "x", "y": 1}, "numbers or strings"),
+        ({"b64": "x"}, "base64"),
+        (2**63, "does not fit"),
+        (1e39, "does not fit"),
+    ],
+)
+def test_features_that_no_example_can_hold_are_refused(feature: Any, complaint: str) -> None:
+    """As those of other signatures, and numbers that are too large for an example."""
+    for document in ({"examples": [{"a": feature}]}, {"examples": [{}], "context": {"a": feature}}):
+        with pytest.raises(InvalidInput, match=complaint):
+            decode_examples("m", "regress", only(model(EXAMPLES), "regress"), json.dumps(document).encode())
+
+
+def test_a_signature_does_what_it_is_for() -> None:
+    """The other method is refused, and so is a signature whose input is no vector of examples."""
+    body = b'{"examples": [{"a": 1}]}'
+    with pytest.raises(
+        InvalidInput, match="cannot regress by its signature serving_default: it is for classify"
+    ):
+        decode_examples("m", "regress", only(model(EXAMPLES), "classify"), body)
+    with pytest.raises(InvalidInput, match="no vector of serialized examples"):
+        decode_examples("m", "regress", only(model(X), "regress"), body)

@@ -105,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a request body for that check (default: sample_input.json beside score.py)",
     )
     parser.add_argument(
+        "--signature",
+        metavar="NAME",
+        help="which signature of the SavedModel PATH is served, several with commas, the default first, or * for all "
+        "(default: serving_default, or the only one)",
+    )
+    parser.add_argument(
         "--environment",
         type=Path,
         metavar="FILE",
@@ -204,6 +210,8 @@ def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSetti
     models = tuple(ModelSettings(registered=reference) for reference in args.model)
     options = ("name", "model_dir", "image", "batching", "sample_input")
     given = {name: getattr(args, name) for name in options if getattr(args, name)}
+    if args.signature:
+        given["signature"] = model_settings({"signature": args.signature}, "command line").signature
     if args.use_model:
         given["uses"] = tuple(args.use_model)
     if args.path is not None and script.path is not None:

@@ -118,7 +118,7 @@ def _most_rows(servable: Servable, signature: Signature) -> int:
     if signature.script is not None:
         # It may take requests one by one only: then an answer must not wait for those behind it.
         return signature.script.max_requests
-    if signature.tensors is not None and not signature.tensors.batched:
+    if signature.tensors is not None and not any(named.tensors.batched for named in signature.named):
         return 1
     return servable.max_batch_rows
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody, NotReady, StokerError
-from stoker.tensors import ModelTensors
+from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.gateway.exchange import Exchange
     from stoker.gateway.service import Service
 
-__all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "tensors_of"]
+__all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "signatures_of", "tensors_of"]
 
 JSON_LENGTH: Final = b"inference-header-content-length"
 _JSON_TYPE: Final = b"content-type: application/json\r\n"
@@ -86,8 +86,8 @@ def _codec_of(service: Service) -> InferCodec:
     return codec
 
 
-def tensors_of(service: Service) -> ModelTensors:
-    """Return what a model takes and gives.
+def signatures_of(service: Service) -> tuple[NamedSignature, ...]:
+    """Return the signatures of a model, the default first.
 
     Raises:
         NotReady: It has not been loaded yet.
@@ -95,9 +95,14 @@ def tensors_of(service: Service) -> ModelTensors:
     """
     if service.signature is None:
         raise NotReady(f"{service.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
-    tensors = service.signature.model_tensors
-    if tensors is None:
+    signatures = service.signature.named
+    if not signatures:
         raise InvalidInput(
             f"'{service.name}' is an entry script that takes whole bodies: post them to its scoring URI"
         )
-    return tensors
+    return signatures
+
+
+def tensors_of(service: Service) -> ModelTensors:
+    """Return what a model takes and gives, by its default signature; raises as `signatures_of`."""
+    return signatures_of(service)[0].tensors

@@ -13,7 +13,7 @@ from stoker import __version__
 from stoker.errors import NotFound, StokerError, UnsupportedEncoding
 from stoker.gateway.answers import error_body
 from stoker.gateway.gateway import SERVICE_PATH
-from stoker.gateway.infer_dialect import tensors_of
+from stoker.gateway.infer_dialect import signatures_of
 from stoker.gateway.scoring import DialectEndpoint
 from stoker.wire.mlflow import decode_invocation, encode_invocation
 
@@ -75,11 +75,11 @@ class _Invocations:
     """Requests in MLflow's formats to a model whose inputs are tensors."""
 
     def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
-        call.request = decode_invocation(tensors_of(service), body)
+        call.request = decode_invocation(signatures_of(service)[0], body)
         service.submit_tensors(call, exchange, call.request.predict.inputs)
 
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_invocation(tensors_of(call.service), call.request, outputs)
+        return _JSON_TYPE, encode_invocation(call.request, outputs)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         return _error_answer(error)

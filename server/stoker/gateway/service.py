@@ -338,15 +338,24 @@ class Service:
         except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
             call.refuse_for_fault(error)
 
-    def submit_tensors(self, call: Call, exchange: Exchange, inputs: Mapping[str, np.ndarray]) -> None:
+    def submit_tensors(
+        self, call: Call, exchange: Exchange, inputs: Mapping[str, np.ndarray], signature_name: str = ""
+    ) -> None:
         """Queue a request whose inputs have been checked against `Signature.model_tensors`.
+
+        Args:
+            call: The request.
+            exchange: Where it goes.
+            inputs: Its inputs by name.
+            signature_name: The one of `Signature.named` that they are for, and were checked against, if it is not the
+                first.
 
         Raises:
             StokerError: As `Exchange.submit`.
         """
         signature = exchange.arena.signature
         if signature.takes == "tensors":
-            exchange.submit_body(call, pack(inputs))
+            exchange.submit_body(call, pack(inputs, signature_name))
             return
         rows = [inputs[spec.name] for spec in signature.inputs]
         if len(rows[0]):

@@ -17,12 +17,12 @@ from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
 from stoker.gateway.answers import code_line, error_lines, split_lines
 from stoker.gateway.call import Call
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.infer_dialect import tensors_of
+from stoker.gateway.infer_dialect import signatures_of
 from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.scoring import DialectEndpoint
 from stoker.gateway.service import Service
-from stoker.tensors import TensorInfo
-from stoker.wire.tfs import decode_examples, decode_predict, encode_predict, encode_results
+from stoker.wire.tfs import decode_predict, encode_predict
+from stoker.wire.tfs_examples import Verb, decode_examples, encode_results
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stoker.gateway.dialect import Dialect
     from stoker.gateway.exchange import Exchange
     from stoker.gateway.served_models import ServedVersion
+    from stoker.tensors import NamedSignature, TensorInfo
 
 __all__ = ["tfs_routes"]
 
@@ -77,11 +78,11 @@ class _Predict:
     """Predict in row and column format."""
 
     def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
-        call.request = decode_predict(tensors_of(service), body)
-        service.submit_tensors(call, exchange, call.request.inputs)
+        request = call.request = decode_predict(signatures_of(service), body)
+        service.submit_tensors(call, exchange, request.inputs, request.signature.name)
 
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_predict(tensors_of(call.service), call.request, outputs)
+        return _JSON_TYPE, encode_predict(call.request, outputs)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         return _error_answer(error)
@@ -90,22 +91,16 @@ class _Predict:
 class _Examples:
     """Classify and regress: examples of features in, labels with scores or numbers out."""
 
-    def __init__(self, *, classifies: bool) -> None:
-        self._classifies = classifies
+    def __init__(self, verb: Verb) -> None:
+        self._verb = verb
 
     def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
-        tensors = tensors_of(service)
-        verb = "classify" if self._classifies else "regress"
-        if len(tensors.outputs) != 1 or not tensors.batched or tensors.outputs[0].dtype == "string":
-            raise InvalidInput(
-                f"'{service.name}' cannot {verb}: that needs one output of numbers for each example"
-            )
-        service.submit_tensors(call, exchange, decode_examples(tensors, body))
+        request = decode_examples(service.name, self._verb, signatures_of(service), body)
+        call.request = request
+        service.submit_tensors(call, exchange, request.inputs, request.signature.name)
 
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        del call
-        (output,) = outputs.values()
-        return _JSON_TYPE, encode_results(output, labels=() if self._classifies else None)
+        return _JSON_TYPE, encode_results(self._verb, call.request, outputs)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         return _error_answer(error)
@@ -113,8 +108,8 @@ class _Examples:
 
 _VERBS: Final[Mapping[str, Dialect]] = {
     "predict": _Predict(),
-    "classify": _Examples(classifies=True),
-    "regress": _Examples(classifies=False),
+    "classify": _Examples("classify"),
+    "regress": _Examples("regress"),
 }
 
 
@@ -218,14 +213,27 @@ def _raw_path(scope: Scope) -> str:
 
 
 def _metadata(service: Service) -> dict[str, Any]:
-    tensors = tensors_of(service)
-    inputs, outputs = (
-        {info.name: _tensor_info(info) for info in side} for side in (tensors.inputs, tensors.outputs)
-    )
-    signature = {"inputs": inputs, "outputs": outputs, "method_name": "tensorflow/serving/predict"}
     return {
         "model_spec": {"name": service.name, "signature_name": "", "version": service.version},
-        "metadata": {"signature_def": {"signature_def": {"serving_default": signature}}},
+        "metadata": {
+            "signature_def": {
+                "signature_def": {
+                    signature.name: _described_signature(signature) for signature in signatures_of(service)
+                }
+            }
+        },
+    }
+
+
+def _described_signature(signature: NamedSignature) -> dict[str, Any]:
+    inputs, outputs = (
+        {info.name: _tensor_info(info) for info in side}
+        for side in (signature.tensors.inputs, signature.tensors.outputs)
+    )
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "method_name": f"tensorflow/serving/{signature.method}",
     }
 
 

@@ -19,7 +19,7 @@ from stoker.errors import InvalidInput, LoadFailed, RequestError
 from stoker.image_input import ImageInput
 from stoker.isolation.warm_up_requests import read_recorded_requests, warm_up_feeds
 from stoker.servable import Servable
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy
 from stoker.wire.images import ImageReader
 from stoker.wire.json_bodies import kind_of, parse_document
@@ -186,7 +186,9 @@ def _from_json(content: bytes, tensors: ModelTensors, model: str) -> dict[str, n
     if "inputs" in document and _is_open_inference(document["inputs"]):
         return decode_inputs(model, tensors, document, memoryview(b""))
     if "inputs" in document or "instances" in document:
-        return decode_predict(tensors, content).inputs
+        # Whichever it names: it is a sample of this one.
+        named = NamedSignature(str(document.get("signature_name", "")), tensors)
+        return decode_predict([named], content).inputs
     keys = ", ".join(map(repr, document)) or "none"
     raise InvalidInput(f'the JSON has the keys {keys}; expected "data", "instances" or "inputs"')
 

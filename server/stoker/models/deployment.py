@@ -238,6 +238,7 @@ def _deployed(
         tensorflow_compat=model.tensorflow_compat,
         batching=model.batching,
         sample_input=model.sample_input and _absolute(model.sample_input),
+        signatures=_signatures(model, source),
         pad=model.pad or {},
         instances=model.instances,
         batch_buckets=model.batch_buckets,
@@ -265,6 +266,13 @@ def _deployed(
         fingerprint=source.fingerprint(),
         load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
     )
+
+
+def _signatures(model: ModelSettings, source: ModelSource) -> tuple[str, ...]:
+    """Which signatures are served, if the settings say so; only SavedModels have some."""
+    if model.signature is not None and source.framework != "tensorflow":
+        raise InvalidSettings(f"{source.name} is no SavedModel: signature is for those alone")
+    return model.signature or ()
 
 
 def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:

@@ -9,6 +9,7 @@ not be made to compute what only a long one needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Final
 
 import numpy as np
@@ -45,7 +46,6 @@ class PackedRuntime:
         """
         self._model = run
         self._tensors = tensors
-        self._servable = servable
         self._max_batch_rows = servable.max_batch_rows
         self._pad = {
             info.name: (np.asarray(servable.pad[info.name]).astype(info.dtype), info.shape[1:])
@@ -68,7 +68,8 @@ class PackedRuntime:
 
     def fork(self) -> PackedRuntime:
         """A further one of the same model."""
-        return PackedRuntime(self._model, self._tensors, self._servable, self.signature.verdict)
+        # Nothing of it changes once it is made.
+        return copy(self)
 
     def _batches(self, requests: Sequence[Feeds]) -> Iterator[list[int]]:
         """Places of requests that can run as one, each at most `max_batch_rows` long."""

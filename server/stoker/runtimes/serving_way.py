@@ -32,6 +32,8 @@ def as_runtime(
     tensors: ModelTensors,
     rows_runtime: Callable[[Signature], Runtime],
     read: Callable[[], Reading] | None = None,
+    *,
+    sampled: bool = True,
 ) -> Runtime:
     """Choose how a model is served; the verdict on its rows is a part of its signature.
 
@@ -41,12 +43,13 @@ def as_runtime(
         tensors: What it declares; `batched` says whether its first axes may be one batch axis.
         rows_runtime: Makes the runtime for rows of a fixed shape.
         read: Reads its graph; None if there is nothing to read.
+        sampled: Whether the requests that it is known to answer, if there are some, are for this function.
 
     Raises:
         LoadFailed: Its inputs cannot be padded, its sample input does not fit it, or the device fails whatever it
             is given.
     """
-    sample = find_sample_feeds(servable, tensors.inputs)
+    sample = find_sample_feeds(servable, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else None
     tried = _Tried(run)
     verdict = judge(servable, tried, tensors, read, rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,16 @@ from stoker.isolation.reading import Reading
 from stoker.isolation.tensorflow_reading import read_concrete_function
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.fastest import feasible_sizes, sample_rows
+from stoker.runtimes.packed import PackedRuntime
 from stoker.runtimes.serving_way import as_runtime
+from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.servable import Device, Servable
-from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo
+from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
 
 __all__ = ["TensorFlowRuntime", "import_tensorflow", "load_saved_model"]
 
 logger = logging.getLogger(__name__)
 
-_SIGNATURE = "serving_default"
 _XLA_TOLERANCE = 1e-2
 
 
@@ -81,23 +84,80 @@ def _set_up_gpu(tf: Any, gpu: Any, acceleration: Acceleration | None) -> None:
 
 
 def load_saved_model(servable: Servable, device: Device, threads: int) -> Runtime:
-    """Load a SavedModel's signature `serving_default`: row by row or request by request.
+    """Load the signatures of a SavedModel that are to be served.
+
+    A single one is served row by row or request by request; several are served request by request.
 
     Raises:
-        LoadFailed: The folder cannot be loaded, or the signature holds tensors of types that are not served; or XLA
-            cannot compile it.
+        LoadFailed: The folder cannot be loaded, it is not clear which signature is meant, or one holds tensors of
+            types that are not served; or XLA cannot compile it.
     """
-    model = _SignatureTensors(import_tensorflow(device, threads, servable.acceleration), servable)
-    batched = all(info.shape[:1] == (-1,) for info in model.inputs)
-    tensors = ModelTensors(model.inputs, model.outputs, batched)
+    model = _SavedModel(import_tensorflow(device, threads, servable.acceleration), servable.path)
+    names = chosen_signatures(servable.path, model.signatures, servable.signatures)
+    if len(names) == 1:
+        return _single(model, names[0], servable)
+    signatures, runtimes = [], {}
+    for name in names:
+        try:
+            signature = _SignatureTensors(model, name)
+        except LoadFailed as error:
+            if name in servable.signatures or name == names[0]:
+                raise
+            logger.info("%s: the signature %s is left out: %s", servable.name, name, error)
+            continue
+        runtimes[name] = _packed(signature, servable, is_default=name == names[0])
+        tensors = runtimes[name].signature.tensors
+        assert tensors is not None, "packed rows have them"
+        signatures.append(NamedSignature(name, tensors, model.method(name)))
+    _check_padded(servable, signatures)
+    if servable.acceleration.xla:
+        logger.warning("%s: xla does nothing for a model that serves several signatures", servable.name)
+    return SignaturesRuntime(signatures, runtimes)
 
-    def rows_runtime(signature: Signature) -> Runtime:
-        runtime = TensorFlowRuntime(model, signature)
+
+def _single(model: _SavedModel, name: str, servable: Servable) -> Runtime:
+    signature = _SignatureTensors(model, name)
+
+    def rows_runtime(rows: Signature) -> Runtime:
+        runtime = TensorFlowRuntime(signature, rows)
         if servable.acceleration.xla:
             runtime.compile(servable.name, servable.batch_buckets or ())
         return runtime
 
-    return as_runtime(servable, model.run, tensors, rows_runtime, model.read)
+    runtime = as_runtime(servable, signature.run, signature.tensors, rows_runtime, signature.read)
+    tensors = runtime.signature.model_tensors
+    assert tensors is not None, "only scripts have none"
+    named = NamedSignature(name, tensors, model.method(name))
+    runtime.signature = dataclasses.replace(runtime.signature, signatures=(named,))
+    return runtime
+
+
+def _packed(signature: _SignatureTensors, servable: Servable, *, is_default: bool) -> PackedRuntime:
+    """One of several signatures: its requests are packed, even if they could be rows of numbers."""
+    names = {info.name for info in signature.inputs}
+    own = dataclasses.replace(
+        servable,
+        name=f"{servable.name}, signature {signature.name}",
+        pad={name: value for name, value in servable.pad.items() if name in names},
+    )
+
+    def pack_rows(rows: Signature) -> Runtime:
+        assert rows.model_tensors is not None, "rows of numbers have them"
+        return PackedRuntime(signature.run, rows.model_tensors, own, rows.verdict)
+
+    # What the model is known to answer is a request to its default.
+    runtime = as_runtime(own, signature.run, signature.tensors, pack_rows, signature.read, sampled=is_default)
+    assert isinstance(runtime, PackedRuntime), "made here, or for what is packed anyway"
+    return runtime
+
+
+def _check_padded(servable: Servable, signatures: Sequence[NamedSignature]) -> None:
+    known = {info.name for signature in signatures for info in signature.tensors.inputs}
+    for name in servable.pad:
+        if name not in known:
+            raise LoadFailed(
+                f"{servable.name} cannot pad {name!r}: no signature that is served has this input"
+            )
 
 
 class TensorFlowRuntime:
@@ -155,28 +215,76 @@ class TensorFlowRuntime:
         return [results[name] for name in self._output_names]
 
 
-class _SignatureTensors:
-    """A SavedModel's signature as a function of named tensors; strings are `bytes`, as in TensorFlow."""
+class _SavedModel:
+    """A SavedModel.
 
-    def __init__(self, tf: Any, servable: Servable) -> None:
-        self._tf = tf
+    Attributes:
+        tf: TensorFlow.
+        path: Its folder.
+        signatures: The names of its signatures, in order.
+    """
+
+    def __init__(self, tf: Any, path: Path) -> None:
+        self.tf = tf
+        self.path = path
         try:
-            # The object must outlive its functions: they hold only weak references to its variables.
-            self._model = tf.saved_model.load(str(servable.path))
+            self._model = tf.saved_model.load(str(path))
         except Exception as error:
-            raise LoadFailed(f"TensorFlow cannot load {servable.path}: {error}") from error
-        functions = self._model.signatures
-        if _SIGNATURE not in functions:
-            raise LoadFailed(
-                f"{servable.path} has no signature {_SIGNATURE!r}, it has: {', '.join(functions) or 'none'}"
-            )
-        self._function = functions[_SIGNATURE]
+            raise LoadFailed(f"TensorFlow cannot load {path}: {error}") from error
+        self.signatures = sorted(self._model.signatures)
+        self._methods = _methods(path)
+
+    def function(self, name: str) -> Any:
+        """What runs a signature; this object must outlive it: it holds only weak references to variables."""
+        return self._model.signatures[name]
+
+    def method(self, name: str) -> Method:
+        """What a signature is for."""
+        return self._methods.get(name, "predict")
+
+
+def _methods(path: Path) -> dict[str, Method]:
+    """What the signatures of a SavedModel are for, where it is not predicting: their functions do not say."""
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    file = path / "saved_model.pb"
+    if not file.is_file():
+        return {}
+    methods: dict[str, Method] = {}
+    for graph in SavedModel.FromString(file.read_bytes()).meta_graphs:
+        for name, definition in graph.signature_def.items():
+            if definition.method_name == "tensorflow/serving/classify":
+                methods[name] = "classify"
+            elif definition.method_name == "tensorflow/serving/regress":
+                methods[name] = "regress"
+    return methods
+
+
+class _SignatureTensors:
+    """A SavedModel's signature as a function of named tensors; strings are `bytes`, as in TensorFlow.
+
+    Attributes:
+        name: Its name.
+        inputs: What it takes, by name in order.
+        outputs: What it gives, the same.
+    """
+
+    def __init__(self, model: _SavedModel, name: str) -> None:
+        self.name = name
+        self._tf = model.tf
+        self._model = model
+        self._function = model.function(name)
         _, keywords = self._function.structured_input_signature
-        self.inputs = tuple(_info(name, spec, servable) for name, spec in sorted(keywords.items()))
+        self.inputs = tuple(_info(key, spec, model.path) for key, spec in sorted(keywords.items()))
         if not self.inputs:
-            raise LoadFailed(f"{servable.path} has no inputs")
+            raise LoadFailed(f"the signature {name} of {model.path} has no inputs")
         outputs = self._function.structured_outputs
-        self.outputs = tuple(_info(name, spec, servable) for name, spec in sorted(outputs.items()))
+        self.outputs = tuple(_info(key, spec, model.path) for key, spec in sorted(outputs.items()))
+
+    @property
+    def tensors(self) -> ModelTensors:
+        """What it declares; `batched` where the first axis of all inputs may be a batch."""
+        return ModelTensors(self.inputs, self.outputs, all(info.shape[:1] == (-1,) for info in self.inputs))
 
     def read(self) -> Reading:
         """What the signature's graph says of its rows."""
@@ -213,14 +321,17 @@ class _SignatureTensors:
             raise InvalidInput(f"The model cannot take these tensors: {reason}") from error
         except self._tf.errors.ResourceExhaustedError as error:
             raise OutOfMemory(error.message) from error
+        except UnicodeDecodeError as error:
+            # Its error quotes the bytes that it was given, and they are no text: no error of it can be made then.
+            raise InvalidInput("The model cannot take these tensors: it cannot read their bytes") from error
 
 
-def _info(name: str, spec: Any, servable: Servable) -> TensorInfo:
+def _info(name: str, spec: Any, path: Path) -> TensorInfo:
     dtype = spec.dtype.name
     if dtype not in NUMERIC_DTYPES and dtype != "string":
-        raise LoadFailed(f"{name!r} of {servable.path} holds {dtype}, only numbers and strings are served")
+        raise LoadFailed(f"{name!r} of {path} holds {dtype}, only numbers and strings are served")
     if spec.shape.rank is None:
         raise LoadFailed(
-            f"{name!r} of {servable.path} has no fixed number of axes; give it a shape when the model is exported"
+            f"{name!r} of {path} has no fixed number of axes; give it a shape when the model is exported"
         )
     return TensorInfo(name, dtype, tuple(-1 if size is None else size for size in spec.shape.as_list()))

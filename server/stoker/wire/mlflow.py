@@ -20,7 +20,7 @@ from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
 if TYPE_CHECKING:
     import numpy as np
 
-    from stoker.tensors import ModelTensors
+    from stoker.tensors import NamedSignature
 
 __all__ = ["Invocation", "decode_invocation", "encode_invocation"]
 
@@ -40,7 +40,7 @@ class Invocation:
     bare: bool
 
 
-def decode_invocation(tensors: ModelTensors, body: bytes) -> Invocation:
+def decode_invocation(signature: NamedSignature, body: bytes) -> Invocation:
     """Decode a body of `/invocations`.
 
     Raises:
@@ -54,22 +54,20 @@ def decode_invocation(tensors: ModelTensors, body: bytes) -> Invocation:
     (kind,) = formats
     if document.get("params"):
         raise InvalidInput("This model takes no params.")
-    names = [info.name for info in tensors.inputs]
+    names = [info.name for info in signature.tensors.inputs]
     value = document[kind]
     if kind == "dataframe_records":
         body = orjson.dumps({"instances": value})
     elif kind in ("dataframe_split", "input_data"):
         given = columns_of(value, names) if kind == "dataframe_split" or is_table(value) else value
         body = orjson.dumps({"inputs": given})
-    return Invocation(decode_predict(tensors, body), kind == "input_data")
+    return Invocation(decode_predict([signature], body), kind == "input_data")
 
 
-def encode_invocation(
-    tensors: ModelTensors, invocation: Invocation, outputs: Mapping[str, np.ndarray]
-) -> bytes:
+def encode_invocation(invocation: Invocation, outputs: Mapping[str, np.ndarray]) -> bytes:
     """Encode the answer: `{"predictions": …}`, or the predictions alone.
 
     Raises:
         InvalidInput: Rows were asked for, and an output has no batch axis.
     """
-    return encode_predict(tensors, invocation.predict, outputs, key="" if invocation.bare else "predictions")
+    return encode_predict(invocation.predict, outputs, key="" if invocation.bare else "predictions")

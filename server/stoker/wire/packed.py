@@ -2,6 +2,7 @@
 
 A head of JSON says name, dtype and shape of each tensor; their contents follow, each on a multiple of 8 bytes, in
 native byte order and C order. Strings are stored as the Open Inference Protocol does: a 32-bit length before each.
+Behind them is the name of the model's signature that the tensors are for, if the request names one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,18 @@ import orjson
 
 from stoker.errors import BodyTooLarge
 
-__all__ = ["check_string_count", "has_too_many_elements", "join_strings", "pack", "split_strings", "unpack"]
+__all__ = [
+    "check_string_count",
+    "has_too_many_elements",
+    "join_strings",
+    "pack",
+    "signature_of",
+    "split_strings",
+    "unpack",
+]
 
-_HEAD: Final = struct.Struct("=Q")
+# The lengths of the head and of the signature's name.
+_HEAD: Final = struct.Struct("=II")
 _LENGTH: Final = struct.Struct("<I")
 _ALIGN: Final = 8
 _MAX_STRINGS: Final = 1 << 20
@@ -26,11 +36,12 @@ _MAX_ELEMENTS: Final = 1 << 40
 _MAX_EMPTY: Final = 1 << 20
 
 
-def pack(tensors: Mapping[str, np.ndarray]) -> bytes:
+def pack(tensors: Mapping[str, np.ndarray], signature: str = "") -> bytes:
     """Return tensors as one row.
 
     Args:
         tensors: By name; numbers, booleans, or `object` arrays of `bytes`.
+        signature: The signature that they are for; empty for the one that is meant where none is named.
     """
     described, parts = [], []
     for name, array in tensors.items():
@@ -40,12 +51,19 @@ def pack(tensors: Mapping[str, np.ndarray]) -> bytes:
         parts += [content, bytes(-len(content) % _ALIGN)]
     head = orjson.dumps(described)
     head += b" " * (-len(head) % _ALIGN)
-    return b"".join((_HEAD.pack(len(head)), head, *parts))
+    behind = signature.encode()
+    return b"".join((_HEAD.pack(len(head), len(behind)), head, *parts, behind))
+
+
+def signature_of(data: bytes | memoryview) -> str:
+    """Return the signature that a packed row is for; empty if it names none."""
+    _, name_bytes = _HEAD.unpack_from(data)
+    return bytes(data[len(data) - name_bytes :]).decode()
 
 
 def unpack(data: bytes) -> dict[str, np.ndarray]:
     """Inverse of `pack`; arrays of numbers are views of `data`, and cannot be written."""
-    (head_bytes,) = _HEAD.unpack_from(data)
+    head_bytes, _ = _HEAD.unpack_from(data)
     start = _HEAD.size + head_bytes
     tensors: dict[str, np.ndarray] = {}
     for name, dtype, shape, size in orjson.loads(data[_HEAD.size : start]):

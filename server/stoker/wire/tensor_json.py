@@ -128,7 +128,8 @@ def _strings(elements: Elements, info: TensorInfo, *, encoded: bool) -> np.ndarr
         if not isinstance(item, str) and not (encoded and is_base64(item)):
             raise InvalidInput(f"{info.name}: expected strings as {info}, got {kind_of(item)}.")
     array[:] = [
-        item.encode() if isinstance(item, str) else from_base64(item["b64"], info) for item in elements.items
+        item.encode() if isinstance(item, str) else from_base64(item["b64"], info.name)
+        for item in elements.items
     ]
     return array
 
@@ -138,17 +139,17 @@ def is_base64(value: Any) -> bool:
     return isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str)
 
 
-def from_base64(text: str, info: TensorInfo) -> bytes:
+def from_base64(text: str, name: str) -> bytes:
     """Return the bytes that a text of base64 stands for.
 
     Raises:
-        InvalidInput: It is none.
+        InvalidInput: It is none; the message calls it `name`.
     """
     try:
         # Other than by base64, without a copy of the text.
         return binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):
-        raise InvalidInput(f"Unable to base64 decode a value of {info.name}") from None
+        raise InvalidInput(f"Unable to base64 decode a value of {name}") from None
 
 
 def encode_tensors(outputs: Mapping[str, np.ndarray]) -> bytes:

@@ -1,0 +1,255 @@
+"""TensorFlow Serving's classify and regress: examples of features in, labels with scores or numbers out.
+
+A signature made for it takes serialized `tf.train.Example`. Of any other, which takes tensors, the features are the
+inputs by name. Source: TensorFlow Serving's REST API text, and its code for what that leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
+from stoker.tensors import NamedSignature, TensorInfo
+from stoker.wire.tensor_json import is_base64
+from stoker.wire.tf_example import Feature, entry_of, example_of
+from stoker.wire.tfs import dump, named_signature, read_document, string_of, tensor_of
+
+__all__ = ["ExamplesRequest", "Verb", "decode_examples", "encode_results"]
+
+Verb = Literal["classify", "regress"]
+
+_MAX_REPEATED: Final = 1 << 20
+_FEATURE_KINDS: Final[dict[type, str]] = {
+    str: "bytes",
+    dict: "bytes",
+    int: "int",
+    bool: "int",
+    float: "float",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExamplesRequest:
+    """A decoded classify or regress request.
+
+    Attributes:
+        signature: The signature that it asks for.
+        inputs: Arrays by name; examples are an `object` array of `bytes`.
+    """
+
+    signature: NamedSignature
+    inputs: dict[str, np.ndarray]
+
+
+def decode_examples(
+    model: str, verb: Verb, signatures: Sequence[NamedSignature], body: bytes
+) -> ExamplesRequest:
+    """Decode `{"context": {...}, "examples": [{feature: value}, ...]}`.
+
+    Args:
+        model: The model's name, for error messages.
+        verb: What is asked for.
+        signatures: Those that the model has, the default first.
+        body: The request's body.
+
+    Raises:
+        MalformedBody: The body is not JSON, or has no examples.
+        InvalidInput: The signature does not do this, or the features do not fit it.
+        BodyTooLarge: The context would become very large, which is repeated for each example.
+    """
+    document = read_document(body)
+    signature = named_signature(signatures, document)
+    serialized = _takes_examples(model, verb, signature)
+    examples, context = document.get("examples"), document.get("context", {})
+    if not isinstance(examples, list) or not examples:
+        raise MalformedBody("'examples' must be a non-empty array of objects")
+    if not isinstance(context, dict) or not all(isinstance(example, dict) for example in examples):
+        raise MalformedBody("'context' and each of 'examples' must be an object of features")
+    if not serialized:
+        _check_names([info.name for info in signature.tensors.inputs], context, examples)
+    if sum(map(_size, context.values())) * len(examples) > _MAX_REPEATED:
+        raise BodyTooLarge(
+            f"The context, repeated for each example, holds more than {_MAX_REPEATED} values or letters; send the "
+            "examples in parts, or without a context."
+        )
+    infos = signature.tensors.inputs
+    if serialized:
+        return ExamplesRequest(signature, {infos[0].name: _serialized(context, examples)})
+    return ExamplesRequest(signature, {info.name: _feature(info, context, examples) for info in infos})
+
+
+def _takes_examples(model: str, verb: Verb, signature: NamedSignature) -> bool:
+    """Whether a signature takes serialized examples; if not, it takes tensors.
+
+    Raises:
+        InvalidInput: It is for something else, or its outputs are not what the answer is made of.
+    """
+    tensors = signature.tensors
+    if signature.method == "predict":
+        if len(tensors.outputs) != 1 or not tensors.batched or tensors.outputs[0].dtype == "string":
+            raise InvalidInput(f"'{model}' cannot {verb}: that needs one output of numbers for each example")
+        return False
+    if signature.method != verb:
+        raise InvalidInput(
+            f"'{model}' cannot {verb} by its signature {signature.name}: it is for {signature.method}"
+        )
+    if [(info.dtype, len(info.shape)) for info in tensors.inputs] != [("string", 1)]:
+        raise InvalidInput(
+            f"'{model}' cannot {verb} by its signature {signature.name}: that takes no vector of serialized examples"
+        )
+    return True
+
+
+def _serialized(context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Each example with the features of the context that it has not itself, `object[examples]` of `bytes`."""
+    shared = {name: _entry(name, value) for name, value in context.items()}
+    array = np.empty(len(examples), object)
+    array[:] = [
+        example_of(
+            [
+                *(entry for name, entry in shared.items() if name not in example),
+                *(_entry(name, value) for name, value in example.items()),
+            ]
+        )
+        for example in examples
+    ]
+    return array
+
+
+def _entry(name: str, value: Any) -> bytes:
+    values = value if isinstance(value, list) else [value]
+    kinds = _kinds(name, values)
+    if len(kinds) > 1:
+        raise _several_types(name)
+    try:
+        return entry_of(name, _values(name, kinds, values))
+    except OverflowError:
+        raise InvalidInput(f"a number of feature {name!r} does not fit") from None
+
+
+def _values(name: str, kinds: set[str | None], values: list[Any]) -> Feature:
+    if "bytes" in kinds:
+        return [string_of(value, name) for value in values]
+    return [int(value) for value in values] if "int" in kinds else values
+
+
+def _check_names(
+    names: Sequence[str], context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]
+) -> None:
+    known = set(names)
+    missing, unknown = known - context.keys(), context.keys() - known
+    for index, example in enumerate(examples):
+        if unknown or not missing <= example.keys() or not example.keys() <= known:
+            raise InvalidInput(f"example {index} must have the features {', '.join(names)}")
+
+
+def _size(feature: Any) -> int:
+    """How many values a feature has, and letters of texts."""
+    values = feature if isinstance(feature, list) else [feature]
+    texts = (value["b64"] if is_base64(value) else value for value in values)
+    return 1 + sum(1 + len(text) if isinstance(text, str) else 1 for text in texts)
+
+
+def _feature(
+    info: TensorInfo, context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]
+) -> np.ndarray:
+    """One input of all examples; what they have from the context is read once."""
+    own = [example[info.name] for example in examples if info.name in example]
+    if len(own) == len(examples):
+        return _featuretensor_of(own, info)
+    tensor = _featuretensor_of([context[info.name], *own], info)
+    has_own = np.array([info.name in example for example in examples])
+    shared: np.ndarray = tensor[np.where(has_own, np.cumsum(has_own), 0)]
+    return shared
+
+
+def _featuretensor_of(features: list[Any], info: TensorInfo) -> np.ndarray:
+    """A feature is a value or a list of values of one kind: integers, floats, or strings."""
+    listed = [feature if isinstance(feature, list) else [feature] for feature in features]
+    values = list(chain.from_iterable(listed))
+    if len(_kinds(info.name, values)) > 1:
+        for feature in listed:
+            if len(_kinds(info.name, feature)) > 1:
+                raise _several_types(info.name)
+    if info.dtype != "bool" and bool in set(map(type, values)):
+        listed = [[int(v) if isinstance(v, bool) else v for v in feature] for feature in listed]
+    if len(info.shape) == 1:
+        return tensor_of([feature[0] if len(feature) == 1 else feature for feature in listed], info)
+    return tensor_of(listed, info)
+
+
+def _several_types(name: str) -> InvalidInput:
+    return InvalidInput(
+        f"Unexpected element type in feature {name!r}: one list holds values of several types"
+    )
+
+
+def _kinds(name: str, values: list[Any]) -> set[str | None]:
+    types = set(map(type, values))
+    kinds = {_FEATURE_KINDS.get(kind) for kind in types}
+    if None in kinds or (dict in types and not all(isinstance(v, str) or is_base64(v) for v in values)):
+        raise InvalidInput(f"feature {name!r} must hold numbers or strings")
+    return kinds
+
+
+def encode_results(verb: Verb, request: ExamplesRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
+    """Encode the answer of classify (pairs of label and score) or regress (numbers).
+
+    Raises:
+        InvalidInput: The outputs have other shapes or types.
+    """
+    if request.signature.method == "predict":
+        (only,) = outputs.values()
+        return _classified(_matrix(only), None) if verb == "classify" else _regressed(only)
+    if verb == "classify":
+        classes, scores = outputs.get("classes"), outputs.get("scores")
+        return _classified(
+            None if scores is None else _matrix(scores), None if classes is None else _matrix(classes)
+        )
+    output = outputs.get("outputs")
+    if output is None:
+        raise InvalidInput(f"the signature {request.signature.name} has no output 'outputs'")
+    return _regressed(output)
+
+
+def _regressed(output: np.ndarray) -> bytes:
+    if output.dtype == object or output.ndim not in (1, 2) or output.size != len(output):
+        raise InvalidInput(f"regress needs one number a row, the model gives the shape {list(output.shape)}")
+    return dump({"results": np.ascontiguousarray(output.reshape(-1))})
+
+
+def _matrix(output: np.ndarray) -> np.ndarray:
+    if output.ndim != 2:
+        raise InvalidInput(f"classify needs a vector of scores a row, the model gives {list(output.shape)}")
+    return output
+
+
+def _classified(scores: np.ndarray | None, classes: np.ndarray | None) -> bytes:
+    """Pairs of label and score: without classes labels are indices, without scores these are 0."""
+    if scores is None and classes is None:
+        raise InvalidInput("classify needs an output 'classes' or 'scores'; the signature has none")
+    if scores is None:
+        assert classes is not None, "one of both is there"
+        scores = np.zeros(classes.shape, np.float32)
+    if scores.dtype == object or (classes is not None and classes.shape != scores.shape):
+        raise InvalidInput("classify needs numbers as 'scores', and as many 'classes'")
+    if classes is None:
+        names = list(map(str, range(scores.shape[1])))
+        return dump({"results": [[list(pair) for pair in zip(names, row, strict=True)] for row in scores]})
+    labels = [[_label(label) for label in row] for row in classes.tolist()]
+    return dump(
+        {
+            "results": [
+                [list(pair) for pair in zip(*row, strict=True)] for row in zip(labels, scores, strict=True)
+            ]
+        }
+    )
+
+
+def _label(label: Any) -> str:
+    return label.decode(errors="replace") if isinstance(label, bytes) else str(label)

@@ -1,0 +1,116 @@
+"""Which signatures of a SavedModel are served, and several of them in one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.errors import LoadFailed
+from stoker.runtimes.base import RowFailure
+from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
+from stoker.servable import Servable
+from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo
+from stoker.wire.packed import pack, unpack
+
+PATH = Path("model")
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted", "chosen"),
+    [
+        (["embed", "serving_default"], [], ["serving_default"]),
+        (["embed"], [], ["embed"]),
+        (["a", "b"], ["b"], ["b"]),
+        (["a", "b", "serving_default"], ["b", "a"], ["b", "a"]),
+        (["a", "serving_default"], ["*"], ["serving_default", "a"]),
+        (["a"], ["*"], ["a"]),
+        (["a", "b", "c"], ["b", "*"], ["b", "a", "c"]),
+    ],
+)
+def test_the_default_comes_first(present: list[str], wanted: list[str], chosen: list[str]) -> None:
+    """What is named, else `serving_default`, else the only one; a star adds the others."""
+    assert chosen_signatures(PATH, present, wanted) == chosen
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted", "message"),
+    [
+        ([], [], "model has no signature 'serving_default', it has: none"),
+        (["a", "b"], ["c"], "model has no signature 'c', it has: a, b"),
+        (["a", "b"], ["*", "c"], "model has no signature 'c', it has: a, b"),
+        (["a", "b"], [], "several others: a, b; name the one to serve with the setting signature"),
+        (["a", "b"], ["*"], "several others: a, b; name the one to serve with the setting signature"),
+    ],
+)
+def test_what_is_not_clear_is_refused(present: list[str], wanted: list[str], message: str) -> None:
+    """With the names that there are."""
+    with pytest.raises(LoadFailed) as refused:
+        chosen_signatures(PATH, present, wanted)
+    assert message in str(refused.value)
+
+
+def named(name: str, *, batched: bool = True) -> NamedSignature:
+    """A signature that takes numbers and gives numbers."""
+    infos = tuple((TensorInfo(side, "float32", (-1,)),) for side in "xy")
+    return NamedSignature(name, ModelTensors(*infos, batched))
+
+
+class Puppet:
+    """A model of two signatures; `sizes` has the length of each batch of each."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[str, int]] = []
+        servable = Servable("m", 1, "tensorflow", PATH, PATH, 8, 1000)
+        signatures = [named("twice"), named("less", batched=False)]
+        self.runtime = SignaturesRuntime(
+            signatures,
+            {one.name: PackedRuntime(self._run(one.name), one.tensors, servable) for one in signatures},
+        )
+
+    def _run(self, name: str) -> Any:
+        def run(feeds: Any) -> dict[str, np.ndarray]:
+            self.sizes.append((name, len(feeds["x"])))
+            if np.isnan(feeds["x"]).any():
+                raise ValueError("no number")
+            return {"y": feeds["x"] * 2 if name == "twice" else feeds["x"] - 1}
+
+        return run
+
+    def ask(self, *asked: tuple[str, float], runtime: SignaturesRuntime | None = None) -> list[Any]:
+        """The answers to requests of one number each: by the signature that each names."""
+        rows = [pack({"x": np.array([number], np.float32)}, name) for name, number in asked]
+        (answers,) = (runtime or self.runtime).run([rows])
+        return [
+            answer.error if isinstance(answer, RowFailure) else unpack(bytes(answer))["y"].tolist()
+            for answer in answers
+        ]
+
+
+def test_each_request_is_answered_by_the_signature_that_it_names() -> None:
+    """Those of one are a batch; which one is meant without a name is the first; answers keep their places."""
+    puppet = Puppet()
+    answers = puppet.ask(("twice", 1), ("less", 2), ("", 3), ("less", 4), ("twice", 5))
+    assert answers == [[2.0], [1.0], [6.0], [3.0], [10.0]]
+    assert puppet.sizes == [("twice", 3), ("less", 1), ("less", 1)]
+    assert puppet.ask(("", 1), ("less", 1), runtime=puppet.runtime.fork()) == [[2.0], [0.0]]
+
+
+def test_a_request_that_fails_costs_the_other_signature_nothing() -> None:
+    """Only that request has no answer."""
+    first, second, third = Puppet().ask(("twice", np.nan), ("less", 2), ("twice", 3))
+    assert isinstance(first, ValueError)
+    assert (second, third) == ([1.0], [6.0])
+
+
+def test_signatures_travel_with_the_rows() -> None:
+    """A frontend is told of all of them, in their order; a model without named ones has one all the same."""
+    signature = Puppet().runtime.signature
+    assert Signature.from_json(signature.to_json()) == signature
+    assert [one.name for one in signature.named] == ["twice", "less"]
+    rows = Signature.from_json({**signature.to_json(), "signatures": []})
+    assert [(one.name, one.method) for one in rows.named] == [("serving_default", "predict")]
+    assert rows.named[0].tensors == signature.tensors
