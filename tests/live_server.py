@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from tests.http.raw_http import Answer, Connection, request, rows_body, scoring
+from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
 
 __all__ = ["PRIMARY", "SECONDARY", "LiveServer", "free_port", "run_stoker", "wait_until"]
 
@@ -192,10 +192,15 @@ class LiveServer:
         """A new connection."""
         return Connection(self.port)
 
-    def get(self, path: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-        """GET on a connection of its own."""
+    def get(self, path: str, headers: Sequence[tuple[str, str]] = (), *, key: str | None = None) -> Answer:
+        """GET on a connection of its own, without a key unless one is given."""
+        keys = [] if key is None else [bearer(key)]
         with self.connect() as connection:
-            return connection.ask(request("GET", path, headers))
+            return connection.ask(request("GET", path, [*keys, *headers]))
+
+    def describe(self, path: str) -> Answer:
+        """GET what is said of models, which needs a key, on a connection of its own."""
+        return self.get(path, key=self.key)
 
     def score(self, *rows: Sequence[float], path: str = "/score", key: str | None = None) -> Answer:
         """Score rows on a connection of its own."""

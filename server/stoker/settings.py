@@ -270,6 +270,12 @@ class ServerSettings:
         "BOOL",
     )
     metrics_auth: bool = _setting(False, read_switch, "whether /metrics needs a key (default: no)", "BOOL")
+    open_metadata: bool = _setting(
+        False,
+        read_switch,
+        "whether metadata, index, statistics and swagger.json can be read without a key (default: no)",
+        "BOOL",
+    )
     max_body_mb: float = _setting(100.0, number_of(float, 0.001, 1024), "largest request body in MiB")
     max_image_mpx: float = _setting(
         25.0, number_of(float, 0.001, 1000), "largest image that is decoded, in millions of pixels"

@@ -72,7 +72,7 @@ def test_metadata_are_those_of_the_files(server: LiveServer) -> None:
     """What the files declare: a batch of rows, and tensors of free sizes with a state and a scalar."""
     with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         for name, path in (("magika", MAGIKA), ("silero", SILERO)):
-            told = client.get_model_metadata(name)
+            told = client.get_model_metadata(name, headers={"Authorization": f"Bearer {PRIMARY}"})
             for side, values in (
                 ("inputs", session(path).get_inputs()),
                 ("outputs", session(path).get_outputs()),

@@ -68,7 +68,7 @@ def post(
     return server.ask("POST", f"/v2/repository{path}", headers, body.encode())
 
 
-def test_the_index_needs_no_key(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+def test_the_index_is_the_supervisors(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """It is put together of the parts that the supervisor sends; `ready` has to be a boolean."""
     assert post(running, "/index", headers=()).json() == list(ENTRIES)
     assert post(running, "/index", '{"ready": true}', ()).status == 200

@@ -214,9 +214,12 @@ def test_a_body_that_is_too_large_is_refused(protocol_server: LiveServer) -> Non
 
 
 def test_the_key_is_needed(protocol_server: LiveServer) -> None:
-    """401 in the API's shape; the metadata need none."""
+    """401 in the API's shape, of metadata too; the state needs none: probes ask for it."""
     answer = requests.post(url(protocol_server, "scores:predict"), json={"instances": ROWS}, timeout=20)
     refused(answer, 401, "key")
+    described = requests.get(url(protocol_server, "scores/metadata"), timeout=20)
+    refused(described, 401, "key")
+    assert described.headers["www-authenticate"] == "Bearer"
     assert requests.get(url(protocol_server, "scores"), timeout=20).status_code == 200
 
 
@@ -402,7 +405,7 @@ def test_metadata(protocol_server: LiveServer, target: str) -> None:
         dim = [{"size": str(size), "name": ""} for size in sizes]
         return {"dtype": dtype, "tensor_shape": {"dim": dim, "unknown_rank": False}, "name": f"{name}:0"}
 
-    assert requests.get(url(protocol_server, target), timeout=20).json() == {
+    assert requests.get(url(protocol_server, target), headers=KEY, timeout=20).json() == {
         "model_spec": {"name": "pair", "signature_name": "", "version": "1"},
         "metadata": {
             "signature_def": {
@@ -470,4 +473,6 @@ def test_paths_outside_of_the_api(protocol_server: LiveServer) -> None:
 def test_an_entry_script_has_no_signature(protocol_server: LiveServer) -> None:
     """It is listed with its state; its tensors are not known."""
     assert requests.get(url(protocol_server, "script"), timeout=20).status_code == 200
-    refused(requests.get(url(protocol_server, "script/metadata"), timeout=20), 400, "entry script")
+    refused(
+        requests.get(url(protocol_server, "script/metadata"), headers=KEY, timeout=20), 400, "entry script"
+    )

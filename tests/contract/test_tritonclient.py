@@ -56,8 +56,8 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
     assert client.is_model_ready("scores")
     assert client.is_model_ready("scores", "1")
     assert not client.is_model_ready("unknown")
-    assert client.get_server_metadata()["name"] == "stoker"
-    told = client.get_model_metadata("pair")
+    assert client.get_server_metadata(headers=key())["name"] == "stoker"
+    told = client.get_model_metadata("pair", headers=key())
     assert [info["name"] for info in told["inputs"]] == ["a", "b"]
 
 
@@ -231,7 +231,7 @@ async def test_the_asynchronous_client(aio_client: triton_aio.InferenceServerCli
     assert await aio_client.is_server_live()
     assert await aio_client.is_server_ready()
     assert await aio_client.is_model_ready("texts")
-    assert (await aio_client.get_model_metadata("texts"))["inputs"][0]["datatype"] == "BYTES"
+    assert (await aio_client.get_model_metadata("texts", headers=key()))["inputs"][0]["datatype"] == "BYTES"
     for binary in (False, True):
         outputs = [triton_aio.InferRequestedOutput("y", binary_data=binary)]
         rows = np.tile(ROWS, (200, 1))

@@ -94,8 +94,8 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("scores", "1")
-    assert client.get_server_metadata().name == "stoker"
-    told = client.get_model_metadata("pair", as_json=True)
+    assert client.get_server_metadata(headers=KEY).name == "stoker"
+    told = client.get_model_metadata("pair", headers=KEY, as_json=True)
     assert told == {
         "name": "pair",
         "versions": ["1"],
@@ -132,7 +132,7 @@ def test_requests_are_counted(served: Served, client: triton.InferenceServerClie
         return [metric("rows"), metric("requests", status="200"), *refusals]
 
     assert counted() == [2, 1, 1], "two rows, one answer and one refusal, once the callers have their answers"
-    (told,) = client.get_inference_statistics("counted", "1").model_stats
+    (told,) = client.get_inference_statistics("counted", "1", headers=KEY).model_stats
     assert (told.name, told.version) == ("counted", "1")
     assert (told.inference_count, told.inference_stats.success.count) == (2, 1)
 
@@ -333,7 +333,7 @@ def test_a_caller_who_goes_frees_the_rows(served: Served, client: triton.Inferen
 
 def test_the_repository(served: Served, client: triton.InferenceServerClient) -> None:
     """A model is unloaded, and loaded again, with the admin key."""
-    states = {model.name: model.state for model in client.get_model_repository_index().models}
+    states = {model.name: model.state for model in client.get_model_repository_index(headers=KEY).models}
     assert states.items() >= {"texts": "READY", "batched": "READY"}.items()
     with pytest.raises(InferenceServerException, match="needs the admin key"):
         client.unload_model("texts", headers=KEY)
@@ -350,7 +350,7 @@ def test_the_repository(served: Served, client: triton.InferenceServerClient) ->
 
 def served_input(client: triton.InferenceServerClient) -> str:
     """The name of the batched script's input."""
-    name: str = client.get_model_metadata("batched").inputs[0].name
+    name: str = client.get_model_metadata("batched", headers=KEY).inputs[0].name
     return name
 
 
@@ -388,7 +388,7 @@ def test_tls_and_the_end_of_a_server(tmp_path: Path) -> None:
         with triton.InferenceServerClient(
             f"localhost:{grpc_port}", ssl=True, root_certificates=str(TLS / "localhost.crt")
         ) as client:
-            name = client.get_model_metadata("m").inputs[0].name
+            name = client.get_model_metadata("m", headers=KEY).inputs[0].name
             held: queue.Queue[tuple[Any, Any]] = queue.Queue()
             row = np.array([[HOLD, 0, 0, 0]], np.float32)
             client.async_infer(

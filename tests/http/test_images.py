@@ -127,7 +127,8 @@ def test_the_description_names_the_images_that_are_taken(
     path = f"/api/v1/service/{name}/swagger.json"
     with server.connect() as connection:
         swagger, openapi = (
-            connection.ask(request("GET", f"{path}{query}")).json() for query in ("", "?version=3")
+            connection.ask(request("GET", f"{path}{query}", [bearer(server.key)])).json()
+            for query in ("", "?version=3")
         )
     assert swagger["consumes"] == ["application/json", *types]
     scored = openapi["paths"][f"/api/v1/service/{name}/score"]["post"]

@@ -10,6 +10,8 @@ from tests.http.conftest import Served
 from tests.http.raw_http import bearer, request, rows_body
 from tests.live_server import PRIMARY, wait_until
 
+from stoker.keys.keyring import Keyring
+
 SERVICES = ["doubler", "counted", "fussy", "mlp", "twice", "body", "batched"]
 
 
@@ -157,7 +159,7 @@ def test_histograms_are_cumulative(served: Served) -> None:
 )
 def test_descriptions_have_versions(served: Served, query: str, key: str, value: str) -> None:
     """`swagger.json` describes a service in Swagger 2 or OpenAPI 3, with Azure's operation names."""
-    answer = served.server.get(f"/api/v1/service/doubler/swagger.json{query}")
+    answer = served.server.describe(f"/api/v1/service/doubler/swagger.json{query}")
 
     assert answer.status == 200
     description = answer.json()
@@ -172,7 +174,7 @@ def test_descriptions_have_versions(served: Served, query: str, key: str, value:
 
 def test_unknown_description_versions_are_not_found(served: Served) -> None:
     """The error names the versions that there are, in the Azure server's words."""
-    answer = served.server.get("/api/v1/service/doubler/swagger.json?version=4")
+    answer = served.server.describe("/api/v1/service/doubler/swagger.json?version=4")
 
     assert (answer.status, answer.error_code()) == (404, "not_found")
     expected = "Swagger version [4] is not valid. Supported versions: [2, 3, 3.1]."
@@ -181,7 +183,8 @@ def test_unknown_description_versions_are_not_found(served: Served) -> None:
 
 def test_the_only_service_is_described_at_the_root(narrow_server: Served) -> None:
     """`/swagger.json` describes the only service, with `/score` as its path."""
-    answer = narrow_server.server.get("/swagger.json")
+    keys = Keyring(narrow_server.server.workspace / "keys", "batched").show()
+    answer = narrow_server.server.get("/swagger.json", key=keys.primary)
 
     assert answer.status == 200
     assert "/score" in answer.json()["paths"]
@@ -189,7 +192,7 @@ def test_the_only_service_is_described_at_the_root(narrow_server: Served) -> Non
 
 def test_an_undecorated_script_is_described_without_a_schema(served: Served) -> None:
     """Only the script knows what it takes: any object, as on Azure."""
-    answer = served.server.get("/api/v1/service/body/swagger.json")
+    answer = served.server.describe("/api/v1/service/body/swagger.json")
 
     assert answer.json()["definitions"]["ServiceInput"] == {"type": "object", "example": {}}
 

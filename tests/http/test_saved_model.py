@@ -246,7 +246,7 @@ def test_rows_of_two_axes_are_checked(squares: LiveServer, row: list[object], me
 
 def test_the_description_shows_the_shape(squares: LiveServer) -> None:
     """The signature of the SavedModel is in the description."""
-    schemas = squares.get("/swagger.json").json()["definitions"]
+    schemas = squares.describe("/swagger.json").json()["definitions"]
     row = schemas["ServiceInput"]["properties"]["data"]["items"]
 
     assert (row["minItems"], row["maxItems"]) == (2, 2)

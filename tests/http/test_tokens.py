@@ -217,5 +217,5 @@ def test_the_operator_is_told(deployed: Deployed) -> None:
 
 def test_the_description_is_in_the_swagger(deployed: Deployed) -> None:
     """Callers read what the operator wrote."""
-    described = deployed.server.get("/swagger.json").json()
+    described = deployed.server.get("/swagger.json", key=deployed.token()).json()
     assert described["info"]["description"] == "What the tests deploy."

@@ -40,7 +40,7 @@ def test_the_variables_of_an_image_are_enough(tmp_path: Path) -> None:
     with LiveServer(tmp_path, "--no-auth", "--frontends", "1", env=variables) as server:
         with server.connect() as connection:
             answer = connection.ask(request("POST", "/api/v1/service/My-service/score", [], b"{}"))
-        described = server.get("/swagger.json").json()["info"]
+        described = server.describe("/swagger.json").json()["info"]
         output = server.output()
     assert answer.json() == {
         "AML_APP_ROOT": str(app),

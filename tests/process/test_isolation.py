@@ -133,7 +133,7 @@ def test_the_verdicts_are_told(server: LiveServer) -> None:
     assert "not batched: " in server.output()
     assert "batching: rows changes that" in server.output()
     for model, batched in ((_MIXING, False), (_APART, True)):
-        told = server.get(f"/v2/models/{model}").json()["parameters"]["batching"]
+        told = server.describe(f"/v2/models/{model}").json()["parameters"]["batching"]
         assert told["batched"] is batched
         assert server.metric(
             "stoker_batching_info", model=model, version="1", batched=str(batched).lower(), how=told["how"]

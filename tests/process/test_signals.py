@@ -116,7 +116,7 @@ def test_readiness_during_the_drain_says_why(serve: Serve, doubler: Path) -> Non
     assert ready.json()["ready"] is False
     assert "shutting down" in ready.json()["message"]
     for path in ("/", "/v2/health/live", "/metrics", "/swagger.json"):
-        answer = server.get(path)
+        answer = server.describe(path)
         assert (answer.status, answer.closes) == (200, True), path
     with server.connect() as connection:
         answer = connection.ask(request("GET", "/nothing"))

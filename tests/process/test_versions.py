@@ -28,7 +28,7 @@ def _post(server: LiveServer, path: str, body: bytes = b"", key: str | None = No
 
 def _states(server: LiveServer, name: str = "doubler") -> dict[str, str]:
     """The states of a model's versions."""
-    entries = _post(server, "/v2/repository/index").json()
+    entries = _post(server, "/v2/repository/index", key=server.key).json()
     return {
         entry["version"]: entry["state"] for entry in entries if entry["name"] == name and "state" in entry
     }
@@ -220,7 +220,7 @@ def test_a_script_that_hangs_while_it_is_loaded_costs_that_load_alone(serve: Ser
     assert _states(server, "echo") == {"1": "READY", "2": "UNAVAILABLE"}
     (entry,) = (
         one
-        for one in _post(server, "/v2/repository/index").json()
+        for one in _post(server, "/v2/repository/index", key=server.key).json()
         if one.get("reason", "").startswith(complaint)
     )
     assert entry["version"] == "2"

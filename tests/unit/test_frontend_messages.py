@@ -83,6 +83,7 @@ class Supervisor:
                     frontends=1,
                 ),
                 metrics_need_key=False,
+                metadata_need_key=False,
                 cors_origins=(),
                 tells_version=False,
                 title=None,

@@ -193,15 +193,24 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
 # --- health and metadata ---
 
 
-async def test_health_and_metadata_need_no_key() -> None:
-    """As over HTTP: what a model takes is no secret, and probes have no keys."""
+async def test_health_needs_no_key_and_metadata_need_one() -> None:
+    """As over HTTP: probes have no keys, and what a model takes is its callers' business."""
     async with staged() as stage:
         assert (await stage.ask("ServerLive")).live
         assert not (await stage.ask("ServerReady")).ready
         assert (await stage.ask("ModelReady", name="digits")).ready
         assert not (await stage.ask("ModelReady", name="letters", version="3")).ready
-        assert (await stage.ask("ServerMetadata")).name == "stoker"
-        digits = await stage.ask("ModelMetadata", name="digits", version="3")
+        for name, fields in (
+            ("ServerMetadata", {}),
+            ("ModelMetadata", {"name": "digits"}),
+            ("ModelStatistics", {}),
+            ("RepositoryIndex", {}),
+        ):
+            error = await refused(stage.ask(name, **fields))
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert "metadata 'authorization: Bearer" in error.details()
+        assert (await stage.ask("ServerMetadata", metadata=BEARER)).name == "stoker"
+        digits = await stage.ask("ModelMetadata", name="digits", version="3", metadata=BEARER)
         assert (digits.name, list(digits.versions)) == ("digits", ["3"])
         assert [
             (info.name, info.datatype, list(info.shape)) for info in (*digits.inputs, *digits.outputs)
@@ -209,7 +218,7 @@ async def test_health_and_metadata_need_no_key() -> None:
             ("x", "FP32", [-1, 2]),
             ("y", "FP32", [-1, 2]),
         ]
-        script = await stage.ask("ModelMetadata", name="script")
+        script = await stage.ask("ModelMetadata", name="script", metadata=BEARER)
         assert not script.inputs
 
 
@@ -306,18 +315,19 @@ async def test_statistics_are_those_of_http() -> None:
     async with staged() as stage:
         stage.digits.metrics.note_scored(3, 10, 20)
         stage.digits.metrics.flush()
-        everything = await stage.ask("ModelStatistics")
+        everything = await stage.ask("ModelStatistics", metadata=BEARER)
         assert [(entry.name, entry.version) for entry in everything.model_stats] == [
             ("digits", "3"),
             ("letters", "3"),
             ("script", "3"),
         ]
-        (digits,) = (await stage.ask("ModelStatistics", name="digits", version="3")).model_stats
+        asked = stage.ask("ModelStatistics", name="digits", version="3", metadata=BEARER)
+        (digits,) = (await asked).model_stats
         assert digits == everything.model_stats[0]
         assert digits.inference_count == 3
         assert digits.inference_stats.success.count == 1
         for wrong in ({"name": "none"}, {"name": "digits", "version": "4"}):
-            error = await refused(stage.ask("ModelStatistics", **wrong))
+            error = await refused(stage.ask("ModelStatistics", **wrong, metadata=BEARER))
             assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -347,14 +357,15 @@ class PuppetSupervisor:
         )
 
 
-async def test_the_index_needs_no_key() -> None:
-    """It is the supervisor's."""
+async def test_the_index_is_the_supervisors() -> None:
+    """For whoever has a key of a model, or the admin key."""
     async with staged() as stage:
         supervisor = PuppetSupervisor(stage.gateway)
-        first, other = (await stage.ask("RepositoryIndex", ready=True)).models
+        first, other = (await stage.ask("RepositoryIndex", ready=True, metadata=BEARER)).models
         assert (first.name, first.version, first.state) == ("digits", "3", "READY")
         assert (other.name, other.version) == ("other", "")
-        assert supervisor.asked == [AskIndex(0, ready=True)]
+        await stage.ask("RepositoryIndex", metadata=ADMIN)
+        assert supervisor.asked == [AskIndex(0, ready=True), AskIndex(1, ready=False)]
 
 
 async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
@@ -440,7 +451,7 @@ async def test_what_the_supervisor_refuses_has_its_status(status: int, code: str
 async def test_without_a_supervisor_there_is_no_repository() -> None:
     """As over HTTP."""
     async with staged() as stage:
-        error = await refused(stage.ask("RepositoryIndex"))
+        error = await refused(stage.ask("RepositoryIndex", metadata=BEARER))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
         assert error.details() == "model_repository extension is not supported"
 

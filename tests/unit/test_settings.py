@@ -111,7 +111,8 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     """A setting is written once: its option, its variable and its key follow from the field."""
     given = {
         "host": "::1", "port": 1, "frontends": 2, "device": "cuda:1", "replicas": 3,
-        "auth": False, "token_auth": True, "metrics_auth": True, "collect": True, "max_image_mpx": 2.5,
+        "auth": False, "token_auth": True, "metrics_auth": True, "open_metadata": True, "collect": True,
+        "max_image_mpx": 2.5,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
         "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
         "poll_s": 2.5, "load_timeout_s": 30.0,

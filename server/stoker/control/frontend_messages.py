@@ -94,6 +94,7 @@ class StartFrontend:
         page: The frontend's page of the metrics.
         server: What holds for all services.
         metrics_need_key: Whether `/metrics` does.
+        metadata_need_key: Whether metadata, index, statistics and descriptions do.
         cors_origins: Which origins may read answers; empty to say nothing of it.
         tells_version: Whether answers have the server's version.
         title, service_version, path_prefix: What descriptions call the service; see `stoker.gateway.swagger.Naming`.
@@ -107,6 +108,7 @@ class StartFrontend:
     page: int
     server: ServerRules
     metrics_need_key: bool
+    metadata_need_key: bool
     cors_origins: tuple[str, ...]
     tells_version: bool
     title: str | None

@@ -18,6 +18,7 @@ from stoker.gateway.answers import CLOSE_LINE, failed_line, split_lines
 from stoker.gateway.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.heads import NOT_ALLOWED, check_head
+from stoker.gateway.metadata_access import check_metadata_access
 from stoker.gateway.mlflow import mlflow_routes
 from stoker.gateway.oip import oip_routes
 from stoker.gateway.request_ids import RequestIds, sent_ids
@@ -127,7 +128,7 @@ async def _healthy(request: Request) -> Response:
 async def _metrics(request: Request) -> Response:
     gateway = _gateway(request)
     if gateway.metrics_need_key:
-        authorization = request.headers.get("authorization", "").encode("latin-1")
+        authorization = _authorization(request)
         services = list(gateway.all_services)
         if not services:
             raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
@@ -141,6 +142,7 @@ async def _metrics(request: Request) -> Response:
 async def _swagger(request: Request) -> Response:
     gateway = _gateway(request)
     service = gateway.service(request.path_params.get("name"))
+    check_metadata_access(gateway, _authorization(request), (service,))
     prefix = gateway.naming.path_prefix
     if "name" in request.path_params:
         prefix = gateway.path(service)
@@ -155,8 +157,12 @@ async def _token(request: Request) -> Response:
     service = _gateway(request).service(request.path_params.get("name"))
     if service.tokens is None:
         raise NotFound(f"{service.name} takes no tokens; the server has to be started with --token-auth.")
-    token = service.tokens.fresh(request.headers.get("authorization", "").encode("latin-1"))
+    token = service.tokens.fresh(_authorization(request))
     return JSONResponse(token.to_json(), headers={"cache-control": "no-store"})
+
+
+def _authorization(request: Request) -> bytes:
+    return request.headers.get("authorization", "").encode("latin-1")
 
 
 def _gateway(request: Request) -> Gateway:

@@ -144,6 +144,7 @@ class _Frontend:
             {},
             memory,
             metrics_need_key=start.metrics_need_key,
+            metadata_need_key=start.metadata_need_key,
             large_body_budget_bytes=max(1 << 30, 4 * start.server.max_body_bytes),
             cors=Cors(start.cors_origins) if start.cors_origins else None,
             naming=Naming(start.title, start.service_version, start.path_prefix),

@@ -46,6 +46,7 @@ class Gateway:
             began with, so another version becomes the default by one replacement here.
         metrics: The counters of all processes.
         metrics_need_key: Whether `/metrics` needs a key of any service.
+        metadata_need_key: Whether what is said of models does; see `stoker.gateway.metadata_access`.
         draining: Set once, when the server shuts down: answers then close their connections.
         large_body_budget_bytes: What bodies above 1 MiB that are being received may add up to.
         cors: Which origins may read answers; None leaves that to browsers.
@@ -57,6 +58,7 @@ class Gateway:
     services: dict[str, Service]
     metrics: MetricMemory
     metrics_need_key: bool = False
+    metadata_need_key: bool = True
     draining: bool = False
     large_body_budget_bytes: int = 1 << 30
     cors: Cors | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
@@ -23,6 +23,7 @@ from stoker.gateway.answers import code_line, error_body, error_lines, split_lin
 from stoker.gateway.compression import compressed
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import InferDialect, error_answer
+from stoker.gateway.metadata_access import check_metadata_access
 from stoker.gateway.repository_api import RepositoryApi
 from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.scoring import DialectEndpoint
@@ -127,7 +128,8 @@ class _Routes:
             raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
         return self._service(scope["path_params"]), InferDialect.of(scope["headers"])
 
-    async def server(self, _: Request) -> Response:
+    async def server(self, request: Request) -> Response:
+        self._check_access(request)
         return JSONResponse({"name": "stoker", "version": __version__, "extensions": list(EXTENSIONS)})
 
     async def live(self, _: Request) -> Response:
@@ -143,11 +145,13 @@ class _Routes:
             return JSONResponse(content, error.status, headers)
         return JSONResponse({"ready": True})
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        self._check_access(request)
         return JSONResponse({"models": list(self._gateway.services)})
 
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
+        self._check_access(request, (service,))
         tensors = None if service.signature is None else service.signature.model_tensors
         sides = ((), ()) if tensors is None else (tensors.inputs, tensors.outputs)
         inputs, outputs = (
@@ -174,7 +178,10 @@ class _Routes:
 
     async def statistics(self, request: Request) -> Response:
         parameters = request.path_params
-        found = statistics(self._gateway, parameters.get("name"), parameters.get("version"))
+        name = parameters.get("name", "")
+        model = self._gateway.models.get(name)
+        self._check_access(request, () if model is None else model.services)
+        found = statistics(self._gateway, name or None, parameters.get("version"))
         return JSONResponse({"model_stats": found})
 
     async def model_ready(self, request: Request) -> Response:
@@ -182,6 +189,10 @@ class _Routes:
         if not service.ready:
             raise NotReady(f"Model '{service.name}' is not ready.", retry_after_s=1)
         return JSONResponse({"name": service.name, "ready": True})
+
+    def _check_access(self, request: Request, services: Iterable[Service] = ()) -> None:
+        authorization = request.headers.get("authorization", "").encode("latin-1")
+        check_metadata_access(self._gateway, authorization, services)
 
     def _service(self, parameters: Mapping[str, Any]) -> Service:
         version = parameters.get("version")

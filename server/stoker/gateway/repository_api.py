@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse, Response
 
 from stoker.errors import BodyTooLarge, Forbidden, MalformedBody, NotFound, NotSupported
+from stoker.gateway.metadata_access import check_metadata_access
 from stoker.versions import read_versions
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class RepositoryApi:
 
     async def index(self, request: Request) -> Response:
         """List all models with their versions."""
+        check_metadata_access(self._gateway, _authorization(request))
         content = await _content(request)
         ready = content.get("ready", False)
         if not isinstance(ready, bool):
@@ -61,8 +63,7 @@ class RepositoryApi:
 
     def _allowed(self, request: Request) -> Administration:
         administration = self._administration()
-        authorization = request.headers.get("authorization", "").encode("latin-1")
-        administration.access.check(authorization, from_page="origin" in request.headers)
+        administration.access.check(_authorization(request), from_page="origin" in request.headers)
         return administration
 
     def _administration(self) -> Administration:
@@ -154,6 +155,10 @@ def version_policy(name: str, config: str) -> str | tuple[int, ...] | None:
         return read_versions(wanted)
     except ValueError as error:
         raise MalformedBody(f"{problem}its version_policy {error}") from None
+
+
+def _authorization(request: Request) -> bytes:
+    return request.headers.get("authorization", "").encode("latin-1")
 
 
 def _version(request: Request) -> int | None:

@@ -18,6 +18,7 @@ from stoker.gateway.answers import code_line, error_lines, split_lines
 from stoker.gateway.call import Call
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.infer_dialect import signatures_of
+from stoker.gateway.metadata_access import check_metadata_access
 from stoker.gateway.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.scoring import DialectEndpoint
 from stoker.gateway.service import Service
@@ -158,7 +159,10 @@ class _Endpoint:
         if request.method not in ("GET", "HEAD") or target is None or target["verb"]:
             raise MalformedBody(f"Malformed request: {request.method} {path}")
         if target["metadata"]:
-            return _metadata(self._service(target))
+            service = self._service(target)
+            authorization = request.headers.get("authorization", "").encode("latin-1")
+            check_metadata_access(self._gateway, authorization, (service,))
+            return _metadata(service)
         return self._status(target)
 
     def _status(self, target: re.Match[str]) -> dict[str, Any]:

@@ -234,6 +234,7 @@ class FrontendProcesses:
                 endpoint=settings.endpoint,
             ),
             metrics_need_key=settings.metrics_auth,
+            metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
             cors_origins=settings.cors_origins,
             tells_version=settings.tells_version,
             title=settings.service_name if self._named_alone else None,

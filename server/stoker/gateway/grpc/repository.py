@@ -9,6 +9,7 @@ from google.protobuf import json_format
 from stoker.errors import NotSupported
 from stoker.gateway.grpc.calls import BEARER_METADATA, Call
 from stoker.gateway.grpc.messages import message
+from stoker.gateway.metadata_access import check_metadata_access
 from stoker.gateway.repository_api import check_unload_parameters, versions_to_load
 from stoker.gateway.statistics import statistics
 
@@ -30,13 +31,17 @@ class RepositoryMethods:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def statistics(self, request: Any, _: Call) -> Any:
+    async def statistics(self, request: Any, call: Call) -> Any:
         """Answer a `ModelStatisticsRequest`."""
+        model = self._gateway.models.get(request.name)
+        services = () if model is None else model.services
+        check_metadata_access(self._gateway, call.authorization, services, sent_as=BEARER_METADATA)
         entries = statistics(self._gateway, request.name or None, request.version or None)
         return json_format.ParseDict({"model_stats": entries}, _StatisticsResponse())
 
-    async def index(self, request: Any, _: Call) -> Any:
+    async def index(self, request: Any, call: Call) -> Any:
         """Answer a `RepositoryIndexRequest`."""
+        check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
         _check_unnamed(request)
         entries = await self._administration().index(ready=request.ready)
         return _IndexResponse(models=entries)

@@ -40,6 +40,7 @@ from stoker.gateway.grpc.repository import RepositoryMethods
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.streams import Streams
 from stoker.gateway.infer_dialect import tensors_of
+from stoker.gateway.metadata_access import check_metadata_access
 from stoker.gateway.oip import EXTENSIONS, platform
 from stoker.gateway.request_ids import RequestIds
 from stoker.gateway.service import Service
@@ -184,11 +185,13 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             ready = False
         return ModelReadyResponse(ready=ready)
 
-    async def _server_metadata(self, _: Any, __: Call) -> Any:
+    async def _server_metadata(self, _: Any, call: Call) -> Any:
+        check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
         return ServerMetadataResponse(name="stoker", version=__version__, extensions=EXTENSIONS)
 
-    async def _model_metadata(self, request: Any, _: Call) -> Any:
+    async def _model_metadata(self, request: Any, call: Call) -> Any:
         service = self._gateway.find(request.name, request.version or None)
+        check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
         versions = self._gateway.models[service.name].served
         answer = ModelMetadataResponse(
             name=service.name, versions=versions, platform=platform(service.framework)

@@ -1,0 +1,135 @@
+"""Who may read what is said of models: those who may score with them, or load them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.contract.in_process import KEY, InProcessServer, script
+from tests.http.raw_http import Answer, bearer, request
+
+from stoker.control.frontend_messages import Ask, Reply
+from stoker.gateway.administration import AdminAccess, Administration
+from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.keys.keyring import Keys, KeyVerifier
+
+ADMIN = "the-admin-key-of-the-tests"
+GUARDED = [
+    ("GET", "/swagger.json"),
+    ("GET", "/api/v1/service/model/swagger.json"),
+    ("GET", "/v2"),
+    ("HEAD", "/v2"),
+    ("GET", "/v2/"),
+    ("GET", "/v2/models"),
+    ("GET", "/v2/models/model"),
+    ("GET", "/v2/models/model/versions/1"),
+    ("GET", "/v2/models/stats"),
+    ("GET", "/v2/models/model/stats"),
+    ("GET", "/v2/models/model/versions/1/stats"),
+    ("POST", "/v2/repository/index"),
+    ("GET", "/v1/models/model/metadata"),
+    ("GET", "/v1/models/model/versions/1/metadata"),
+]
+OPEN = [
+    "/",
+    "/api/v1/service/model/",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/models/model/ready",
+    "/v1/models/model",
+]
+
+
+def administered(server: InProcessServer, access: AdminAccess) -> None:
+    """Give a server a supervisor that lists nothing."""
+
+    def answer(ask: Ask) -> None:
+        assert server.gateway.administration is not None
+        server.gateway.administration.take_reply(Reply(ask.ticket, ()))
+
+    server.gateway.administration = Administration(answer, access)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[InProcessServer]:
+    """A server whose model needs a key."""
+    with InProcessServer(script(lambda raw_data: raw_data), key=KEY) as running:
+        administered(running, AdminAccess(KeyVerifier(Path("no-keys"), ".admin", Keys(ADMIN, ADMIN))))
+        yield running
+
+
+def ask(server: InProcessServer, method: str, path: str, key: str | None) -> Answer:
+    """Ask with a key, or without."""
+    headers = [] if key is None else [bearer(key)]
+    with server.connect() as connection:
+        connection.send(request(method, path, headers, b"" if method == "POST" else None))
+        return connection.answer(bodiless=method == "HEAD")
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+def test_what_is_said_of_models_needs_a_key(server: InProcessServer, method: str, path: str) -> None:
+    """That of a model, or the admin key; each protocol says so in its shape."""
+    for key in (None, "a-key-that-is-none-here"):
+        refused = ask(server, method, path, key)
+        assert (refused.status, refused.header("www-authenticate")) == (401, "Bearer")
+        if method != "HEAD":
+            assert "Authorization: Bearer" in refused.json()["message" if "swagger" in path else "error"]
+    for key in (KEY, ADMIN):
+        # The model is a script that takes whole bodies, of which TensorFlow Serving's metadata cannot say anything.
+        assert ask(server, method, path, key).status == (400 if path.startswith("/v1") else 200)
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_health_is_open(server: InProcessServer, path: str) -> None:
+    """Probes have no keys."""
+    assert ask(server, "GET", path, None).status == 200
+
+
+def test_the_operator_can_open_it(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `open_metadata`; scoring needs its key as before."""
+    monkeypatch.setattr(server.gateway, "metadata_need_key", False)
+    for method, path in GUARDED:
+        assert ask(server, method, path, None).status == (400 if path.startswith("/v1") else 200)
+    assert ask(server, "POST", "/score", None).status == 401
+
+
+def test_a_server_without_keys_is_open() -> None:
+    """There is nothing to guard."""
+    with InProcessServer(script(lambda raw_data: raw_data)) as running:
+        administered(running, AdminAccess())
+        for method, path in GUARDED:
+            assert ask(running, method, path, None).status == (400 if path.startswith("/v1") else 200)
+
+
+def test_a_key_is_for_its_model() -> None:
+    """What is asked of one model needs its key; the server as a whole, or a model that is not loaded, any."""
+    echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
+    with InProcessServer({"model": script(echo), "other": script(echo)}, key=KEY) as running:
+        services = running.gateway.services
+        other = "the-key-of-the-other-model"
+        only = KeyVerifier(Path("no-keys"), "other", Keys(other, other))
+        services["other"].authorized = only.verify
+        running.gateway.route("gone", ServedModel({"1": ServedVersion(5, "END")}, None))
+        for path, statuses in (
+            ("/v2", (200, 200)),
+            ("/v2/models/stats", (200, 200)),
+            ("/v2/models/model", (200, 401)),
+            ("/v2/models/other", (401, 200)),
+            ("/v2/models/other/stats", (401, 200)),
+            ("/v2/models/gone/versions/1/stats", (200, 200)),
+        ):
+            assert tuple(ask(running, "GET", path, key).status for key in (KEY, other)) == statuses
+
+
+def test_without_a_model_the_admin_key_is_needed(
+    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has a key of a model then."""
+    monkeypatch.setattr(server.gateway, "models", {"model": SimpleNamespace(services=())})
+    refused = ask(server, "POST", "/v2/repository/index", KEY)
+    assert refused.status == 401
+    assert "admin key" in refused.json()["error"]
+    assert ask(server, "POST", "/v2/repository/index", ADMIN).status == 200
