@@ -25,7 +25,8 @@ StokerError                     500 internal
 │  ├─ DeadlineExceeded          504 deadline_exceeded
 │  ├─ ModelFailed               500 model_failed        run() raised or the runtime refused the row
 │  ├─ ScoringTimeout            500 scoring_timeout     run() had begun and did not return in time
-│  └─ OutputTooLarge            500 output_too_large    the answer does not fit its row
+│  ├─ OutputTooLarge            500 output_too_large    the answer does not fit its row
+│  └─ NonFiniteOutput           500 non_finite_output   NaN or infinity, where non_finite is error
 └─ OperatorError                the operator can mend it: settings, files, devices; exit code 2
    ├─ InvalidSettings
    ├─ RepositoryError
@@ -62,6 +63,7 @@ __all__ = [
     "MethodNotAllowed",
     "ModelFailed",
     "ModelInUse",
+    "NonFiniteOutput",
     "NotFound",
     "NotReady",
     "NotSupported",
@@ -272,6 +274,16 @@ class OutputTooLarge(ServingError):
 
     status, code = 500, "output_too_large"
     run_failed = True
+
+
+class NonFiniteOutput(ServingError):
+    """The answer has numbers that JSON cannot hold, and `non_finite` says that this is an error."""
+
+    status, code = 500, "non_finite_output"
+    run_failed = True
+
+    def __init__(self) -> None:
+        super().__init__("The model's answer holds NaN or infinity.")
 
 
 class OperatorError(StokerError):

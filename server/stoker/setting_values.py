@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.names import parse_reference
+from stoker.non_finite import NON_FINITE, NonFinite
 
 __all__ = [
     "choice_of",
@@ -20,6 +21,7 @@ __all__ = [
     "read_device",
     "read_devices",
     "read_names",
+    "read_non_finite",
     "read_numbers",
     "read_origins",
     "read_path",
@@ -164,6 +166,14 @@ def read_names(value: Any) -> tuple[str, ...]:
     if not all(stripped) or len(set(stripped)) < len(stripped):
         raise ValueError("must be names, each of them once")
     return stripped
+
+
+def read_non_finite(value: Any) -> NonFinite:
+    """What becomes of NaN and infinities in JSON; without quotes YAML's `null` is no text."""
+    word = "null" if value is None else value
+    if word not in NON_FINITE:
+        raise ValueError(f"must be {' or '.join(NON_FINITE)}")
+    return word
 
 
 def read_numbers(value: Any) -> dict[str, float]:

@@ -21,11 +21,13 @@ from stoker.collection import CollectionSettings, read_collection
 from stoker.endpoint import Endpoint
 from stoker.errors import InvalidSettings
 from stoker.image_input import ImageInput, read_image_input
+from stoker.non_finite import WORDS, NonFinite
 from stoker.setting_values import (
     choice_of,
     number_of,
     read_devices,
     read_names,
+    read_non_finite,
     read_numbers,
     read_origins,
     read_path,
@@ -194,6 +196,12 @@ class ModelSettings:
         "API",
     )
 
+    non_finite: NonFinite | None = _setting(
+        None,
+        read_non_finite,
+        "NaN and infinities in the JSON of its answers: words, null or error (default: the server's)",
+        "WHAT",
+    )
     image: ImageInput | None = _setting(
         None, read_image_input, "how its input is made from images (default: as it was registered)", "MAPPING"
     )
@@ -293,6 +301,12 @@ class ServerSettings:
         0.0,
         number_of(float, 0, 60000),
         "how long a row may wait for company while the device is free (default 0: not at all)",
+    )
+    non_finite: NonFinite = _setting(
+        WORDS,
+        read_non_finite,
+        "NaN and infinities in the JSON of answers: words (NaN, Infinity), null, or error (the request is 500)",
+        "WHAT",
     )
     cors_origins: tuple[str, ...] = _setting(
         (),

@@ -164,5 +164,7 @@ def test_only_a_script_uses_models(
         serve(workspace, leases, path=tmp_path / "digits.onnx", signature=("embed",))
     with pytest.raises(InvalidSettings, match="environment_variables is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", environment_variables={"A": "1"})
+    with pytest.raises(InvalidSettings, match="writes its answers itself: leave non_finite out"):
+        serve(workspace, leases, path=script, non_finite="null")
     with pytest.raises(InvalidSettings, match="app has model_dir and uses"):
         serve(workspace, leases, path=script, uses=("digits",), model_dir=tmp_path)

@@ -161,3 +161,23 @@ def test_the_log_joins_a_request_with_the_error_id_of_its_model(caplog: pytest.L
         (error_id,) = re.findall(r"error id ([0-9a-f]{16}): m: scoring failed", caplog.text)
         request_id = call.ids.request_id.decode()
         assert f"request {request_id}: scoring m failed under error id {error_id}" in caplog.text
+
+
+def test_an_answer_that_is_not_finite_costs_the_others_of_its_turn_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where that is an error, it is the error of its request alone, and no fault of the server."""
+
+    def spoil(inputs: Any) -> list[np.ndarray]:
+        return [np.where(inputs[0] < 0, np.nan, inputs[0])]
+
+    with Joined(PuppetRuntime(answer=spoil)) as joined:
+        callers = Callers(joined)
+        callers.service.non_finite = "error"
+        for number in (-1, 2, 3):
+            callers.score(number)
+        joined.settle()
+        assert callers.answers == [(500, "non_finite_output"), (200, [[2.0, 0.0]]), (200, [[3.0, 0.0]])]
+        requests = callers.memory.totals().model(0).requests()
+        assert (requests[200], requests[500]) == (2, 1)
+    assert not caplog.records

@@ -10,6 +10,7 @@ from stoker.collection import CollectionSettings
 from stoker.endpoint import Endpoint
 from stoker.image_input import ImageInput
 from stoker.keys.keyring import Keys
+from stoker.non_finite import WORDS, NonFinite
 
 __all__ = ["AdminRules", "GrpcRules", "ServerRules", "ServiceRules"]
 
@@ -90,6 +91,7 @@ class ServiceRules:
         image: How images become its input; None if it takes none.
         collection: What is collected of its requests; None for nothing.
         data_dir: Where that is written.
+        non_finite: What becomes of NaN and infinities in the JSON of its answers.
     """
 
     number: int
@@ -106,3 +108,4 @@ class ServiceRules:
     image: ImageInput | None = None
     collection: CollectionSettings | None = None
     data_dir: Path | None = None
+    non_finite: NonFinite = WORDS

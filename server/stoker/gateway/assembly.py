@@ -57,6 +57,7 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         "collector": _collector(rules, server, metrics),
         "version": str(rules.version),
         "framework": rules.framework,
+        "non_finite": rules.non_finite,
     }
     limit = rules.max_concurrent_requests
     if limit is None:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.errors import DeadlineExceeded, OutputTooLarge, ScoringTimeout, StokerError
+from stoker.errors import (
+    DeadlineExceeded,
+    NonFiniteOutput,
+    OutputTooLarge,
+    ScoringTimeout,
+    StokerError,
+)
 from stoker.gateway.answers import (
     CLOSE_LINE,
     Respond,
@@ -119,6 +125,8 @@ class Call(Ticket):
                 self._complete_script(ScriptAnswer.unpack(self.output_texts(0)[0]))
             else:
                 self.answer_scored(service.encode(self), time.monotonic_ns())
+        except StokerError as error:
+            self.refuse(error)
         except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
             self.refuse_for_fault(error)
 
@@ -290,10 +298,13 @@ class JoiningCall(Call):
             Exception: The rows could not be encoded; none of the calls has been answered.
         """
         if any(call.dialect is not None for call in tickets):
-            for index, call in enumerate(tickets):
-                call.complete_with(outputs[index : index + 1])
+            self._complete_each(tickets, outputs)
             return
-        bodies = encode_each(outputs)
+        try:
+            bodies = encode_each(outputs, self._service.non_finite)
+        except NonFiniteOutput:
+            self._complete_each(tickets, outputs)
+            return
         now_ns = time.monotonic_ns()
         # Once for all: a shared counter costs as much as the rest of what is counted of a request.
         self._service.metrics.count_scored(len(tickets), len(tickets))
@@ -303,13 +314,20 @@ class JoiningCall(Call):
             except Exception as error:  # noqa: BLE001  # must not reach the other requests
                 call.refuse_for_fault(error)
 
+    @staticmethod
+    def _complete_each(tickets: list[JoiningCall], outputs: np.ndarray) -> None:
+        for index, call in enumerate(tickets):
+            call.complete_with(outputs[index : index + 1])
+
     def complete_with(self, row: np.ndarray) -> None:
         """Answer with the only row of the only output, `[1, *row_shape]`."""
         try:
             if self.dialect is None:
-                self.answer_scored(encode_each(row)[0], time.monotonic_ns())
+                self.answer_scored(encode_each(row, self._service.non_finite)[0], time.monotonic_ns())
             else:
                 self._answer_in(self.dialect, {self.exchange.arena.signature.outputs[0].name: row})
+        except StokerError as error:
+            self.refuse(error)
         except Exception as error:  # noqa: BLE001  # must not reach the other requests
             self.refuse_for_fault(error)
 

@@ -82,7 +82,9 @@ class InferDialect:
 def _codec_of(service: Service) -> InferCodec:
     codec = service.codecs.get(InferCodec)
     if codec is None:
-        codec = service.codecs[InferCodec] = InferCodec(service.name, service.version, tensors_of(service))
+        codec = service.codecs[InferCodec] = InferCodec(
+            service.name, service.version, tensors_of(service), service.non_finite
+        )
     return codec
 
 

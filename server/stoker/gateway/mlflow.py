@@ -79,7 +79,7 @@ class _Invocations:
         service.submit_tensors(call, exchange, call.request.predict.inputs)
 
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_invocation(call.request, outputs)
+        return _JSON_TYPE, encode_invocation(call.request, outputs, call.service.non_finite)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         return _error_answer(error)

@@ -34,6 +34,7 @@ from stoker.gateway.request_ids import RequestIds
 from stoker.gateway.ticket import Rows, Ticket
 from stoker.keys.keyring import BEARER_HEADER
 from stoker.metrics import ModelMetrics
+from stoker.non_finite import WORDS, NonFinite
 from stoker.script_form import ScriptForm
 from stoker.tensors import ModelTensors, Signature
 from stoker.wire.envelope import RequestHead, ScriptRequest
@@ -79,10 +80,13 @@ class Service:
         collector: Collector | None = None,
         version: str = "1",
         framework: str = "",
+        non_finite: NonFinite = WORDS,
     ) -> None:
         self.name = name
         self.version = version
         self.framework = framework
+        self.non_finite = non_finite
+        """What becomes of NaN and infinities in the JSON of answers."""
         self.metrics = metrics
         self.timeout_ns = timeout_ms * 1_000_000
         self.max_body_bytes = max_body_bytes
@@ -395,10 +399,10 @@ class Service:
         """The answer's body for a ticket without an error."""
         signature = ticket.exchange.arena.signature
         if signature.tensors is not None:
-            return encode_tensors(unpack(ticket.output_texts(0)[0]))
+            return encode_tensors(unpack(ticket.output_texts(0)[0]), self.non_finite)
         if signature.outputs[0].variable:
             return encode_texts(ticket.output_texts(0))
-        return encode_outputs(signature.outputs, ticket.outputs())
+        return encode_outputs(signature.outputs, ticket.outputs(), self.non_finite)
 
 
 def _check(verifier: KeyVerifier | None, tokens: TokenVerifier | None) -> Callable[[bytes], bool]:

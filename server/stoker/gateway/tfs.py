@@ -83,7 +83,7 @@ class _Predict:
         service.submit_tensors(call, exchange, request.inputs, request.signature.name)
 
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_predict(call.request, outputs)
+        return _JSON_TYPE, encode_predict(call.request, outputs, call.service.non_finite)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         return _error_answer(error)
@@ -101,7 +101,7 @@ class _Examples:
         service.submit_tensors(call, exchange, request.inputs, request.signature.name)
 
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_results(self._verb, call.request, outputs)
+        return _JSON_TYPE, encode_results(self._verb, call.request, outputs, call.service.non_finite)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         return _error_answer(error)

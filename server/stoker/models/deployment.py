@@ -28,6 +28,7 @@ from stoker.models.offers import Offer, find_offers
 from stoker.models.placement import Placement, place
 from stoker.models.repository import Repository
 from stoker.models.swagger_files import find_swagger_files
+from stoker.non_finite import WORDS, NonFinite
 from stoker.servable import SAMPLE_FILES, Servable
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.workspace import Workspace
@@ -66,6 +67,7 @@ class Deployed:
         swagger_files: The user's own descriptions by Swagger version.
         fingerprint: What was changed in its files since, if it is another one; see `ModelSource.fingerprint`.
         load_timeout_s: How long a device process may take to load it.
+        non_finite: What becomes of NaN and infinities in the JSON of its answers.
     """
 
     servable: Servable
@@ -85,6 +87,7 @@ class Deployed:
     number: int = 0
     fingerprint: str = ""
     load_timeout_s: float = math.inf
+    non_finite: NonFinite = WORDS
 
     @property
     def interpreter(self) -> Path:
@@ -173,6 +176,10 @@ def _used_models(
         for name in _FOR_THE_FILES_OF_SCRIPTS if source.framework == "mlflow" else _FOR_SCRIPTS:
             if getattr(model, name) != getattr(defaults, name):
                 raise InvalidSettings(f"{source.name} is no entry script: {name} is for those alone")
+    elif model.non_finite is not None:
+        raise InvalidSettings(
+            f"{source.name} is an entry script, which writes its answers itself: leave non_finite out"
+        )
     _check_batching(model, source)
     if not model.uses:
         return None
@@ -265,6 +272,7 @@ def _deployed(
         number=slot,
         fingerprint=source.fingerprint(),
         load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
+        non_finite=model.non_finite or settings.non_finite,
     )
 
 

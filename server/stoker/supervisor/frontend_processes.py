@@ -269,6 +269,7 @@ class FrontendProcesses:
             max_queue_wait_ms=model.max_queue_wait_ms,
             max_concurrent_requests=model.limit_of(process.page, len(self.processes)),
             description=model.description,
+            non_finite=model.non_finite,
             swagger_files=model.swagger_files,
             keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
             image=model.image,

@@ -20,7 +20,8 @@ from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
 if TYPE_CHECKING:
     import numpy as np
 
-    from stoker.tensors import NamedSignature
+    from stoker.non_finite import WORDS, NonFinite
+from stoker.tensors import NamedSignature
 
 __all__ = ["Invocation", "decode_invocation", "encode_invocation"]
 
@@ -64,10 +65,15 @@ def decode_invocation(signature: NamedSignature, body: bytes) -> Invocation:
     return Invocation(decode_predict([signature], body), kind == "input_data")
 
 
-def encode_invocation(invocation: Invocation, outputs: Mapping[str, np.ndarray]) -> bytes:
+def encode_invocation(
+    invocation: Invocation, outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS
+) -> bytes:
     """Encode the answer: `{"predictions": …}`, or the predictions alone.
 
     Raises:
+        NonFiniteOutput: A number is not finite, and that is to be refused.
         InvalidInput: Rows were asked for, and an output has no batch axis.
     """
-    return encode_predict(invocation.predict, outputs, key="" if invocation.bare else "predictions")
+    return encode_predict(
+        invocation.predict, outputs, non_finite, key="" if invocation.bare else "predictions"
+    )

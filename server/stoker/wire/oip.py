@@ -17,8 +17,10 @@ import numpy as np
 import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
+from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nesting_depth
+from stoker.wire.non_finite import rewritten
 from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
 from stoker.wire.tensor_json import as_tensor, check_rows
 
@@ -495,7 +497,13 @@ def datatype_of(array: np.ndarray) -> str:
 
 
 def encode_infer(
-    model: str, version: str, request: InferRequest, outputs: Mapping[str, np.ndarray], *, batched: bool
+    model: str,
+    version: str,
+    request: InferRequest,
+    outputs: Mapping[str, np.ndarray],
+    *,
+    batched: bool,
+    non_finite: NonFinite = WORDS,
 ) -> tuple[int | None, bytes]:
     """Encode an answer.
 
@@ -505,12 +513,14 @@ def encode_infer(
         request: What it answers.
         outputs: The model's outputs by name.
         batched: Whether their first axis is the batch.
+        non_finite: What becomes of NaN and infinities in JSON.
 
     Returns:
         The length of the JSON if binary data follows it (`Inference-Header-Content-Length`), else None; and the body.
 
     Raises:
         InvalidInput: An output cannot be given as it was asked for.
+        NonFiniteOutput: A number in JSON is not finite, and that is to be refused.
     """
     entries, binaries = [], []
     for wanted in request.wanted:
@@ -529,7 +539,7 @@ def encode_infer(
     if request.id:
         answer["id"] = request.id
     answer["outputs"] = entries
-    text = _dump(answer, [entry.get("data") for entry in entries])
+    text = _dump(answer, [entry.get("data") for entry in entries], non_finite)
     if not any(binaries):
         return None, text
     return len(text), b"".join((text, *binaries))
@@ -552,9 +562,9 @@ def _text(name: str, element: bytes) -> str:
         ) from None
 
 
-def _dump(answer: Mapping[str, Any], data: Sequence[Any]) -> bytes:
+def _dump(answer: Mapping[str, Any], data: Sequence[Any], non_finite: NonFinite) -> bytes:
     arrays = [array for array in data if isinstance(array, np.ndarray) and array.dtype.kind == "f"]
+    text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
     if all(np.isfinite(array).all() for array in arrays):
-        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
-    # orjson writes what is not finite as null.
-    return json.dumps(answer, default=np.ndarray.tolist, separators=(",", ":")).encode()
+        return text
+    return rewritten(text, answer, np.ndarray.tolist, non_finite, (",", ":"))

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import orjson
 
+from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors
 from stoker.wire.oip import InferRequest, WantedOutput, decode_infer, encode_infer, to_raw
 
@@ -57,9 +58,13 @@ class InferCodec:
         model: Its name.
         version: Its version.
         tensors: What it takes and gives.
+        non_finite: What becomes of NaN and infinities in JSON.
     """
 
-    def __init__(self, model: str, version: str, tensors: ModelTensors) -> None:
+    def __init__(
+        self, model: str, version: str, tensors: ModelTensors, non_finite: NonFinite = WORDS
+    ) -> None:
+        self._non_finite = non_finite
         self._model, self._version, self._tensors = model, version, tensors
         self._forms: dict[bytes, _Form] = {}
         self._answers: dict[Any, _Answer] = {}
@@ -119,7 +124,14 @@ class InferCodec:
         return len(before) + len(said) + len(behind), b"".join((before, said, behind, *data))
 
     def _encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
-        return encode_infer(self._model, self._version, request, outputs, batched=self._tensors.batched)
+        return encode_infer(
+            self._model,
+            self._version,
+            request,
+            outputs,
+            batched=self._tensors.batched,
+            non_finite=self._non_finite,
+        )
 
     def _write(self, key: Any, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> _Answer:
         """Write an answer without its id, and remember it."""

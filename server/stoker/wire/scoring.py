@@ -8,7 +8,6 @@ Python lists apart and says what is wrong and where.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,10 +16,12 @@ import orjson
 import simdjson
 
 from stoker.errors import InvalidInput
+from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.input_data import data_of
 from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document
 from stoker.wire.nested_lists import elements_of, numbers
+from stoker.wire.non_finite import rewritten
 
 __all__ = [
     "ScoringDecoder",
@@ -236,35 +237,41 @@ def _number_problem(value: Any, kind: str) -> str | None:
     return "has a negative number" if kind == "u" and value < 0 else None
 
 
-def encode_outputs(specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray]) -> bytes:
+def encode_outputs(
+    specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray], non_finite: NonFinite = WORDS
+) -> bytes:
     """Return the answer's JSON: the rows of the only output, or an object of outputs by name.
 
-    NaN and infinities are written as the tokens `NaN`, `Infinity` and `-Infinity`, as the Azure server does.
+    Args:
+        specs: The outputs.
+        outputs: Their rows.
+        non_finite: What becomes of NaN and infinities: by default `NaN`, `Infinity` and `-Infinity`, as the Azure
+            server writes them.
+
+    Raises:
+        NonFiniteOutput: There are some, and they are to be refused.
     """
     if len(outputs) == 1:
-        return _dump(outputs[0])
+        return _dump(outputs[0], non_finite)
     named = {spec.name: array for spec, array in zip(specs, outputs, strict=True)}
     text = orjson.dumps(named, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"null" in text:
-        return json.dumps({name: array.tolist() for name, array in named.items()}).encode()
-    return text
+    return rewritten(text, named, _plain, non_finite) if b"null" in text else text
 
 
-def encode_each(rows: np.ndarray) -> list[bytes]:
+def encode_each(rows: np.ndarray, non_finite: NonFinite = WORDS) -> list[bytes]:
     """Return for each row of `[rows, *row_shape]` what `encode_outputs` gives for that row alone."""
     text = orjson.dumps(rows, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text or not rows.size:
-        return [_dump(rows[index : index + 1]) for index in range(len(rows))]
+        return [_dump(rows[index : index + 1], non_finite) for index in range(len(rows))]
     depth = rows.ndim - 1
     opening, closing = b"[" * depth, b"]" * depth
     texts = text[1 + depth : -1 - depth].split(closing + b"," + opening)
     return [b"[" + opening + row + closing + b"]" for row in texts]
 
 
-def _dump(array: np.ndarray) -> bytes:
+def _dump(array: np.ndarray, non_finite: NonFinite) -> bytes:
     text = orjson.dumps(array, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
-    # orjson writes what is not finite as null.
-    return json.dumps(array.tolist()).encode() if b"null" in text else text
+    return rewritten(text, array, _plain, non_finite) if b"null" in text else text
 
 
 def _plain(value: Any) -> Any:

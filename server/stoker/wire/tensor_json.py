@@ -6,7 +6,6 @@ The shapes come from the lists themselves; what the model declares is checked ag
 from __future__ import annotations
 
 import binascii
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,10 +13,12 @@ import numpy as np
 import orjson
 
 from stoker.errors import InvalidInput
+from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.input_data import data_of
 from stoker.wire.json_bodies import kind_of, parse_document
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, numbers
+from stoker.wire.non_finite import rewritten
 
 __all__ = [
     "as_dtype",
@@ -152,13 +153,13 @@ def from_base64(text: str, name: str) -> bytes:
         raise InvalidInput(f"Unable to base64 decode a value of {name}") from None
 
 
-def encode_tensors(outputs: Mapping[str, np.ndarray]) -> bytes:
+def encode_tensors(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
     """Return the only output as lists, or an object of outputs by name; see `encode_outputs` for NaN."""
     listed: Any = {name: _writable(array) for name, array in outputs.items()}
     if len(outputs) == 1:
         (listed,) = listed.values()
     text = orjson.dumps(listed, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
-    return json.dumps(listed, default=to_lists).encode() if b"null" in text else text
+    return rewritten(text, listed, to_lists, non_finite) if b"null" in text else text
 
 
 def _writable(array: np.ndarray) -> Any:

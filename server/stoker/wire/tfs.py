@@ -15,9 +15,11 @@ import numpy as np
 import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
+from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.json_bodies import check_slow, check_values, finite, load, nesting_depth
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
+from stoker.wire.non_finite import rewritten
 from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64
 
 __all__ = [
@@ -239,34 +241,42 @@ def _type(value: Any) -> str:
 
 
 def encode_predict(
-    request: PredictRequest, outputs: Mapping[str, np.ndarray], key: str | None = None
+    request: PredictRequest,
+    outputs: Mapping[str, np.ndarray],
+    non_finite: NonFinite = WORDS,
+    *,
+    key: str | None = None,
 ) -> bytes:
     """Encode an answer in the format of its request.
 
     Args:
         request: The request.
         outputs: The outputs of its signature by name.
+        non_finite: What becomes of NaN and infinities.
         key: The only key of the answer; empty for an answer without one, None for the one of the format.
 
     Raises:
+        NonFiniteOutput: A number is not finite, and that is to be refused.
         InvalidInput: Row format was asked for, and an output has no batch axis.
     """
     names = [info.name for info in request.signature.tensors.outputs]
     if not request.rows:
         columns = {name: _lists(name, outputs[name]) for name in names}
-        return _keyed("outputs" if key is None else key, columns[names[0]] if len(names) == 1 else columns)
+        value = columns[names[0]] if len(names) == 1 else columns
+        return _keyed("outputs" if key is None else key, value, non_finite)
     sizes = {outputs[name].shape[0] if outputs[name].ndim else -1 for name in names}
     if len(sizes) > 1 or -1 in sizes:
         raise InvalidInput("The outputs have no common batch dimension; ask in column format ('inputs')")
     key = "predictions" if key is None else key
     if len(names) == 1:
-        return _keyed(key, _lists(names[0], outputs[names[0]]))
+        return _keyed(key, _lists(names[0], outputs[names[0]]), non_finite)
     listed = [_lists(name, outputs[name]) for name in names]
-    return _keyed(key, [dict(zip(names, row, strict=True)) for row in zip(*listed, strict=True)])
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*listed, strict=True)]
+    return _keyed(key, rows, non_finite)
 
 
-def _keyed(key: str, value: Any) -> bytes:
-    return dump({key: value} if key else value)
+def _keyed(key: str, value: Any, non_finite: NonFinite) -> bytes:
+    return dump({key: value} if key else value, non_finite)
 
 
 def _lists(name: str, array: np.ndarray) -> Any:
@@ -281,11 +291,14 @@ def _string_lists(value: Any, *, encoded: bool) -> Any:
     return {"b64": base64.b64encode(value).decode()} if encoded else value.decode(errors="replace")
 
 
-def dump(value: Any) -> bytes:
-    """Return the JSON of arrays in lists and objects."""
+def dump(value: Any, non_finite: NonFinite = WORDS) -> bytes:
+    """Return the JSON of arrays in lists and objects.
+
+    Raises:
+        NonFiniteOutput: A number is not finite, and that is to be refused.
+    """
     text = orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
-    # orjson writes what is not finite as null.
-    return json.dumps(value, default=_plain).encode() if b"null" in text else text
+    return rewritten(text, value, _plain, non_finite) if b"null" in text else text
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
+from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import NamedSignature, TensorInfo
 from stoker.wire.tensor_json import is_base64
 from stoker.wire.tf_example import Feature, entry_of, example_of
@@ -197,30 +198,37 @@ def _kinds(name: str, values: list[Any]) -> set[str | None]:
     return kinds
 
 
-def encode_results(verb: Verb, request: ExamplesRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
+def encode_results(
+    verb: Verb,
+    request: ExamplesRequest,
+    outputs: Mapping[str, np.ndarray],
+    non_finite: NonFinite = WORDS,
+) -> bytes:
     """Encode the answer of classify (pairs of label and score) or regress (numbers).
 
     Raises:
         InvalidInput: The outputs have other shapes or types.
+        NonFiniteOutput: A number is not finite, and that is to be refused.
     """
     if request.signature.method == "predict":
         (only,) = outputs.values()
-        return _classified(_matrix(only), None) if verb == "classify" else _regressed(only)
-    if verb == "classify":
+        results = _classified(_matrix(only), None) if verb == "classify" else _regressed(only)
+    elif verb == "classify":
         classes, scores = outputs.get("classes"), outputs.get("scores")
-        return _classified(
+        results = _classified(
             None if scores is None else _matrix(scores), None if classes is None else _matrix(classes)
         )
-    output = outputs.get("outputs")
-    if output is None:
+    elif "outputs" in outputs:
+        results = _regressed(outputs["outputs"])
+    else:
         raise InvalidInput(f"the signature {request.signature.name} has no output 'outputs'")
-    return _regressed(output)
+    return dump({"results": results}, non_finite)
 
 
-def _regressed(output: np.ndarray) -> bytes:
+def _regressed(output: np.ndarray) -> np.ndarray:
     if output.dtype == object or output.ndim not in (1, 2) or output.size != len(output):
         raise InvalidInput(f"regress needs one number a row, the model gives the shape {list(output.shape)}")
-    return dump({"results": np.ascontiguousarray(output.reshape(-1))})
+    return np.ascontiguousarray(output.reshape(-1))
 
 
 def _matrix(output: np.ndarray) -> np.ndarray:
@@ -229,7 +237,7 @@ def _matrix(output: np.ndarray) -> np.ndarray:
     return output
 
 
-def _classified(scores: np.ndarray | None, classes: np.ndarray | None) -> bytes:
+def _classified(scores: np.ndarray | None, classes: np.ndarray | None) -> list[Any]:
     """Pairs of label and score: without classes labels are indices, without scores these are 0."""
     if scores is None and classes is None:
         raise InvalidInput("classify needs an output 'classes' or 'scores'; the signature has none")
@@ -240,15 +248,9 @@ def _classified(scores: np.ndarray | None, classes: np.ndarray | None) -> bytes:
         raise InvalidInput("classify needs numbers as 'scores', and as many 'classes'")
     if classes is None:
         names = list(map(str, range(scores.shape[1])))
-        return dump({"results": [[list(pair) for pair in zip(names, row, strict=True)] for row in scores]})
+        return [[list(pair) for pair in zip(names, row, strict=True)] for row in scores]
     labels = [[_label(label) for label in row] for row in classes.tolist()]
-    return dump(
-        {
-            "results": [
-                [list(pair) for pair in zip(*row, strict=True)] for row in zip(labels, scores, strict=True)
-            ]
-        }
-    )
+    return [[list(pair) for pair in zip(*row, strict=True)] for row in zip(labels, scores, strict=True)]
 
 
 def _label(label: Any) -> str:
