@@ -18,7 +18,6 @@ from stoker.verdict import Verdict
 __all__ = [
     "DEFAULT_SIGNATURE",
     "NUMERIC_DTYPES",
-    "Labels",
     "Method",
     "ModelTensors",
     "NamedSignature",
@@ -35,7 +34,7 @@ Method = Literal["predict", "classify", "regress"]
 """What a signature of TensorFlow is for."""
 
 _MOST_AXES: Final = 32
-Labels = tuple[str, ...] | tuple[int, ...]
+
 NUMERIC_DTYPES = frozenset(
     [
         "bool",
@@ -71,7 +70,7 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     variable: bool = False
-    labels: Labels = ()
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in NUMERIC_DTYPES:
@@ -136,7 +135,7 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     any_rank: bool = False
-    labels: Labels = ()
+    labels: tuple[str, ...] = ()
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape is one."""

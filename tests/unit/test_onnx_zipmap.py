@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from tests.contract.in_process import InProcessServer
 from tests.zoo import graph_of, model_of, tensor
 
+from stoker.control.device_messages import DEVICE_END, SUPERVISOR_END, Loaded
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_zipmap import with_tensors_for_maps
@@ -75,7 +76,7 @@ def test_scores_are_a_tensor_of_the_same_name(classes: tuple[Any, ...], alone: b
     changed = with_tensors_for_maps(data)
     assert changed is not None
     content, labels = changed
-    assert labels == {"probabilities": classes}
+    assert labels == {"probabilities": tuple(map(str, classes))}
     names, maps = run(data)
     found, scores = run(content)
     assert found.tolist() == names.tolist()
@@ -88,11 +89,13 @@ def test_rows_of_a_classifier_are_batched(tmp_path: Path) -> None:
     loaded = runtime(tmp_path / "model.onnx")
     assert [(spec.name, spec.shape, spec.labels) for spec in loaded.signature.outputs] == [
         ("label", (), ()),
-        ("probabilities", (3,), NUMBERS),
+        ("probabilities", (3,), ("4", "5", "6")),
     ]
     assert Signature.from_json(loaded.signature.to_json()) == loaded.signature
+    message = Loaded(1, loaded.signature, 0.5, 0.5)
+    assert SUPERVISOR_END.decode(DEVICE_END.encode(message)) == message
     assert loaded.signature.model_tensors is not None
-    assert loaded.signature.model_tensors.outputs[1].labels == NUMBERS
+    assert loaded.signature.model_tensors.outputs[1].labels == ("4", "5", "6")
     _, scores = loaded.run([ROWS])
     np.testing.assert_allclose(scores, [[1, 2.5, 4], [6, 5.5, 5]])
 

@@ -27,7 +27,7 @@ from stoker.runtimes.onnx_sessions import OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.onnx_zipmap import with_tensors_for_maps
 from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
-from stoker.tensors import Labels, ModelTensors, Signature, TensorInfo
+from stoker.tensors import ModelTensors, Signature, TensorInfo
 
 __all__ = ["load_onnx"]
 
@@ -69,7 +69,7 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
     source: Path | bytes = as_float16(servable.name, servable.path) if converted else servable.path
     sessions = OnnxSessions(servable, device, threads, source)
     session = sessions.open()
-    labels: dict[str, Labels] = {}
+    labels: dict[str, tuple[str, ...]] = {}
     if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
         source, labels = _without_maps(source)
         sessions = dataclasses.replace(sessions, model=source)
@@ -182,7 +182,7 @@ def _info(value: onnxruntime.NodeArg, servable: Servable) -> TensorInfo:
     return TensorInfo(value.name, dtype, tuple(size if isinstance(size, int) else -1 for size in sizes))
 
 
-def _without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, Labels]]:
+def _without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, tuple[str, ...]]]:
     """The model with tensors for final maps, and what their columns are called."""
     try:
         return with_tensors_for_maps(model) or (model, {})
@@ -190,7 +190,7 @@ def _without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, Labels]]
         return model, {}
 
 
-def _labelled(info: TensorInfo, labels: Labels) -> TensorInfo:
+def _labelled(info: TensorInfo, labels: tuple[str, ...]) -> TensorInfo:
     """An output with what its columns are called, and as many of them if the file does not say its sizes."""
     shape = info.shape or ((-1, len(labels)) if labels else ())
     return dataclasses.replace(info, shape=shape, labels=labels)

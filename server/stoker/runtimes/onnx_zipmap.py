@@ -13,7 +13,6 @@ from typing import Final
 
 from stoker.isolation.onnx_graph import Model, Node, read_model
 from stoker.isolation.onnx_wire import BYTES, Field, fields_of
-from stoker.tensors import Labels
 
 __all__ = ["with_tensors_for_maps"]
 
@@ -25,7 +24,7 @@ _FLOAT_TENSOR: Final = b"\x0a\x02\x08\x01"
 _IDENTITY_OPSET: Final = 13
 
 
-def with_tensors_for_maps(model: Path | bytes) -> tuple[bytes, dict[str, Labels]] | None:
+def with_tensors_for_maps(model: Path | bytes) -> tuple[bytes, dict[str, tuple[str, ...]]] | None:
     """Put the tensors of scores in the place of sequences of maps.
 
     Args:
@@ -51,13 +50,13 @@ def with_tensors_for_maps(model: Path | bytes) -> tuple[bytes, dict[str, Labels]
     return b"".join(_changed_model(content, read, maps)), {name: _labels(node) for name, node in maps.items()}
 
 
-def _labels(node: Node) -> Labels:
+def _labels(node: Node) -> tuple[str, ...]:
     words = node.attributes.get("classlabels_strings")
     if isinstance(words, tuple) and words:
         return tuple(word.decode("utf-8", "replace") for word in words if isinstance(word, bytes))
     numbers = node.attributes.get("classlabels_int64s")
     if isinstance(numbers, tuple):
-        return tuple(number for number in numbers if isinstance(number, int))
+        return tuple(map(str, numbers))
     return ()
 
 
