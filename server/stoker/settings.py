@@ -324,6 +324,12 @@ class ServerSettings:
         number_of(float, 0, 86_400),
         "how often new and vanished versions are looked for; 0 (the default): only when asked through the API",
     )
+    exit_on_error: bool | None = _setting(
+        None,
+        read_switch,
+        "whether the server ends if a model cannot be loaded at its start (default: yes for a single model)",
+        "BOOL",
+    )
     collect: bool = _setting(
         False,
         read_switch,
@@ -375,6 +381,10 @@ class ServerSettings:
     def max_image_pixels(self) -> int:
         """`max_image_mpx` in pixels."""
         return round(self.max_image_mpx * 1e6)
+
+    def ends_on_error(self, models: int) -> bool:
+        """`exit_on_error`, resolved for so many models."""
+        return models <= 1 if self.exit_on_error is None else self.exit_on_error
 
     @property
     def given_keys(self) -> list[str]:

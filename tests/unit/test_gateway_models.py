@@ -80,6 +80,21 @@ def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -
     assert gateway.model_versions("letters") == {}
 
 
+def test_a_model_that_could_not_be_loaded_says_why_and_others_are_ready(memory: MetricMemory) -> None:
+    """By whatever path it is asked for; the server is ready without it."""
+    gateway = Gateway({"letters": service(memory, "1", "letters")}, memory)
+    broken = ServedVersion(1, "END", reason="digits is no model", error="load_failed")
+    gateway.route("digits", ServedModel({"1": broken}, "1"))
+    for ask in (gateway.service, gateway.find, lambda name: gateway.find(name, "1")):
+        with pytest.raises(NotReady, match=r"'digits'.* could not be loaded: digits is no model"):
+            ask("digits")
+    gateway.only = "digits"
+    with pytest.raises(NotReady, match="could not be loaded"):
+        gateway.service(None)
+    del gateway.services["letters"]
+    gateway.check_ready()
+
+
 def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
     """Exact targets are found anew, and what heads have meant is forgotten."""
     third, seventh = service(memory, "3"), service(memory, "7")

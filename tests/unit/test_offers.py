@@ -15,6 +15,7 @@ from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.deployment import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, stored_labels
+from stoker.models.layouts import Broken
 from stoker.models.offers import find_offers, left_out
 from stoker.models.repository import Repository
 from stoker.settings import ModelSettings, ServerSettings
@@ -92,6 +93,54 @@ def test_a_version_without_a_model_matters_only_if_it_is_asked_for(workspace: Wo
     assert loaded(workspace, path=base, versions=(10,)) == ["digits:10"]
     offer = find_offers(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
     assert (offer.versions, list(offer.broken)) == ((2, 3, 10), [11])
+
+
+def test_of_several_models_the_broken_ones_are_told_apart(
+    workspace: Workspace, base: Path, tmp_path: Path
+) -> None:
+    """One is not there, one has changed since it was registered, one lacks a version; the others are loaded."""
+    (base / "11").mkdir()
+    write(tmp_path / "net.onnx")
+    registered = Repository(workspace.models_dir).register(
+        "changed", tmp_path / "net.onnx", now=datetime.now(UTC), framework="onnx"
+    )
+    registered.path.chmod(0o644)
+    registered.path.write_bytes(b"others")
+    entries = (
+        ModelSettings(path=base),
+        ModelSettings(path=tmp_path / "gone" / "model.onnx"),
+        ModelSettings(registered="changed"),
+        ModelSettings(registered="unknown:4"),
+        ModelSettings(path=tmp_path / "net.onnx"),
+        ModelSettings(path=tmp_path / "net.onnx", name="other", versions=(5,)),
+    )
+    broken: Broken = {}
+    with ExitStack() as leases:
+        deployed = resolve(ServerSettings(models=entries), workspace, leases, broken)
+    assert [model.servable.name for model in deployed] == ["net"]
+    words = {("digits", 11): "holds no model", ("gone", 1): "does not exist", ("changed", 1): "changed",
+             ("unknown", 4): "no model 'unknown'", ("other", 5): "has no version 5"}  # fmt: skip
+    assert set(broken) == set(words)
+    assert all(word in str(broken[key]) for key, word in words.items()), broken
+    with ExitStack() as leases, pytest.raises(RepositoryError, match="does not exist"):
+        resolve(ServerSettings(models=entries), workspace, leases)
+
+
+@pytest.mark.parametrize(("exit_on_error", "hidden"), [(None, True), (True, True), (False, False)])
+def test_a_single_model_that_is_not_there_is_an_error(
+    workspace: Workspace, tmp_path: Path, exit_on_error: bool | None, hidden: bool
+) -> None:
+    """Unless the server is to go on without it."""
+    settings = ServerSettings(
+        models=(ModelSettings(path=tmp_path / "net.onnx"),), exit_on_error=exit_on_error
+    )
+    if hidden:
+        with pytest.raises(RepositoryError, match="does not exist"):
+            find_offers(settings, workspace)
+        return
+    offer = find_offers(settings, workspace)["net"]
+    with pytest.raises(RepositoryError, match="does not exist"):
+        offer.source(1)
 
 
 def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -184,24 +185,75 @@ Play = Callable[..., None]
 def play(tmp_path: Path) -> Play:
     """Run a scene on a server that has begun with `digits` in version 3."""
 
-    def run(scene: Callable[[Stage], Awaitable[None]], begins: bool = True, **policies: Any) -> None:
+    def run(
+        scene: Callable[[Stage], Awaitable[None]],
+        begins: bool = True,
+        with_broken: bool = False,
+        **policies: Any,
+    ) -> None:
         stock = PuppetStock(tmp_path, {("digits", 3): "weights"}, policies)
+        if with_broken:
+            stock.files["faces", 4] = "more weights"
         fleet = PuppetFleet()
         fd = MetricMemory.create()
         memory = MetricMemory(fd)
         os.close(fd)
-        catalogue = Catalogue([stock.deployed("digits", 3)], stock.offers())
+        broken = {("letters", 2): LoadFailed("letters is no model")} if with_broken else {}
+        if with_broken:
+            stock.files["letters", 2] = "nonsense"
+        begun = [stock.deployed("digits", 3), *([stock.deployed("faces", 4, 1, 1)] if with_broken else [])]
+        catalogue = Catalogue(begun, stock.offers(), broken)
 
         async def perform() -> None:
             rollout = Rollout(catalogue, fleet, stock, memory)
             if begins:
-                rollout.begin(stock.offers())
-            fleet.log.clear()
+                await rollout.begin(stock.offers(), {1: LoadTimeout("faces hangs")} if with_broken else {})
+            stage_log = fleet.happened()
+            assert ("unload faces 4" in stage_log) == with_broken
             await scene(Stage(fleet, stock, rollout, Watch(rollout, stock, 1.0), memory))
 
         asyncio.run(perform())
 
     return run
+
+
+def test_what_was_broken_at_the_start_is_loaded_when_it_is_mended(play: Play) -> None:
+    """It is shown with its reason; a look that finds it unchanged does not try it, whoever asks for it does."""
+
+    async def scene(stage: Stage) -> None:
+        index = await stage.rollout.index(ready=False)
+        assert [(entry["name"], entry["state"], entry.get("reason")) for entry in index] == [
+            ("digits", "READY", None),
+            ("faces", "UNAVAILABLE", "faces hangs"),
+            ("letters", "UNAVAILABLE", "letters is no model"),
+        ]
+        await stage.look(3)
+        assert stage.fleet.happened() == []
+        await stage.rollout.load("faces")
+        stage.stock.files["letters", 2] = "mended"
+        await stage.look(2)
+        assert stage.fleet.happened() == ["faces is 4", "load faces 4", "faces is 4", "letters is 2",
+                                          "load letters 2", "letters is 2"]  # fmt: skip
+        assert stage.fleet.states("letters") == {2: "AVAILABLE"}
+
+    play(scene, with_broken=True)
+
+
+def test_what_cannot_be_found_just_now_changes_nothing(play: Play) -> None:
+    """Neither it nor anything that may have been found beside it is unloaded; who asks for it is told why."""
+
+    async def scene(stage: Stage) -> None:
+        away = Offer("digits", ModelSettings(), (), lambda _: 1 / 0, error=RepositoryError("away"))  # type: ignore[arg-type,return-value]
+        for offers in ({"digits": away}, {"folder": dataclasses.replace(away, name="folder")}):
+            await stage.rollout.refresh(offers, [])
+        stage.stock.offer = lambda _: away  # type: ignore[method-assign]
+        with pytest.raises(LoadFailed, match="failed to load 'digits', away"):
+            await stage.rollout.load("digits")
+        with pytest.raises(RepositoryError, match="away"):
+            await stage.rollout.follow(away)
+        assert (stage.fleet.happened(), stage.fleet.states()) == ([], {3: "AVAILABLE"})
+
+    play(scene)
 
 
 def test_a_new_version_takes_over_before_the_old_one_leaves(play: Play) -> None:

@@ -40,6 +40,7 @@ from stoker.control.frontend_messages import (
     Reply,
     Retire,
     Retired,
+    Route,
     Serve,
     Started,
     StartFrontend,
@@ -301,7 +302,7 @@ class Stage:
         await until(lambda: self.ready)
 
 
-Play = Callable[[Sequence[Deployed], Callable[[Stage], Awaitable[None]]], None]
+Play = Callable[..., None]
 
 
 @pytest.fixture
@@ -331,14 +332,15 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     monkeypatch.setattr(device_processes, "yield_cores", lambda _: 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
 
-    def run(models: Sequence[Deployed], scene: Callable[[Stage], Awaitable[None]]) -> None:
+    def run(models: Sequence[Deployed], scene: Callable[[Stage], Awaitable[None]], **settings: Any) -> None:
         ready: list[StartUp] = []
         sockets = [socket.socket(), socket.socket()]
 
         async def perform() -> None:
-            settings = ServerSettings(drain_grace_s=0)
-            nothing_more: Any = None
-            supervisor = Supervisor(settings, models, tmp_path, sockets, ready.append, nothing_more)
+            given = ServerSettings(drain_grace_s=0, **settings)
+            # Of the stock only that it takes back what was taken from it.
+            stock: Any = SimpleNamespace(put_back=lambda _: None)
+            supervisor = Supervisor(given, models, tmp_path, sockets, ready.append, stock)
             running = asyncio.ensure_future(supervisor.run())
             processes = supervisor._fleet.devices.processes
             await until(lambda: processes and len(children) >= 2 + len(processes))
@@ -603,6 +605,93 @@ def test_a_model_that_hangs_at_the_start_ends_it(play: Play) -> None:
     letters = replace(model("letters", "cpu", slot=1), load_timeout_s=0.0)
     with pytest.raises(LoadTimeout, match="letters version 1 was not loaded within 0 s"):
         play([model("digits", "cpu"), letters], scene)
+
+
+def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play) -> None:
+    """It is left out with its reason: frontends let it go, and the one process serves what it could load."""
+
+    async def scene(stage: Stage) -> None:
+        for frontend in stage.frontends:
+            frontend.say(Started())
+        (device,) = stage.devices
+        device.say(DeviceChosen("cpu", "a CPU", "as asked for"))
+        device.say(Failed("digits is no model", "load_failed", exit_code=3, number=0))
+        device.say(Loaded(1, ROWS, load_s=0.5, warm_up_s=0.25))
+        for frontend in stage.frontends:
+            frontend.confirm()
+        await until(lambda: stage.frontends[1].received(Retire))
+        for frontend in stage.frontends:
+            frontend.say(Retired(0))
+        await until(lambda: stage.ready)
+        (start_up,) = stage.ready
+        assert [report.deployed.servable.name for report in start_up.models] == ["letters"]
+        assert {key: str(error) for key, error in start_up.broken.items()} == {
+            ("digits", 1): "digits is no model"
+        }
+        (route,) = [told for told in stage.frontends[0].received(Route) if told.name == "digits"]
+        (version,) = route.versions
+        assert (version.state, version.reason, version.error) == ("END", "digits is no model", "load_failed")
+        assert len(stage.devices) == 1
+
+    play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene, exit_on_error=False)
+
+
+def test_the_first_broken_model_ends_a_server_that_needs_all(play: Play) -> None:
+    """It does not wait for those behind it."""
+
+    async def scene(stage: Stage) -> None:
+        (device,) = stage.devices
+        device.say(DeviceChosen("cpu", "a CPU", "as asked for"))
+        device.say(Failed("digits is no model", "load_failed", exit_code=3, number=0))
+
+    with pytest.raises(OperatorError, match="digits is no model") as ended:
+        play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene, exit_on_error=True)
+    assert ended.value.exit_code == 3
+
+
+def test_a_model_that_ends_its_process_is_left_out_when_that_comes_back(play: Play) -> None:
+    """The process loads the others anew, without the one that it was loading when it ended."""
+
+    async def scene(stage: Stage) -> None:
+        for frontend in stage.frontends:
+            frontend.say(Started())
+        stage.devices[0].say(DeviceChosen("cpu", "a CPU", "as asked for"))
+        stage.devices[0].say(Loaded(0, ROWS, load_s=0.5, warm_up_s=0.25))
+        stage.devices[0].die()
+        await until(lambda: len(stage.devices) == 2)
+        (start,) = stage.devices[1].received(StartDevice)
+        assert [place.servable.name for place in start.models] == ["digits"]
+        stage.devices[1].load()
+        for frontend in stage.frontends:
+            frontend.confirm()
+        await until(lambda: stage.frontends[1].received(Retire))
+        for frontend in stage.frontends:
+            frontend.say(Retired(1))
+        await until(lambda: stage.ready)
+        assert [str(error) for error in stage.ready[0].broken.values()] == [
+            "the device process was ended by SIGKILL while it loaded letters"
+        ]
+        assert stage.ready_replicas == 1
+
+    play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene, exit_on_error=False)
+
+
+def test_a_model_that_fails_when_its_process_comes_back_is_tried_again(play: Play) -> None:
+    """It has been served before, so the process begins anew until it is served again."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        stage.devices[0].die()
+        await until(lambda: len(stage.devices) == 2)
+        stage.devices[1].say(DeviceChosen("cpu", "a CPU", "as asked for"))
+        stage.devices[1].say(Failed("no memory for digits", "load_failed", exit_code=3, number=0))
+        assert stage.devices[1].killed
+        stage.devices[1].die()
+        await until(lambda: len(stage.devices) == 3)
+        (start,) = stage.devices[2].received(StartDevice)
+        assert [place.servable.name for place in start.models] == ["digits", "letters"]
+
+    play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene)
 
 
 def test_a_model_that_hangs_when_its_process_comes_back_is_tried_again(

@@ -127,17 +127,19 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A device process cannot use its device or load a model, and ends.
+    """A device process cannot load a model, or not use its device; it ends if it has no model left.
 
     Attributes:
         message: The text of the error.
         code: Its code, as callers see it.
         exit_code: What the process, or the whole server, exits with.
+        number: The model; None if it is none of a single one.
     """
 
     message: str
     code: str
     exit_code: int
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

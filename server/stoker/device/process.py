@@ -25,6 +25,7 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
+    LoadModel,
     StartDevice,
     ToDevice,
     Unloaded,
@@ -36,9 +37,10 @@ from stoker.device.model_threads import ModelThreads
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.logs import configure_logging
-from stoker.metrics import MetricMemory
+from stoker.metrics import MetricMemory, MetricPage
 from stoker.process_end import STACKS_SIGNAL
 from stoker.scripts.environment import enter_script_process, leave_script_process
+from stoker.servable import Device
 from stoker.yielding import stop_yielding
 
 __all__ = ["main"]
@@ -51,6 +53,8 @@ class _DeviceProcess:
         self._channel = channel
         self._models: dict[int, ModelThreads] = {}
         self.runs_script = False
+        self._failure: OperatorError | None = None
+        """Why nothing could be loaded."""
         self._lock_guard = LockGuard()
 
     def serve(self) -> int:
@@ -61,6 +65,8 @@ class _DeviceProcess:
             except OperatorError as error:
                 self._channel.send(Failed(str(error), error.code, error.exit_code))
                 return error.exit_code
+            if self._failure is not None:
+                return self._failure.exit_code
         self._lock_guard.stop()
         return 0
 
@@ -90,25 +96,37 @@ class _DeviceProcess:
         os.close(metrics_fd)
         device, reason = enter_device(start.device, {model.servable.framework for model in start.models})
         self._channel.send(DeviceChosen(str(device), device.description, reason))
+        failure: OperatorError | None = None
         for model in start.models:
-            servable = model.servable
-            if servable.framework == "script":
-                self.runs_script = True
-                enter_script_process(servable)
-            instances = ModelThreads(servable, model.max_delay_ms, page.model(model.slot))
             try:
-                loaded = instances.start(device, model.threads)
-            except OperatorError:
-                raise
-            except Exception as error:
-                logger.exception("loading %s failed", servable.name)
-                raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
-            self._models[model.number] = instances
-            self._lock_guard.add(model.number, servable.timeout_ms)
-            self._channel.send(Loaded(model.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
+                self._load_model(model, device, page)
+            except OperatorError as error:
+                self._channel.send(Failed(str(error), error.code, error.exit_code, model.number))
+                failure = error.with_traceback(None)
+                # What it had of itself on the device is room for the others.
+                gc.collect()
+        if not self._models:
+            self._failure = failure
         self._lock_guard.start()
         for instances in self._models.values():
             instances.serve()
+
+    def _load_model(self, model: LoadModel, device: Device, page: MetricPage) -> None:
+        servable = model.servable
+        if servable.framework == "script":
+            self.runs_script = True
+            enter_script_process(servable)
+        instances = ModelThreads(servable, model.max_delay_ms, page.model(model.slot))
+        try:
+            loaded = instances.start(device, model.threads)
+        except OperatorError:
+            raise
+        except Exception as error:
+            logger.exception("loading %s failed", servable.name)
+            raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
+        self._models[model.number] = instances
+        self._lock_guard.add(model.number, servable.timeout_ms)
+        self._channel.send(Loaded(model.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
         arena = Arena(arena_fd, message.signature, message.capacity_rows)

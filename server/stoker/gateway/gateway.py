@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from stoker.errors import NotReady, UnknownService
 from stoker.gateway.cors import Cors
-from stoker.gateway.served_models import ServedModel
+from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.service import Service
 from stoker.gateway.swagger import Naming
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
@@ -128,21 +128,25 @@ class Gateway:
 
         Raises:
             UnknownService: No model is served under this name, or several are and none was named.
+            NotReady: It is being loaded for the first time, or could not be.
         """
+        meant = self.only if name is None else name
+        if meant is not None:
+            if meant in self.services:
+                return self.services[meant]
+            model = self.models.get(meant)
+            if model is not None and model.default is not None:
+                _check_loaded(f"'{meant}'", model.versions[model.default])
         names = ", ".join(self.services)
         if name is None and self.traffic is not None:
             name = self.traffic.endpoint.leading
         if name is None:
-            if self.only in self.services:
-                return self.services[self.only]
             raise UnknownService(
                 f"Several services are here, use {SERVICE_PATH}<name>/score with one of: {names}."
                 if names
                 else "No service is here now: none is loaded."
             )
-        if name not in self.services:
-            raise UnknownService(f"There is no service {name!r}; served here: {names}.")
-        return self.services[name]
+        raise UnknownService(f"There is no service {name!r}; served here: {names}.")
 
     def deployment(self, headers: Mapping[bytes, bytes]) -> Service:
         """Find who scores a request to a path that names nobody: a deployment of the endpoint, or the only model.
@@ -192,7 +196,7 @@ class Gateway:
 
         Raises:
             UnknownService: There is no such model, version or label, or it has been unloaded.
-            NotReady: It is being loaded for the first time.
+            NotReady: It is being loaded for the first time, or could not be.
         """
         model = self.models.get(name)
         number = version
@@ -204,8 +208,8 @@ class Gateway:
         shown = f"'{name}'"
         if version is not None or label is not None:
             shown += f" version {version}" if label is None else f" label {label!r}"
-        if served is not None and served.state in ("START", "LOADING"):
-            raise NotReady(f"Model {shown} is not ready: it is being loaded.", retry_after_s=1)
+        if served is not None:
+            _check_loaded(shown, served)
         raise UnknownService(f"Request for unknown model: {shown} is not found")
 
     def model_versions(self, name: str) -> dict[str, State]:
@@ -248,3 +252,11 @@ class Gateway:
     def release_body(self, size_bytes: int) -> None:
         """Give a large body's memory back to the budget."""
         self.large_body_budget_bytes += size_bytes
+
+
+def _check_loaded(shown: str, version: ServedVersion) -> None:
+    """Raise NotReady for a version that is being loaded, or could not be; one that was unloaded is not meant."""
+    if version.state in ("START", "LOADING"):
+        raise NotReady(f"Model {shown} is not ready: it is being loaded.", retry_after_s=1)
+    if version.error:
+        raise NotReady(f"Model {shown} is not ready, it could not be loaded: {version.reason}")

@@ -17,11 +17,11 @@ from typing import Final
 from stoker.acceleration import Acceleration, check_acceleration
 from stoker.collection import CollectionSettings
 from stoker.environments.model_environment import ModelEnvironment
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, OperatorError
 from stoker.extras import how_to_install
 from stoker.image_input import ImageInput, read_image_input
 from stoker.metrics import MODEL_SLOTS
-from stoker.models.layouts import ModelSource
+from stoker.models.layouts import Broken, ModelSource
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
 from stoker.models.offers import Offer, find_offers
@@ -102,7 +102,9 @@ class Deployed:
         return max(1, limit // frontends + (frontend < limit % frontends))
 
 
-def resolve(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> list[Deployed]:
+def resolve(
+    settings: ServerSettings, workspace: Workspace, leases: ExitStack, broken: Broken | None = None
+) -> list[Deployed]:
     """Find what the settings name, in the versions that they ask for; with none named, every registered model.
 
     Registered versions are verified against their checksums, and held so that they cannot be deleted
@@ -112,6 +114,7 @@ def resolve(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -
         settings: The server's settings.
         workspace: Where registered models are.
         leases: Receives what holds the registered versions.
+        broken: Receives the versions that cannot be served; without it the first of them is an error.
 
     Raises:
         RepositoryError: A model is unknown, ambiguous, or has changed since it was registered.
@@ -119,17 +122,29 @@ def resolve(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -
         InvalidSettings: Two models would have the same service name, or there are too many.
         EnvironmentUnusable: A file with the packages of a model cannot be read.
     """
-    chosen = [
-        (offer, version) for offer in find_offers(settings, workspace).values() for version in offer.wanted()
-    ]
+    chosen = []
+    for offer in find_offers(settings, workspace).values():
+        try:
+            chosen += [(offer, version) for version in offer.wanted()]
+        except OperatorError as error:
+            _note_broken(broken, offer.name, offer.likely_version, error)
     if len(chosen) > MODEL_SLOTS:
         raise InvalidSettings(
             f"at most {MODEL_SLOTS} versions of models can be served at once, {len(chosen)} were named"
         )
-    return [
-        deploy(offer, version, number, settings, workspace, leases)
-        for number, (offer, version) in enumerate(chosen)
-    ]
+    deployed = []
+    for number, (offer, version) in enumerate(chosen):
+        try:
+            deployed.append(deploy(offer, version, number, settings, workspace, leases))
+        except OperatorError as error:
+            _note_broken(broken, offer.name, version, error)
+    return deployed
+
+
+def _note_broken(broken: Broken | None, name: str, version: int, error: OperatorError) -> None:
+    if broken is None:
+        raise error
+    broken[name, version] = error
 
 
 def deploy(

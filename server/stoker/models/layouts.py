@@ -21,7 +21,7 @@ from stoker.models.frameworks import LOOKED_FOR, Detected, Framework, check_fold
 from stoker.models.repository import MANIFEST, Registered, Repository
 from stoker.names import checked_name, name_from_file
 
-__all__ = ["Broken", "ModelSource", "discover"]
+__all__ = ["Broken", "ModelSource", "discover", "likely_name"]
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 _MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*([0-9]{1,9})\b", re.MULTILINE | re.ASCII)
@@ -183,14 +183,23 @@ def _single(path: Path) -> list[ModelSource]:
         # A saved_model.pb stands for its folder.
         path = detected.path
     if not path.is_dir():
-        stem = path.parent.name if path.stem in _CONVENTIONAL_STEMS else path.stem
-        return [ModelSource(name_from_file(stem), 1, detected.framework, detected.path)]
+        return [ModelSource(_name_of_file(path), 1, detected.framework, detected.path)]
     if _VERSION.fullmatch(path.name):
         source = ModelSource(
             name_from_file(path.parent.name), int(path.name), detected.framework, detected.path
         )
         return [replace(source, max_batch_rows=_max_batch_rows(path.parent), base=path.parent)]
     return [ModelSource(name_from_file(path.name), 1, detected.framework, detected.path)]
+
+
+def _name_of_file(path: Path) -> str:
+    return name_from_file(path.parent.name if path.stem in _CONVENTIONAL_STEMS else path.stem)
+
+
+def likely_name(path: Path) -> str:
+    """What a model would be called that cannot be found there now."""
+    path = path.resolve()
+    return _name_of_file(path) if path.suffix and not path.is_dir() else name_from_file(path.name)
 
 
 def _layout(path: Path, broken: Broken) -> list[ModelSource]:

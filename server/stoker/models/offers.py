@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.labels import stored_labels
-from stoker.models.layouts import Broken, ModelSource, discover
+from stoker.models.layouts import Broken, ModelSource, discover, likely_name
 from stoker.models.repository import Repository
-from stoker.names import checked_name, parse_reference
+from stoker.names import checked_name, is_name, parse_reference
 from stoker.settings import ModelSettings, ServerSettings
 from stoker.versions import VersionPolicy, check_named
 
@@ -35,6 +35,7 @@ class Offer:
         read: Finds the source of one of them.
         broken: Further versions that hold no model, for instance because they are still being written.
         base: The folder with all versions; None where the layout has none.
+        error: Why nothing of it could be found; then there are no versions.
     """
 
     name: str
@@ -43,12 +44,18 @@ class Offer:
     read: Callable[[int], ModelSource]
     broken: Mapping[int, OperatorError] = dataclasses.field(default_factory=dict)
     base: Path | None = None
+    error: OperatorError | None = None
 
     @property
     def policy(self) -> VersionPolicy:
         """Which of the versions the settings ask for."""
         pinned = None if self.settings.registered is None else parse_reference(self.settings.registered)[1]
         return VersionPolicy.of(self.settings.versions if pinned is None else (pinned,))
+
+    @property
+    def likely_version(self) -> int:
+        """The version that is meant where nothing is known of versions."""
+        return max((*self.versions, *self.broken, *self.policy.named), default=1)
 
     def labels(self) -> dict[str, int]:
         """Return the labels, those of the settings and, rather than them, those that lie beside the versions.
@@ -57,8 +64,11 @@ class Offer:
         no model just now is not.
 
         Raises:
+            OperatorError: Nothing of the model could be found.
             RepositoryError: The file with the labels is malformed.
         """
+        if self.error is not None:
+            raise self.error
         labels = dict(self.settings.labels or {})
         if self.base is not None:
             labels.update(stored_labels(self.base))
@@ -69,9 +79,12 @@ class Offer:
         """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
 
         Raises:
+            OperatorError: Nothing of the model could be found.
             InvalidSettings: The settings name a version that there is not.
             RepositoryError: The file with the labels is malformed.
         """
+        if self.error is not None:
+            raise self.error
         there = {*self.versions, *self.broken}
         check_named(self.name, self.policy, there)
         check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), there)
@@ -83,6 +96,8 @@ class Offer:
         Raises:
             RepositoryError: There is no such version, or it holds no model that can be served.
         """
+        if self.error is not None:
+            raise self.error
         if version in self.broken:
             raise self.broken[version]
         if version not in self.versions:
@@ -102,6 +117,8 @@ class Offer:
 def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Offer]:
     """Find the models that the settings name; with none named, every registered model that can be served.
 
+    Of several, one that cannot be found does not hide the others: it is an offer with that error.
+
     Returns:
         The models by name, in the order of the settings.
 
@@ -116,7 +133,16 @@ def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Off
             f"nothing is registered in {workspace.models_dir} that can be served; serve a file (stoker serve "
             "model.onnx) or register a model first (stoker models register NAME PATH)"
         )
-    found = [offer for model in named for offer in _offers(model.over(settings.model_defaults), repository)]
+    alone = len(named) == 1 and settings.exit_on_error is not False
+    found = []
+    for entry in named:
+        model = entry.over(settings.model_defaults)
+        try:
+            found += _offers(model, repository)
+        except OperatorError as error:
+            if alone:
+                raise
+            found.append(_unfound(model, error))
     for name, count in Counter(offer.name for offer in found).items():
         if count > 1:
             raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
@@ -168,6 +194,24 @@ def _offers(model: ModelSettings, repository: Repository) -> list[Offer]:
     if model.name is not None and len(names) > 1:
         raise InvalidSettings(f"{model.path} holds {len(names)} models, one name does not fit them all")
     return [_found(model, name, sources, broken) for name in sorted(names)]
+
+
+def _unfound(model: ModelSettings, error: OperatorError) -> Offer:
+    """A model of which nothing could be found, under the name that it would have."""
+    if model.name is not None:
+        name = model.name
+    elif model.registered is not None:
+        name = model.registered.partition(":")[0]
+    else:
+        assert model.path is not None, "settings have checked that one of both is there"
+        name = likely_name(model.path)
+    if not is_name(name):
+        raise error
+    return Offer(name, model, (), _none_is_there, error=error)
+
+
+def _none_is_there(_: int) -> ModelSource:
+    raise AssertionError("an offer with an error has no versions")
 
 
 def _registered(model: ModelSettings, repository: Repository) -> Offer:

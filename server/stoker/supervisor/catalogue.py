@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from stoker.control.frontend_messages import Route, RoutedVersion
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics import MODEL_SLOTS
 from stoker.versions import DEFAULT_LABEL, State
 
@@ -55,6 +55,13 @@ class Version:
     def enter(self, state: State, reason: str = "") -> None:
         """Go on to a state because all went well."""
         self.state, self.reason, self.error = state, reason, ""
+
+    def fail(self, error: Exception) -> None:
+        """Take note that it could not be loaded; where one of its number is served, that goes on."""
+        self.reason = shown_reason(error)
+        self.error = error.code if isinstance(error, OperatorError) else OperatorError.code
+        if self.served is None:
+            self.state = "END"
 
 
 def shown_reason(error: Exception) -> str:
@@ -189,13 +196,17 @@ class Catalogue:
     """
 
     def __init__(
-        self, models: Sequence[Deployed], offers: Mapping[str, Offer] = MappingProxyType({})
+        self,
+        models: Sequence[Deployed],
+        offers: Mapping[str, Offer] = MappingProxyType({}),
+        broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
     ) -> None:
         """Begin with the versions that are loaded first.
 
         Args:
             models: These versions.
             offers: By name what says which of them are served only because they have a label.
+            broken: Further versions by name and number that were to be loaded, and why they are not.
         """
         self.models: dict[str, Model] = {}
         self._slots = Slots()
@@ -208,8 +219,15 @@ class Catalogue:
                 slot, "LOADING", served=dataclasses.replace(deployed, slot=slot)
             )
             model.chosen.add(servable.version)
+        for (name, version), error in broken.items():
+            model = self.models.setdefault(name, Model(name))
+            slot, _ = self.slot_of(name, version)
+            model.versions[version] = Version(slot)
+            model.versions[version].fail(error)
+            model.chosen.add(version)
+            self.release_slot(name, version)
         for name, model in self.models.items():
-            if name in offers:
+            if name in offers and offers[name].error is None:
                 model.chosen = set(offers[name].policy.choose(model.chosen))
                 model.wished = offers[name].labels()
             model.settle()

@@ -55,7 +55,8 @@ class DeviceProcess:
         timer: How long it may take to load its models.
         report: Which device it chose.
         failure: Why it ended, or could not be started.
-        loaded: Whether it has once loaded all its models; only then it is started again when it ends.
+        failed: By number the models that it could not load at first, and has no more.
+        loaded: Whether it has once loaded all its models; only then it is started again with all when it ends.
         ended: Whether it has ended for good.
         unloading: Numbers of models that it has been told to unload.
     """
@@ -67,6 +68,7 @@ class DeviceProcess:
     timer: LoadTimer | None = None
     report: DeviceReport | None = None
     failure: OperatorError | None = None
+    failed: dict[int, OperatorError] = field(default_factory=dict)
     loaded: bool = False
     ended: bool = False
     unloading: set[int] = field(default_factory=set)
@@ -129,13 +131,16 @@ class DeviceProcesses:
 
         No frontend may use it any more. Returns when nothing of it is left.
         """
-        for process in [process for process in self.processes if process.group.has(model.number)]:
+        for process in list(self.processes):
+            if not process.group.has(model.number) and model.number not in process.failed:
+                continue
+            had = process.group.has(model.number)
             process.group.remove(model)
             if not process.group.members:
                 await self._end(process)
                 continue
             self.replicas.unload(process.group, model)
-            if process.child is not None:
+            if had and process.child is not None:
                 process.unloading.add(model.number)
                 process.child.send(UnloadModel(model.number))
         await self._changes.until(
@@ -157,8 +162,13 @@ class DeviceProcesses:
         if process.child is not None:
             await process.child.end(_END_TIMEOUT_S)
             process.child = None
-        self.processes.remove(process)
-        self.replicas.leave(process.group)
+        self._forget(process)
+
+    def _forget(self, process: DeviceProcess) -> None:
+        process.ended = True
+        if process in self.processes:
+            self.processes.remove(process)
+            self.replicas.leave(process.group)
 
     async def _start(self, process: DeviceProcess) -> None:
         if process.ended:
@@ -205,8 +215,8 @@ class DeviceProcesses:
             case Unloaded(number):
                 process.unloading.discard(number)
                 self._changes.tell()
-            case Failed(text, code, exit_code):
-                process.failure = _ReportedFailure(text, code, exit_code)
+            case Failed(text, code, exit_code, number):
+                self._on_failed(process, number, _ReportedFailure(text, code, exit_code))
             case _:
                 assert_never(message)
 
@@ -230,12 +240,49 @@ class DeviceProcesses:
                 warm_up_s=message.warm_up_s,
             )
         except OperatorError as error:
+            self._refuse(process, message.number, error)
+            return
+        self._note_loaded(process)
+        self._note_ready(replica.model)
+        self._on_loaded(process, replica)
+        self._changes.tell()
+
+    def _note_loaded(self, process: DeviceProcess) -> None:
+        process.loaded |= len(self.replicas.in_group(process.group)) == len(process.group.members)
+
+    def _on_failed(self, process: DeviceProcess, number: int | None, error: OperatorError) -> None:
+        if number is None or process.failure is not None:
+            process.failure = process.failure or error
+            return
+        assert process.timer is not None, "it began with the process"
+        process.timer.next()
+        if not process.group.has(number):
+            return
+        if process.loaded:
+            # It has been loaded before: the process is started again, with all that it has, until it is again.
+            process.failure = error
+            if process.child is not None:
+                process.child.kill()
+            return
+        self._give_up(process, process.group.model(number), error)
+
+    def _refuse(self, process: DeviceProcess, number: int, error: OperatorError) -> None:
+        """Have a model no longer that is loaded, but cannot be served."""
+        assert process.child is not None, "it is alive"
+        if process.loaded or len(process.group.members) == 1:
             process.failure = error
             process.child.kill()
             return
-        process.loaded |= len(self.replicas.in_group(process.group)) == len(process.group.members)
-        self._note_ready(replica.model)
-        self._on_loaded(process, replica)
+        process.unloading.add(number)
+        process.child.send(UnloadModel(number))
+        self._give_up(process, process.group.model(number), error)
+
+    def _give_up(self, process: DeviceProcess, model: Deployed, error: OperatorError) -> None:
+        """Let a process go on without a model that could not be loaded; it ends by itself if it has no other one."""
+        process.failed[model.number] = error
+        process.group.remove(model)
+        if process.group.members:
+            self._note_loaded(process)
         self._changes.tell()
 
     def _on_late(self, process: DeviceProcess, model: Deployed) -> None:
@@ -263,11 +310,9 @@ class DeviceProcesses:
             self._note_ready(replica.model)
             self._on_lost(replica)
         if not process.loaded:
-            if process.failure is None:
-                process.failure = LoadFailed(
-                    f"the device process {child.describe_exit()} while it loaded {process.group}"
-                )
-            process.ended = True
+            self._give_up_what_failed(process, child)
+        if not process.group.members:
+            self._forget(process)
             self._changes.tell()
             return
         reason = "" if process.failure is None else str(process.failure)
@@ -281,6 +326,20 @@ class DeviceProcesses:
             reason,
         )
         self._changes.tell()
+
+    def _give_up_what_failed(self, process: DeviceProcess, child: _DeviceChild) -> None:
+        """Of a process that has ended while it loaded, give up the model that it was loading, or all of them."""
+        if process.failed and not process.group.members:
+            return
+        current = None if process.timer is None else process.timer.current
+        failure = process.failure or LoadFailed(
+            f"the device process {child.describe_exit()} while it loaded "
+            f"{process.group if current is None else current.servable.name}"
+        )
+        # Before it has a device, it has nothing to do with any single one.
+        one = process.report is not None and current is not None and process.group.has(current.number)
+        for model in [current] if one and current is not None else process.group.models:
+            self._give_up(process, model, failure)
 
     def _note_ready(self, model: Deployed) -> None:
         same_slot = [replica for replica in self.replicas.all() if replica.model.slot == model.slot]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.control.frontend_messages import Ask, Route
+    from stoker.errors import OperatorError
     from stoker.models.deployment import Deployed
     from stoker.settings import ServerSettings
     from stoker.supervisor.background import Supervision
@@ -86,22 +87,29 @@ class Fleet:
         devices = [process.child for process in self.devices.processes if process.child is not None]
         return [*devices, *self.frontends.children]
 
-    async def start(self, models: Sequence[Deployed]) -> list[ModelReport]:
-        """Start everything with these models, and return when every frontend scores with all of them.
+    async def start(
+        self, models: Sequence[Deployed], *, all_needed: bool
+    ) -> tuple[list[ModelReport], dict[int, OperatorError]]:
+        """Start everything with these models, and return when every frontend scores with those that can be loaded.
+
+        Args:
+            models: The models.
+            all_needed: Whether nothing is to be served if one of them cannot be loaded.
 
         Returns:
-            What the operator is told of each of them.
+            What the operator is told of each of them, and by number why others could not be loaded; of these
+            something may be left, until they are removed.
 
         Raises:
-            OperatorError: One of them could not be loaded.
+            OperatorError: One of them could not be loaded, and all are needed.
         """
         started = await self.devices.start(models)
         await self.frontends.start()
-        await self._joined(started, models)
+        failed = await self._joined(started, models, all_needed=all_needed)
         # Now: a device process that ends while frontends begin to listen is started again, and reports nothing anew.
-        reports = [self.devices.replicas.report(model) for model in models]
+        reports = [self.devices.replicas.report(model) for model in models if model.number not in failed]
         await self._changes.until(lambda: all(process.listening for process in self.frontends.processes))
-        return reports
+        return reports, failed
 
     async def end(self) -> None:
         """End all processes; those that load or import something hear nothing, and are killed sooner."""
@@ -127,7 +135,7 @@ class Fleet:
         self.frontends.serve(model)
         try:
             started = await self.devices.start([model], quiet=True)
-            await self._joined(started, [model])
+            await self._joined(started, [model], all_needed=True)
         except Exception:
             await self.remove(model)
             raise
@@ -142,22 +150,34 @@ class Fleet:
         """Tell frontends what a model's names mean from now on."""
         self.frontends.tell(route)
 
-    async def _joined(self, started: Sequence[DeviceProcess], models: Sequence[Deployed]) -> None:
-        """Wait until all replicas of these models are loaded and joined with all frontends."""
+    async def _joined(
+        self, started: Sequence[DeviceProcess], models: Sequence[Deployed], *, all_needed: bool
+    ) -> dict[int, OperatorError]:
+        """Wait until all replicas of these models are joined with all frontends; returns those that cannot be.
+
+        Raises:
+            OperatorError: One of them could not be loaded, and all are needed.
+        """
         replicas = self.devices.replicas
 
+        def failed() -> dict[int, OperatorError]:
+            return {number: error for process in started for number, error in process.failed.items()}
+
         def settled() -> bool:
-            if any(process.ended for process in started):
+            numbers = failed()
+            if numbers and all_needed:
                 return True
-            loaded = [replica for model in models for replica in replicas.of(model)]
-            return all(map(replicas.is_complete, models)) and self.frontends.have(
+            left = [model for model in models if model.number not in numbers]
+            loaded = [replica for model in left for replica in replicas.of(model)]
+            return all(map(replicas.is_complete, left)) and self.frontends.have(
                 {replica.generation for replica in loaded}
             )
 
         await self._changes.until(settled)
-        for process in started:
-            if process.ended and process.failure is not None:
-                raise process.failure
+        if all_needed:
+            for error in failed().values():
+                raise error
+        return failed()
 
     def _on_loaded(self, process: DeviceProcess, replica: Replica) -> None:
         for frontend in self.frontends.processes:

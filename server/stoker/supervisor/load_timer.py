@@ -49,8 +49,13 @@ class LoadTimer:
         self._timers: list[_Timer] = []
         self._begin()
 
+    @property
+    def current(self) -> Deployed | None:
+        """The model that is being loaded; None when all are."""
+        return self._left[0] if self._left else None
+
     def next(self) -> None:
-        """Take note that a model is loaded, and go on with the one behind it."""
+        """Take note that a model is loaded, or failed, and go on with the one behind it."""
         self._left.popleft()
         self._begin()
 

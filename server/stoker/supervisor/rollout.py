@@ -12,13 +12,14 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakValueDictionary
 
 from stoker.errors import LoadFailed, LoadTimeout, NotReady, OperatorError, RequestError, UnknownService
 from stoker.names import is_name
 from stoker.supervisor.background import in_thread
-from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
+from stoker.supervisor.catalogue import Catalogue, Model, Version
 from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
@@ -85,14 +86,37 @@ class Rollout:
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
         self._begun = False
 
-    def begin(self, offers: Mapping[str, Offer]) -> None:
-        """Take note that everything of the start is loaded; `offers` are the models of the settings."""
-        self._begun = True
+    async def begin(
+        self,
+        offers: Mapping[str, Offer],
+        failed: Mapping[int, OperatorError] = MappingProxyType({}),
+    ) -> None:
+        """Take note that everything of the start is loaded.
+
+        Args:
+            offers: The models of the settings.
+            failed: By number why some could not be loaded; whatever is left of them is removed.
+        """
         self.bases = {name: offer.base for name, offer in offers.items()}
+        leaving = []
         for model in self._catalogue.models.values():
-            for version in model.versions.values():
-                version.state = "AVAILABLE"
+            for number, version in model.versions.items():
+                error = None if version.served is None else failed.get(version.served.number)
+                if version.served is not None and error is None:
+                    version.state = "AVAILABLE"
+                    continue
+                if version.served is not None and error is not None:
+                    leaving.append(version.served)
+                    version.served = None
+                    version.fail(error)
+                    self._catalogue.release_slot(model.name, number)
+                logger.error("%s version %d is not served: %s", model.name, number, version.reason)
+                version.failed = await _mark(offers.get(model.name), number)
             self._settle(model)
+        # Now, so that what was broken at the start can be loaded again by whoever reads that it is.
+        self._begun = True
+        for deployed in leaving:
+            await self._remove(deployed)
 
     async def load(self, name: str, policy: VersionPolicy | None = None, version: int | None = None) -> None:
         """Serve a model as its policy says now, and load anew what has changed in its files.
@@ -111,6 +135,8 @@ class Rollout:
         """
         async with self._exclusive(name):
             offer = await self._offer(name)
+            if offer.error is not None:
+                raise LoadFailed(f"failed to load '{name}', {offer.error}")
             there = {*offer.versions, *offer.broken}
             try:
                 check_named(name, policy or offer.policy, there)
@@ -178,6 +204,8 @@ class Rollout:
             settled: The versions whose files do not change just now: no others are loaded.
         """
         for name, offer in offers.items():
+            if offer.error is not None:
+                continue
             async with self._turn(name):
                 model = self._catalogue.models.get(name)
                 # A version that is served and that somebody is just replacing in its place is not gone.
@@ -188,6 +216,9 @@ class Rollout:
                     await self._serve(offer, chosen, await in_thread(offer.labels), ready, failed_too=False)
                 except OperatorError as error:
                     logger.warning("%s", error)
+        if any(offer.error is not None for offer in offers.values()):
+            # Where nothing can be found just now, there may have been a folder of models.
+            return
         for name, model in list(self._catalogue.models.items()):
             if name not in offers and model.wanted:
                 logger.info("%s is not there any more", name)
@@ -309,14 +340,9 @@ class Rollout:
     async def _give_up(self, model: Model, offer: Offer, number: int, error: Exception) -> None:
         """Take note that a version could not be loaded; where one of that number is served, it goes on."""
         version = model.versions[number]
-        version.reason = shown_reason(error)
-        version.error = error.code if isinstance(error, OperatorError) else OperatorError.code
-        try:
-            version.failed = await in_thread(offer.fingerprint, number)
-        except Exception:  # noqa: BLE001  # whatever it is, the version is given up
-            version.failed = _UNREADABLE
+        version.failed = await _mark(offer, number)
+        version.fail(error)
         if version.served is None:
-            version.state = "END"
             self._catalogue.release_slot(model.name, number)
         self._publish(model)
 
@@ -363,3 +389,11 @@ class Rollout:
     async def _remove(self, old: Deployed) -> None:
         await self._fleet.remove(old)
         self._stock.put_back(old.number)
+
+
+async def _mark(offer: Offer | None, number: int) -> str:
+    """The fingerprint of a version that could not be loaded: while it stays so, there is no use in trying again."""
+    try:
+        return _UNREADABLE if offer is None else await in_thread(offer.fingerprint, number)
+    except Exception:  # noqa: BLE001  # whatever it is, the version is given up
+        return _UNREADABLE

@@ -13,6 +13,7 @@ from stoker import __version__
 from stoker.extras import onnx_clash
 from stoker.keys.keyring import AdminKey
 from stoker.logs import configure_logging
+from stoker.models.layouts import Broken
 from stoker.settings import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.grpc_port import reserve_grpc_port
@@ -40,23 +41,27 @@ def serve(settings: ServerSettings, workspace: Workspace) -> None:
         logger.warning("%s", clash)
     with ExitStack() as resources:
         stock = resources.enter_context(Stock(settings, workspace, _say))
-        models = stock.take_first()
         offers = stock.offers()
+        broken: Broken = {}
+        models = stock.take_first(None if settings.ends_on_error(len(offers)) else broken)
+        if broken and not models and settings.exit_on_error is None:
+            raise next(iter(broken.values()))
         _provide_admin_key(settings, workspace)
         sockets = bind(settings.host, settings.port, settings.frontend_count)
         port = sockets[0].getsockname()[1]
         if settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key:
             resources.enter_context(reserve_grpc_port(settings, sockets[0]))
-        _say(
-            f"Stoker {__version__} starts: {', '.join(dict.fromkeys(model.servable.name for model in models))}"
-        )
+        names = ", ".join(dict.fromkeys(model.servable.name for model in models))
+        _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
         def on_ready(start_up: StartUp) -> None:
             for line in summary(settings, workspace, port, start_up):
                 _say(line)
 
         async def run() -> None:
-            await Supervisor(settings, models, workspace.keys_dir, sockets, on_ready, stock, offers).run()
+            await Supervisor(
+                settings, models, workspace.keys_dir, sockets, on_ready, stock, offers, broken
+            ).run()
 
         asyncio.run(run())
         _say("Stoker has stopped.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from stoker.errors import OperatorError
 from stoker.models.deployment import Deployed
 from stoker.tensors import Signature
 
@@ -45,8 +47,10 @@ class StartUp:
         devices: The device of each device process.
         models: The models in the order of the settings.
         elapsed_s: Seconds since the supervisor began.
+        broken: By name and version why others of the settings are not served.
     """
 
     devices: list[DeviceReport]
     models: list[ModelReport]
     elapsed_s: float
+    broken: Mapping[tuple[str, int], OperatorError] = field(default_factory=dict)

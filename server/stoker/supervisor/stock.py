@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from stoker.endpoint import keys_owner
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import Keyring, Keys
 from stoker.models.deployment import Deployed, deploy, resolve
+from stoker.models.layouts import Broken
 from stoker.models.offers import Offer, find_offers, registered_offer
 
 if TYPE_CHECKING:
@@ -47,9 +48,20 @@ class Stock:
         for leases in self._leases.values():
             leases.close()
 
-    def take_first(self) -> list[Deployed]:
-        """Prepare what the settings ask for to be loaded; see `stoker.models.deployment.resolve`."""
-        models = [self._equipped(model) for model in resolve(self._settings, self._workspace, self._first)]
+    def take_first(self, broken: Broken | None = None) -> list[Deployed]:
+        """Prepare what the settings ask for to be loaded; see `stoker.models.deployment.resolve`.
+
+        Args:
+            broken: Receives what cannot be loaded; without it the first of that is an error.
+        """
+        models = []
+        for model in resolve(self._settings, self._workspace, self._first, broken):
+            try:
+                models.append(self._equipped(model))
+            except OperatorError as error:
+                if broken is None:
+                    raise
+                broken[model.servable.name, model.servable.version] = error
         for name in dict.fromkeys(model.servable.name for model in models):
             self._provide_keys(name)
         return models

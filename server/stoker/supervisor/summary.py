@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from stoker.workspace import Workspace
 __all__ = [
     "batches_of",
     "batching_lines",
+    "broken_lines",
     "curl_data",
     "device_lines",
     "notes",
@@ -56,6 +57,7 @@ def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up:
         lines += replica_lines(model)
         lines += _environment_lines(model.deployed)
         lines += _data_lines(model.deployed)
+    lines += broken_lines(start_up.broken)
     lines += [f"  azure    {note}" for note in settings.notes]
     lines += [f"  note     {note}" for note in notes(settings, workspace)]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
@@ -97,6 +99,14 @@ def batching_lines(model: ModelReport) -> list[str]:
         return [f"           batching: {script.batching}, {script.batching_reason}"]
     verdict = model.signature.verdict
     return [] if verdict is None else [f"           {verdict}"]
+
+
+def broken_lines(broken: Mapping[tuple[str, int], Exception]) -> list[str]:
+    """What of the settings is not served, and why: a line for each version."""
+    return [
+        f"  broken   {name} version {version} is not served: {' '.join(str(error).split())}"
+        for (name, version), error in broken.items()
+    ]
 
 
 def device_lines(devices: Sequence[DeviceReport]) -> list[str]:

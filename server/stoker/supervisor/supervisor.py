@@ -31,6 +31,7 @@ from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.watch import Watch
 
 if TYPE_CHECKING:
+    from stoker.errors import OperatorError
     from stoker.models.offers import Offer
     from stoker.supervisor.frontend_processes import FrontendChild
     from stoker.supervisor.rollout import Stock
@@ -60,6 +61,7 @@ class Supervisor:
         on_ready: Callable[[StartUp], None],
         stock: Stock,
         offers: Mapping[str, Offer] = MappingProxyType({}),
+        broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
     ) -> None:
         """Prepare a server.
 
@@ -71,6 +73,7 @@ class Supervisor:
             on_ready: Called once, when everything is loaded.
             stock: Where further versions come from.
             offers: The models of the settings by name.
+            broken: By name and version what of them is not loaded, and why.
         """
         self._settings = settings
         self._models = list(models)
@@ -82,7 +85,8 @@ class Supervisor:
         self._page = memory.page(SUPERVISOR_PAGE)
         supervision = Supervision(self._metrics_fd, self._page)
         self._background = supervision.background
-        self._catalogue = catalogue = Catalogue(self._models, offers)
+        self._broken = dict(broken)
+        self._catalogue = catalogue = Catalogue(self._models, offers, broken)
         self._fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request)
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
         self._requests = Requests(self._rollout, self._fleet.frontends, self._background)
@@ -117,12 +121,20 @@ class Supervisor:
             await self._end_all()
 
     async def _start(self) -> None:
-        models = await self._fleet.start(self._models)
+        all_needed = self._settings.ends_on_error(len(self._offers))
+        models, failed = await self._fleet.start(self._models, all_needed=all_needed)
+        if failed and not models and self._settings.exit_on_error is None:
+            raise next(iter(failed.values()))
+        broken = self._broken | {
+            (model.servable.name, model.servable.version): failed[model.number]
+            for model in self._models
+            if model.number in failed
+        }
+        await self._rollout.begin(self._offers, failed)
         self._announced = True
-        self._rollout.begin(self._offers)
         processes = self._fleet.devices.processes
         devices = [process.report for process in processes if process.report is not None]
-        self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s))
+        self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s, broken))
         self._background.spawn(self._watch.run())
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:

@@ -118,6 +118,8 @@ def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[st
     """The fingerprints of the versions that should be served, and whether they appear as a whole or not at all."""
     seen = {}
     for name, offer in offers.items():
+        if offer.error is not None:
+            continue
         try:
             labelled = set(offer.labels().values()).intersection(offer.versions)
             wanted = labelled.union(offer.policy.choose(offer.versions))
