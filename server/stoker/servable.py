@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from stoker.acceleration import Acceleration
 from stoker.collection import CollectionSettings
+from stoker.declaration import Declaration
 from stoker.image_input import ImageInput
 
 __all__ = ["SAMPLE_FILES", "SAMPLE_INPUT", "Device", "Servable", "WarmUpInput", "WarmUpRequest"]
@@ -118,6 +119,7 @@ class Servable:
         model_data_dir: Where the files of these rows go.
         image: How its input is made from images; None if it takes none.
         warm_up: Requests that it is to be warmed up with, where its configuration for another server has some.
+        declaration: What that says of its tensors; None if it has none.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Servable:
     model_data_dir: Path | None = None
     image: ImageInput | None = None
     warm_up: tuple[WarmUpRequest, ...] = ()
+    declaration: Declaration | None = None
 
     @property
     def sample_file(self) -> Path | None:

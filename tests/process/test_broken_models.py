@@ -19,11 +19,20 @@ def _load(server: LiveServer, name: str) -> int:
 
 
 def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_path: Path) -> None:
-    """One fails in the process that it shares, one is not there: each says why, and serves once it is mended."""
+    """One fails in the process that it shares, one is not there: each says why, and serves once it is mended.
+
+    Of a folder in Triton's layout one cannot be served, and what is passed over of the other's configuration is said.
+    """
     bad, absent = tmp_path / "bad.onnx", tmp_path / "absent.onnx"
     bad.write_bytes(b"this is no model")
     file = tmp_path / "deployment.yaml"
-    file.write_text("models:\n" + "".join(f"  - path: {path}\n" for path in (bad, doubler, absent)))
+    folder = tmp_path / "repository"
+    for name in ("doubler", "chain"):
+        (folder / name / "1").mkdir(parents=True)
+    shutil.copyfile(doubler, folder / "doubler" / "1" / "model.onnx")
+    (folder / "doubler" / "config.pbtxt").write_text("max_batch_size: 8 response_cache { enable: true }")
+    (folder / "chain" / "config.pbtxt").write_text('platform: "ensemble" ensemble_scheduling { }')
+    file.write_text("models:\n" + "".join(f"  - path: {path}\n" for path in (bad, folder, absent)))
     server = serve("--config", file, "--frontends", "1", "--device", "cpu", env={"STOKER_ADMIN_KEY": ADMIN})
 
     assert len(server.device_pids()) == 1
@@ -33,6 +42,8 @@ def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_p
     said = server.output()
     assert f"broken   absent version 1 is not served: {absent} does not exist" in said
     assert "broken   bad version 1 is not served: " in said
+    assert "broken   chain version 1 is not served: config.pbtxt of chain: ensemble_scheduling" in said
+    assert "config.pbtxt of doubler: response_cache is passed over: each request is run" in said
     for name, reason in (("bad", "bad.onnx"), ("absent", "does not exist")):
         for answer in (server.get(f"/v2/models/{name}/ready"), server.score([1, 2, 3, 4], path=score(name))):
             assert (answer.status, reason in answer.body.decode()) == (503, True)

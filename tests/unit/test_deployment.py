@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.mlflow_folders import write_mlmodel
@@ -223,6 +224,52 @@ def test_the_batch_size_of_a_foreign_layout_counts(
     assert [digits.slot, letters.slot] == [0, 1]
     (named,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "models" / "digits", max_batch_rows=4))
     assert named.servable.max_batch_rows == 4
+    model = ModelSettings(path=tmp_path / "models" / "digits")
+    for for_all, most in ((2, 2), (64, 16)):
+        (limited,) = deploy(workspace, leases, model, max_batch_rows=for_all)
+        assert limited.servable.max_batch_rows == most
+
+
+def test_tritons_configuration_is_laid_under_the_operators_settings(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Versions, delay, instances and device are its own where nothing else is said; what is passed over is noted."""
+    base = tmp_path / "digits"
+    for version in ("1", "2", "3"):
+        onnx(base / version / "model.onnx")
+    (base / "config.pbtxt").write_text(
+        "version_policy { latest { num_versions: 2 } } dynamic_batching { max_queue_delay_microseconds: 500 }\n"
+        "instance_group { kind: KIND_CPU count: 2 } response_cache { enable: true }\n"
+        'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }'
+    )
+    second, third = deploy(workspace, leases, ModelSettings(path=base))
+    assert [deployed.servable.version for deployed in (second, third)] == [2, 3]
+    assert (third.max_delay_ms, third.servable.instances, third.placement.devices) == (0.5, 2, ("cpu",))
+    assert third.notes == ("config.pbtxt of digits: response_cache is passed over: each request is run",)
+    assert [request.name for request in third.servable.warm_up] == ["w"]
+    model = ModelSettings(path=base, versions="latest", max_delay_ms=3.0, instances=1)
+    (only,) = deploy(workspace, leases, model, device=("cuda:1",))
+    assert (only.max_delay_ms, only.servable.instances, only.placement.devices) == (3.0, 1, ("cuda:1",))
+
+
+def test_who_says_how_many_rows_a_batch_has_knows_that_there_is_a_batch_axis(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """`max_batch_size: 0` says that there is none; the operator's own settings win over that."""
+    onnx(tmp_path / "digits" / "1" / "model.onnx")
+    (tmp_path / "digits" / "config.pbtxt").write_text("max_batch_size: 0")
+
+    def batched(**settings: Any) -> bool | None:
+        (deployed,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "digits", **settings))
+        assert deployed.servable.declaration is not None
+        return deployed.servable.declaration.batched
+
+    assert batched() is False
+    assert batched(batching="none") is False
+    (of_server,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "digits"), max_batch_rows=8)
+    assert of_server.servable.declaration is not None
+    assert of_server.servable.declaration.batched is False, "said for all models, not for this one"
+    assert batched(max_batch_rows=8) is batched(batching="rows") is None
 
 
 def test_with_nothing_named_everything_registered_is_served(

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.frameworks import detect
-from stoker.models.layouts import discover
+from stoker.models.layouts import Broken, discover
 from stoker.models.repository import Repository
 
 NOW = datetime(2026, 10, 18, tzinfo=UTC)
@@ -154,7 +154,8 @@ def test_one_version_is_served_as_that_version(tmp_path: Path) -> None:
     touch(tmp_path, "digits/7/saved_model.pb")
     (tmp_path / "digits" / "config.pbtxt").write_text("max_batch_size: 16\n")
     (source,) = discover(tmp_path / "digits" / "7")
-    assert (source.name, source.version, source.max_batch_rows) == ("digits", 7, 16)
+    assert source.config is not None
+    assert (source.name, source.version, source.config.settings.max_batch_rows) == ("digits", 7, 16)
 
 
 def test_a_checkpoint_needs_a_script(tmp_path: Path) -> None:
@@ -196,7 +197,6 @@ def test_a_triton_repository(tmp_path: Path) -> None:
         ("  max_batch_size : 8 # rows", 8),
         ("max_batch_size: 0", 0),
         ("# max_batch_size: 8", None),
-        ("preferred_max_batch_size: 8", None),
         ("", None),
         (None, None),
     ],
@@ -206,8 +206,67 @@ def test_tritons_batch_size_is_read(tmp_path: Path, config: str | None, max_batc
     touch(tmp_path, "net/1/model.onnx")
     if config is not None:
         (tmp_path / "net" / "config.pbtxt").write_text(config)
-    assert discover(tmp_path)[0].max_batch_rows == max_batch_rows
-    assert discover(tmp_path / "net")[0].max_batch_rows == max_batch_rows
+    for path in (tmp_path, tmp_path / "net", tmp_path / "net" / "1"):
+        (source,) = discover(path)
+        if config is None:
+            assert source.config is None
+            continue
+        assert source.config is not None
+        assert source.config.settings.max_batch_rows == (max_batch_rows or None)
+        assert source.config.declaration.batched == (None if max_batch_rows is None else max_batch_rows > 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "path"),
+    [
+        ('default_model_filename: "net.onnx"', ["1/net.onnx", "1/other.onnx"], "net/1/net.onnx"),
+        ('default_model_filename: "saved"', ["1/saved/saved_model.pb", "1/model.onnx"], "net/1/saved"),
+        ('backend: "onnxruntime"', ["1/model.onnx", "1/saved_model.pb"], "net/1/model.onnx"),
+        ('platform: "tensorflow_savedmodel"', ["1/model.onnx", "1/saved_model.pb"], "net/1"),
+    ],
+)
+def test_tritons_configuration_says_which_files_are_the_model(
+    tmp_path: Path, config: str, files: list[str], path: str
+) -> None:
+    """By the name of the file or folder, or by its kind where there are several; for one version's path too."""
+    touch(tmp_path, *(f"net/{file}" for file in files))
+    (tmp_path / "net" / "config.pbtxt").write_text(config)
+    for given in (tmp_path, tmp_path / "net", tmp_path / "net" / "1"):
+        (source,) = discover(given)
+        assert (source.name, source.version, source.path) == ("net", 1, tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (
+            'default_model_filename: "gone.onnx"',
+            "version 1 of net has no gone.onnx, which is default_model_filename",
+        ),
+        ('backend: "tensorflow"', "holds no model; looked for a model of the framework tensorflow"),
+        ("max_batch_size 8", "config.pbtxt of net, line 1, column 16"),
+        ('backend: "python"', "'python' is not offered"),
+    ],
+)
+def test_a_model_whose_configuration_is_wrong_is_broken_alone(
+    tmp_path: Path, config: str, problem: str
+) -> None:
+    """In all its versions; the other models of the folder are found."""
+    touch(tmp_path, "net/1/model.onnx", "other/1/model.onnx")
+    (tmp_path / "net" / "config.pbtxt").write_text(config)
+    broken: Broken = {}
+    assert [source.name for source in discover(tmp_path, broken)] == ["other"]
+    assert list(broken) == [("net", 1)]
+    with pytest.raises(RepositoryError, match=problem):
+        discover(tmp_path)
+
+
+def test_what_optimum_exports_is_a_model(tmp_path: Path) -> None:
+    """`onnx/model.onnx` below a Hugging Face model's files; an ONNX file beside these comes first."""
+    touch(tmp_path, "bert/config.json", "bert/onnx/model.onnx", "bert/onnx/model_quantized.onnx")
+    assert found(tmp_path / "bert") == [("bert", 1, "onnx", "onnx/model.onnx")]
+    touch(tmp_path, "bert/own.onnx")
+    assert found(tmp_path / "bert") == [("bert", 1, "onnx", "own.onnx")]
 
 
 def test_a_tensorflow_serving_repository(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from stoker.acceleration import Acceleration, check_acceleration
 from stoker.collection import CollectionSettings
+from stoker.declaration import Declaration
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.extras import how_to_install
@@ -68,6 +69,7 @@ class Deployed:
         fingerprint: What was changed in its files since, if it is another one; see `ModelSource.fingerprint`.
         load_timeout_s: How long a device process may take to load it.
         non_finite: What becomes of NaN and infinities in the JSON of its answers.
+        notes: What the operator is told of its configuration, a line each.
     """
 
     servable: Servable
@@ -88,6 +90,7 @@ class Deployed:
     fingerprint: str = ""
     load_timeout_s: float = math.inf
     non_finite: NonFinite = WORDS
+    notes: tuple[str, ...] = ()
 
     @property
     def interpreter(self) -> Path:
@@ -233,7 +236,7 @@ def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspac
 def _deployed(
     model: ModelSettings, source: ModelSource, slot: int, settings: ServerSettings, used_models: Path | None
 ) -> Deployed:
-    max_batch_rows = model.max_batch_rows or source.max_batch_rows or settings.max_batch_rows
+    max_batch_rows = model.max_batch_rows or settings.max_batch_rows
     max_delay_ms = settings.max_delay_ms if model.max_delay_ms is None else model.max_delay_ms
     model_dir = model.model_dir or used_models or source.model_dir
     timeout_ms = model.timeout_ms or settings.timeout_ms
@@ -265,6 +268,8 @@ def _deployed(
         instances=model.instances,
         batch_buckets=model.batch_buckets,
         acceleration=acceleration,
+        declaration=_declaration(model, source),
+        warm_up=() if source.config is None else source.config.warm_up,
     )
     placement = place(
         model.device or settings.device,
@@ -288,6 +293,7 @@ def _deployed(
         fingerprint=source.fingerprint(),
         load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
         non_finite=model.non_finite or settings.non_finite,
+        notes=() if source.config is None else source.config.notes,
     )
 
 
@@ -296,6 +302,15 @@ def _signatures(model: ModelSettings, source: ModelSource) -> tuple[str, ...]:
     if model.signature is not None and source.framework != "tensorflow":
         raise InvalidSettings(f"{source.name} is no SavedModel: signature is for those alone")
     return model.signature or ()
+
+
+def _declaration(model: ModelSettings, source: ModelSource) -> Declaration | None:
+    """What config.pbtxt says of the tensors; whoever says how many rows a batch has, knows better of that axis."""
+    if source.config is None:
+        return None
+    declaration = source.config.declaration
+    known_better = declaration.batched is False and (model.max_batch_rows or model.batching == "rows")
+    return dataclasses.replace(declaration, batched=None) if known_better else declaration
 
 
 def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:

@@ -34,6 +34,8 @@ SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx", 
 
 ENTRY_SCRIPT = "score.py"
 ONNX_FILE = "model.onnx"
+# Optimum puts it there, below the folder with a Hugging Face model's configuration.
+_OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
 
 LOOKED_FOR = (
     f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
@@ -152,10 +154,11 @@ def _saved_models(folder: Path) -> list[Path]:
 
 
 def _onnx_models(folder: Path) -> list[Path]:
-    conventional = folder / ONNX_FILE
-    return (
-        [conventional] if conventional.is_file() else sorted(p for p in folder.glob("*.onnx") if p.is_file())
-    )
+    conventional, exported = folder / ONNX_FILE, folder / _OPTIMUM_FILE
+    if conventional.is_file():
+        return [conventional]
+    found = sorted(path for path in folder.glob("*.onnx") if path.is_file())
+    return [exported] if not found and exported.is_file() else found
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -13,19 +13,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import OperatorError, RepositoryError
 from stoker.models.frameworks import LOOKED_FOR, Detected, Framework, check_folder, detect, find_models
 from stoker.models.repository import MANIFEST, Registered, Repository
+from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
 from stoker.names import checked_name, name_from_file
 
 __all__ = ["Broken", "ModelSource", "discover", "likely_name"]
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
-_MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*([0-9]{1,9})\b", re.MULTILINE | re.ASCII)
-_CONFIG = "config.pbtxt"
 # Files that are always called so: their folder's name says more.
 _CONVENTIONAL_STEMS = {"score", "model", "main"}
 # What people save, by the endings of the files, with what to do about it.
@@ -48,8 +47,7 @@ class ModelSource:
         version: Its version; 1 where the layout has none.
         framework: Its framework.
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
-        max_batch_rows: `max_batch_size` of Triton's config.pbtxt, None where none is given. Zero is Triton's
-            way to say that the first axis of the model is not a batch axis.
+        config: Triton's config.pbtxt, None where there is none.
         registered: The registered version, whose files can be verified and whose lease can be held.
         base: The folder with all versions of the model; None where the layout has none.
     """
@@ -58,7 +56,7 @@ class ModelSource:
     version: int
     framework: Framework
     path: Path
-    max_batch_rows: int | None = None
+    config: TritonConfig | None = None
     registered: Registered | None = None
     base: Path | None = None
 
@@ -110,7 +108,7 @@ class ModelSource:
         if scripts:
             files = [path for path in files if path.suffix == ".py"]
         if self.base is not None:
-            files.append(self.base / _CONFIG)
+            files.append(self.base / CONFIG_FILE)
         return sorted(path for path in files if path.is_file())
 
 
@@ -176,19 +174,18 @@ def _registered(path: Path, broken: Broken) -> list[ModelSource]:
 
 def _single(path: Path) -> list[ModelSource]:
     """The path itself as one model; a folder `NAME/3` is version 3 of NAME."""
-    if not find_models(path):
-        return []
-    detected = _servable(detect(path))
-    if detected.framework == "tensorflow" and not path.is_dir():
+    if path.is_file() and any(model.framework == "tensorflow" for model in find_models(path)):
         # A saved_model.pb stands for its folder.
-        path = detected.path
+        path = path.parent
+    version = path.is_dir() and _VERSION.fullmatch(path.name)
+    config = read_triton_config(path.parent) if version else None
+    if config is None and not find_models(path):
+        return []
+    if version:
+        return [_version(name_from_file(path.parent.name), int(path.name), path, config)]
+    detected = _servable(detect(path))
     if not path.is_dir():
         return [ModelSource(_name_of_file(path), 1, detected.framework, detected.path)]
-    if _VERSION.fullmatch(path.name):
-        source = ModelSource(
-            name_from_file(path.parent.name), int(path.name), detected.framework, detected.path
-        )
-        return [replace(source, max_batch_rows=_max_batch_rows(path.parent), base=path.parent)]
     return [ModelSource(name_from_file(path.name), 1, detected.framework, detected.path)]
 
 
@@ -232,30 +229,47 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
         if version in versions:
             raise RepositoryError(f"{versions[version]} and {folder} are the same version; remove one")
         versions[version] = folder
+    try:
+        config = read_triton_config(base)
+    except RepositoryError as error:
+        broken.update({(name, version): error for version in versions})
+        return []
     found = []
     for version, folder in versions.items():
         try:
-            found.append(_version(name, version, folder))
+            found.append(_version(name, version, folder, config))
         except RepositoryError as error:
             broken[name, version] = error
     return found
 
 
-def _version(name: str, version: int, folder: Path) -> ModelSource:
-    # Triton keeps models that have several files in a folder with the file's name.
-    folders = [folder / "model.savedmodel", folder / "model.onnx"]
+def _version(name: str, version: int, folder: Path, config: TritonConfig | None) -> ModelSource:
     check_folder(folder)
-    holder = next((candidate for candidate in folders if candidate.is_dir()), folder)
+    holder = _holder(name, version, folder, config)
     if not find_models(holder):
-        content = ", ".join(sorted(entry.name for entry in holder.iterdir())[:5]) or "nothing"
+        entries = sorted(entry.name for entry in holder.iterdir()) if holder.is_dir() else [holder.name]
+        content = ", ".join(entries[:5]) or "nothing"
         raise RepositoryError(
             f"version {version} of {name} in {holder} holds no model that Stoker serves, but {content}; "
             f"looked for {LOOKED_FOR}, model.savedmodel/ and model.onnx/"
         )
-    detected = _servable(detect(holder))
-    return ModelSource(
-        name, version, detected.framework, detected.path, _max_batch_rows(folder.parent), base=folder.parent
-    )
+    detected = _servable(detect(holder, None if config is None else config.framework))
+    return ModelSource(name, version, detected.framework, detected.path, config, base=folder.parent)
+
+
+def _holder(name: str, version: int, folder: Path, config: TritonConfig | None) -> Path:
+    """Where in the folder of a version its model is."""
+    if config is not None and config.filename is not None:
+        holder = folder / config.filename
+        if not holder.exists():
+            raise RepositoryError(
+                f"version {version} of {name} has no {config.filename}, which is default_model_filename in its "
+                f"{CONFIG_FILE}; correct one of both"
+            )
+        return holder
+    # Triton keeps models that have several files in a folder with the file's name.
+    folders = [folder / "model.savedmodel", folder / "model.onnx"]
+    return next((candidate for candidate in folders if candidate.is_dir()), folder)
 
 
 def _servable(detected: Detected) -> Detected:
@@ -272,11 +286,3 @@ def _subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _max_batch_rows(base: Path) -> int | None:
-    config = base / _CONFIG
-    if not config.is_file():
-        return None
-    given = _MAX_BATCH_SIZE.search(config.read_text(encoding="utf-8", errors="replace"))
-    return int(given[1]) if given else None

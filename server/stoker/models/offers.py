@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from stoker.workspace import Workspace
 
 __all__ = ["Offer", "find_offers", "left_out", "registered_offer"]
+
+# The settings of a server that a model's config.pbtxt may give too.
+_FOR_ALL: Final = ("max_batch_rows", "max_delay_ms", "device")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,11 +137,12 @@ def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Off
             "model.onnx) or register a model first (stoker models register NAME PATH)"
         )
     alone = len(named) == 1 and settings.exit_on_error is not False
+    of_server = _of_server(settings)
     found = []
     for entry in named:
         model = entry.over(settings.model_defaults)
         try:
-            found += _offers(model, repository)
+            found += _offers(model, repository, of_server)
         except OperatorError as error:
             if alone:
                 raise
@@ -184,7 +188,24 @@ def _is_served(repository: Repository, name: str) -> bool:
         return True
 
 
-def _offers(model: ModelSettings, repository: Repository) -> list[Offer]:
+def _of_server(settings: ServerSettings) -> ModelSettings:
+    """What was said for all models, and so for one whose own folder says something else."""
+    said = {name: getattr(settings, name) for name in _FOR_ALL}
+    defaults = ServerSettings()
+    return ModelSettings(**{name: one for name, one in said.items() if one != getattr(defaults, name)})
+
+
+def _laid_over(config: ModelSettings, model: ModelSettings, of_server: ModelSettings) -> ModelSettings:
+    """A model's settings with what its config.pbtxt says where the operator says nothing.
+
+    Most rows are a limit: of what is said for all models and in the file the lower one counts.
+    """
+    lowest = min(filter(None, (config.max_batch_rows, of_server.max_batch_rows)), default=None)
+    limited = dataclasses.replace(config, max_batch_rows=config.max_batch_rows and lowest)
+    return model.over(dataclasses.replace(of_server, max_batch_rows=None)).over(limited)
+
+
+def _offers(model: ModelSettings, repository: Repository, of_server: ModelSettings) -> list[Offer]:
     if model.registered is not None:
         return [_registered(model, repository)]
     assert model.path is not None, "settings have checked that one of both is there"
@@ -193,7 +214,7 @@ def _offers(model: ModelSettings, repository: Repository) -> list[Offer]:
     names = dict.fromkeys([*(source.name for source in sources), *(name for name, _ in broken)])
     if model.name is not None and len(names) > 1:
         raise InvalidSettings(f"{model.path} holds {len(names)} models, one name does not fit them all")
-    return [_found(model, name, sources, broken) for name in sorted(names)]
+    return [_found(model, name, sources, broken, of_server) for name in sorted(names)]
 
 
 def _unfound(model: ModelSettings, error: OperatorError) -> Offer:
@@ -233,11 +254,18 @@ def _registered(model: ModelSettings, repository: Repository) -> Offer:
     )
 
 
-def _found(model: ModelSettings, name: str, sources: list[ModelSource], broken: Broken) -> Offer:
+def _found(
+    model: ModelSettings,
+    name: str,
+    sources: list[ModelSource],
+    broken: Broken,
+    of_server: ModelSettings,
+) -> Offer:
     by_version = {source.version: source for source in sources if source.name == name}
+    config = next((source.config for source in by_version.values()), None)
     return Offer(
         checked_name(name if model.name is None else model.name, "service"),
-        model,
+        model if config is None else _laid_over(config.settings, model, of_server),
         tuple(by_version),
         by_version.__getitem__,
         {version: error for (other, version), error in broken.items() if other == name},

@@ -17,6 +17,7 @@ from stoker.isolation.judgement import judge
 from stoker.isolation.reading import Reading
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.declared import as_declared, is_reshaped
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, Signature, TensorSpec
@@ -43,12 +44,14 @@ def as_runtime(
         tensors: What it declares; `batched` says whether its first axes may be one batch axis.
         rows_runtime: Makes the runtime for rows of a fixed shape.
         read: Reads its graph; None if there is nothing to read.
-        sampled: Whether the requests that it is known to answer, if there are some, are for this function.
+        sampled: Whether what is declared of it, and the requests that it is known to answer, are for this function.
 
     Raises:
-        LoadFailed: Its inputs cannot be padded, its sample input does not fit it, or the device fails whatever it
-            is given.
+        LoadFailed: It is not what was declared of it, its inputs cannot be padded, its sample input does not fit it, or
+            the device fails whatever it is given.
     """
+    if sampled:
+        run, tensors = as_declared(servable.declaration, run, tensors)
     sample = find_sample_feeds(servable, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else None
     tried = _Tried(run)
@@ -60,7 +63,8 @@ def as_runtime(
         logger.log(level, "%s: its requests are %s", servable.name, verdict)
     tensors = dataclasses.replace(tensors, batched=verdict.batched)
     _check_padding(servable, tensors)
-    signature = _row_signature(run, tensors, rows) if verdict.batched else None
+    by_rows = verdict.batched and not is_reshaped(servable.declaration)
+    signature = _row_signature(run, tensors, rows) if by_rows else None
     if signature is None:
         return PackedRuntime(run, tensors, servable, verdict)
     return rows_runtime(dataclasses.replace(signature, verdict=verdict))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from stoker.workspace import Workspace
 
 __all__ = ["Stock"]
+
+logger = logging.getLogger(__name__)
 
 
 class Stock:
@@ -93,6 +96,8 @@ class Stock:
         with ExitStack() as leases:
             deployed = deploy(offer, version, slot, self._settings, self._workspace, leases)
             equipped = self._equipped(dataclasses.replace(deployed, number=number))
+            for note in equipped.notes:
+                logger.info("%s", note)
             self._provide_keys(offer.name)
             self._leases[number] = leases.pop_all()
         return equipped

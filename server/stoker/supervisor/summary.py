@@ -56,6 +56,7 @@ def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up:
         lines += batching_lines(model)
         lines += replica_lines(model)
         lines += _environment_lines(model.deployed)
+        lines += [f"           {note}" for note in model.deployed.notes]
         lines += _data_lines(model.deployed)
     lines += broken_lines(start_up.broken)
     lines += [f"  azure    {note}" for note in settings.notes]

@@ -1,0 +1,211 @@
+"""Protobuf's text format, as far as it can be read without knowing the messages.
+
+https://protobuf.dev/reference/protobuf/textformat-spec/ without extensions and `Any`. What a field means is for the
+reader to say: repeated fields and maps are lists here, and so is every other field.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+__all__ = ["Message", "PbtxtError", "Value", "Word", "parse"]
+
+_MOST_NESTED: Final = 64
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<blank>[ \t\r\n\f\v]+|\#[^\n]*)
+    |(?P<word>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<number>(?:0[xX][0-9A-Fa-f]+|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?)(?![\w.]))
+    |(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<sign>[{}<>\[\]:,;-])
+    """,
+    re.VERBOSE | re.ASCII,
+)
+_ESCAPE: Final = re.compile(
+    r"\\(?:([abfnrtv?'\"\\])|([0-7]{1,3})|[xX]([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)"
+)
+_SINGLE: Final = dict(zip("abfnrtv?'\"\\", "\a\b\f\n\r\t\v?'\"\\", strict=True))
+_CLOSING: Final = {"{": "}", "<": ">"}
+_WORDS_OF_NUMBERS: Final = ("inf", "infinity", "nan")
+
+
+class PbtxtError(ValueError):
+    """A text is not in the format; the message begins with the line and the column."""
+
+
+class Word(str):
+    """A value without quotes: the name of an enum's value, `true`, `false`."""
+
+    __slots__ = ()
+
+
+Value: TypeAlias = "int | float | str | Message"
+"""A number, a text, a `Word`, or a message."""
+
+Message: TypeAlias = dict[str, list[Value]]
+"""By the name of each field that is there all its values, in the order of the text."""
+
+
+def parse(text: str) -> Message:
+    """Read a message.
+
+    Raises:
+        PbtxtError: The text is malformed.
+    """
+    tokens = _Tokens(text)
+    message = _message(tokens, "", 0)
+    tokens.expect("the name of a field", at_end=True)
+    return message
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """What is left of a text, one token after the other."""
+
+    text: str
+    position: int = 0
+
+    def peek(self) -> _Token:
+        """The next token; of the kind `end` where there is none."""
+        while self.position < len(self.text):
+            found = _TOKEN.match(self.text, self.position)
+            if found is None:
+                return _Token("unknown", self.text[self.position], self.position)
+            if found.lastgroup != "blank":
+                return _Token(str(found.lastgroup), found[0], self.position)
+            self.position = found.end()
+        return _Token("end", "", self.position)
+
+    def take(self) -> _Token:
+        """Go past the next token."""
+        token = self.peek()
+        self.position += len(token.text)
+        return token
+
+    def skip(self, *signs: str) -> bool:
+        """Go past one of these signs, if it is next."""
+        token = self.peek()
+        if token.kind == "sign" and token.text in signs:
+            self.take()
+            return True
+        return False
+
+    def expect(self, what: str, sign: str = "", *, at_end: bool = False) -> None:
+        """Go past a sign, or be at the end; raise PbtxtError that `what` was expected otherwise."""
+        token = self.peek()
+        if (token.kind == "end") if at_end else (token.kind == "sign" and token.text == sign):
+            self.take()
+            return
+        raise self.error(f"expected {what}", token)
+
+    def error(self, problem: str, token: _Token) -> PbtxtError:
+        line = self.text.count("\n", 0, token.start) + 1
+        column = token.start - self.text.rfind("\n", 0, token.start)
+        got = "the text ends" if token.kind == "end" else f"got {token.text[:40]}"
+        return PbtxtError(f"line {line}, column {column}: {problem}, {got}")
+
+
+def _message(tokens: _Tokens, closing: str, depth: int) -> Message:
+    """The fields up to the sign that closes the message, which is left; up to the end for the outermost."""
+    message: Message = {}
+    while (token := tokens.peek()).kind == "word":
+        if depth > _MOST_NESTED:
+            raise tokens.error(f"messages are nested more than {_MOST_NESTED} deep", token)
+        tokens.take()
+        values = message.setdefault(token.text, [])
+        # Messages need no colon.
+        if not tokens.skip(":") and tokens.peek().text not in ("{", "<", "["):
+            raise tokens.error(f"expected ':' or '{{' behind {token.text}", tokens.peek())
+        values += _values(tokens, depth)
+        tokens.skip(",", ";")
+    if closing and not (token.kind == "sign" and token.text == closing):
+        raise tokens.error(f"expected the name of a field or '{closing}'", token)
+    return message
+
+
+def _values(tokens: _Tokens, depth: int) -> list[Value]:
+    """What stands behind the name of a field: a value, or a list of them."""
+    if not tokens.skip("["):
+        return [_value(tokens, depth)]
+    values: list[Value] = []
+    if tokens.skip("]"):
+        return values
+    while True:
+        values.append(_value(tokens, depth))
+        if not tokens.skip(","):
+            tokens.expect("',' or ']'", "]")
+            return values
+
+
+def _value(tokens: _Tokens, depth: int) -> Value:
+    token = tokens.take()
+    if token.kind == "sign" and token.text in _CLOSING:
+        closing = _CLOSING[token.text]
+        message = _message(tokens, closing, depth + 1)
+        tokens.take()
+        return message
+    if token.kind == "text":
+        return _text(tokens, token)
+    if token.kind == "number":
+        return _number(tokens, token)
+    if token.kind == "word":
+        return Word(token.text)
+    if token.kind == "sign" and token.text == "-":
+        token = tokens.take()
+        if token.kind == "number":
+            return -_number(tokens, token)
+        if token.kind == "word" and token.text.lower() in _WORDS_OF_NUMBERS:
+            return -float(token.text)
+    raise tokens.error("expected a value", token)
+
+
+def _number(tokens: _Tokens, token: _Token) -> int | float:
+    text = token.text
+    if text[:2].lower() == "0x":
+        return int(text, 16)
+    if text.isdigit():
+        if text[0] != "0" or text == "0":
+            return int(text)
+        if not text.strip("01234567"):
+            return int(text, 8)
+        raise tokens.error("expected octal digits behind 0", token)
+    return float(text.rstrip("fF"))
+
+
+def _text(tokens: _Tokens, token: _Token) -> str:
+    """A text; of several that follow each other, all as one."""
+    content = _unescaped(tokens, token)
+    while tokens.peek().kind == "text":
+        content += _unescaped(tokens, tokens.take())
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise tokens.error("expected a text in UTF-8", token) from None
+
+
+def _unescaped(tokens: _Tokens, token: _Token) -> bytes:
+    def character(found: re.Match[str]) -> str:
+        single, octal, hexadecimal, short, long = found.groups()
+        if single is not None:
+            return _SINGLE[single]
+        if short is not None or (long is not None and int(long, 16) < 0x110000):
+            # Those of the other escapes are bytes, and so are these in the end.
+            return chr(int(short or long, 16)).encode("utf-8", "surrogatepass").decode("latin-1")
+        code = int(octal, 8) if octal else int(hexadecimal, 16) if hexadecimal else 256
+        if code > 255:
+            raise tokens.error(f"{found[0]} is no escape", token)
+        return chr(code)
+
+    pieces, end, body = [], 0, token.text[1:-1]
+    for found in _ESCAPE.finditer(body):
+        pieces += [body[end : found.start()].encode(), character(found).encode("latin-1")]
+        end = found.end()
+    return b"".join([*pieces, body[end:].encode()])

@@ -1,0 +1,317 @@
+"""Triton's `config.pbtxt`: what of it counts here, and what is passed over.
+
+The fields are those of `ModelConfig` in Triton's `model_config.proto`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.declaration import Declaration, DeclaredTensor
+from stoker.errors import InvalidSettings, RepositoryError
+from stoker.models.frameworks import Framework
+from stoker.models.pbtxt import PbtxtError, parse
+from stoker.models.pbtxt_fields import Fields, WrongField
+from stoker.servable import WarmUpInput, WarmUpRequest
+from stoker.settings import ModelSettings, model_settings
+
+__all__ = ["CONFIG_FILE", "TritonConfig", "read_triton_config"]
+
+CONFIG_FILE: Final = "config.pbtxt"
+
+_FRAMEWORKS: Final[Mapping[str, Framework]] = {
+    "onnxruntime": "onnx",
+    "onnxruntime_onnx": "onnx",
+    "tensorflow": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+_INSTEAD: Final = {
+    "ensemble": "a score.py that calls the models one after the other does what it does",
+    "python": "a score.py with init() and run() does what model.py does",
+    "pytorch": "export the model (torch.onnx.export), or load it in a score.py",
+    "pytorch_libtorch": "export the model (torch.onnx.export), or load it in a score.py",
+    "tensorrt_plan": "serve the ONNX file that it was built of, with provider: tensorrt",
+    "tensorrt": "serve the ONNX file that it was built of, with provider: tensorrt",
+    "tensorflow_graphdef": "export the model as a SavedModel",
+}
+_DTYPES: Final = {
+    "TYPE_BOOL": "bool", "TYPE_UINT8": "uint8", "TYPE_UINT16": "uint16", "TYPE_UINT32": "uint32",
+    "TYPE_UINT64": "uint64", "TYPE_INT8": "int8", "TYPE_INT16": "int16", "TYPE_INT32": "int32",
+    "TYPE_INT64": "int64", "TYPE_FP16": "float16", "TYPE_FP32": "float32", "TYPE_FP64": "float64",
+    "TYPE_STRING": "string",
+}  # fmt: skip
+_MOST_BATCH_ROWS: Final = 65536
+_THREADS: Final = ("intra_op_thread_count", "TF_NUM_INTRA_THREADS")
+_DEVICES: Final = {"KIND_CPU": ("cpu",)}
+_NO_STATE: Final = "Stoker keeps no state between the requests of a sequence; keep it in a score.py"
+_PASSED_OVER: Final = {
+    "runtime": "",
+    "batch_input": "",
+    "batch_output": "",
+    "optimization": "provider, precision, execution and xla are the settings for that",
+    "cc_model_filenames": "",
+    "metric_tags": "",
+    "model_operations": "",
+    "model_transaction_policy": "each request has one answer",
+    "model_repository_agents": "",
+    "response_cache": "each request is run",
+    "model_metrics": "",
+}
+"""What has no effect, and what has instead."""
+_READ: Final = (
+    "name", "platform", "backend", "max_batch_size", "input", "output", "version_policy", "dynamic_batching",
+    "instance_group", "model_warmup", "default_model_filename", "parameters", "ensemble_scheduling",
+    "sequence_batching",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TritonConfig:
+    """What the configuration of a model says.
+
+    Attributes:
+        framework: What the model's files hold; None if that is not said.
+        filename: The file or folder of the model within a version's folder; None for the conventional ones.
+        settings: What it says as settings, which those of the operator are laid over.
+        declaration: The tensors of the model.
+        warm_up: Requests that it is to be warmed up with.
+        notes: What is passed over, a line each for the operator.
+    """
+
+    framework: Framework | None
+    filename: str | None
+    settings: ModelSettings
+    declaration: Declaration
+    warm_up: tuple[WarmUpRequest, ...]
+    notes: tuple[str, ...]
+
+
+def read_triton_config(base: Path) -> TritonConfig | None:
+    """Read the configuration in the folder of a model; None if there is none.
+
+    Raises:
+        RepositoryError: It is malformed, or asks for what is not done here; the message says what to do.
+    """
+    file = base / CONFIG_FILE
+    if not file.is_file():
+        return None
+    source = f"{CONFIG_FILE} of {base.name}"
+    try:
+        fields = Fields(parse(file.read_text(encoding="utf-8-sig")), "")
+        return _config(fields, source, base)
+    except PbtxtError as error:
+        raise RepositoryError(f"{source}, {error}") from None
+    except WrongField as error:
+        raise RepositoryError(f"{source}: {error}") from None
+    except InvalidSettings as error:
+        raise RepositoryError(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RepositoryError(f"{source} cannot be read: {error}") from error
+
+
+def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
+    fields.check_known(*_READ, *_PASSED_OVER)
+    name = fields.text("name")
+    if name not in (None, base.name):
+        raise WrongField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
+    framework = _framework(fields)
+    if fields.has("sequence_batching"):
+        raise WrongField(f"sequence_batching is not offered: {_NO_STATE}")
+    rows = fields.number("max_batch_size")
+    batched = None if rows is None else rows > 0
+    notes: list[str] = []
+
+    def pass_over(field: str, instead: str = "") -> None:
+        notes.append(f"{source}: {field} is passed over{instead and f': {instead}'}")
+
+    for field, instead in _PASSED_OVER.items():
+        if fields.has(field) and not _is_off(fields, field):
+            pass_over(field, instead)
+    declaration = Declaration(
+        source,
+        tuple(_tensor(one, pass_over, batched=bool(batched)) for one in fields.messages("input")),
+        tuple(_tensor(one, pass_over, batched=bool(batched)) for one in fields.messages("output")),
+        batched,
+    )
+    settings = {
+        **({"max_batch_rows": min(rows, _MOST_BATCH_ROWS)} if rows else {}),
+        **_versions(fields),
+        **_dynamic_batching(fields, pass_over),
+        **_instances(fields, pass_over),
+        **_parameters(fields, pass_over),
+    }
+    return TritonConfig(
+        framework,
+        _filename(fields),
+        model_settings(settings, source),
+        declaration,
+        tuple(_warm_up(one, base) for one in fields.messages("model_warmup")),
+        tuple(notes),
+    )
+
+
+def _framework(fields: Fields) -> Framework | None:
+    if fields.has("ensemble_scheduling"):
+        raise WrongField(f"ensemble_scheduling is not offered: {_INSTEAD['ensemble']}")
+    frameworks = set()
+    for field in ("platform", "backend"):
+        asked = fields.text(field)
+        if asked and asked not in _FRAMEWORKS:
+            instead = _INSTEAD.get(asked, "load the model in a score.py")
+            raise WrongField(
+                f"the {field} {asked!r} is not offered, only onnxruntime and tensorflow: {instead}"
+            )
+        frameworks |= {_FRAMEWORKS[asked]} if asked else set()
+    if len(frameworks) > 1:
+        raise WrongField("platform and backend contradict each other; leave one of them out")
+    return next(iter(frameworks), None)
+
+
+def _is_off(fields: Fields, field: str) -> bool:
+    """Whether a field says what is so anyway."""
+    switches = {"response_cache": "enable", "model_transaction_policy": "decoupled"}
+    if field not in switches:
+        return False
+    return not any(one.flag(switches[field]) for one in fields.messages(field))
+
+
+def _tensor(fields: Fields, pass_over: Callable[[str], None], *, batched: bool) -> DeclaredTensor:
+    flags = ("is_shape_tensor", "allow_ragged_batch", "optional", "is_non_linear_format_io")
+    fields.check_known("name", "data_type", "format", "dims", "reshape", "label_filename", *flags)
+    name, data_type = fields.text("name"), fields.word("data_type")
+    if not name:
+        raise WrongField(f"{fields.place}name is missing")
+    if data_type not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise WrongField(f"{fields.place}data_type of {name} must be one of {known}, not {data_type}")
+    if not fields.has("dims"):
+        raise WrongField(f"{fields.place}dims of {name} are missing")
+    for flag in flags:
+        if fields.flag(flag):
+            pass_over(f"{flag} of {name}")
+    if fields.word("format") not in (None, "FORMAT_NONE"):
+        pass_over(f"format of {name}")
+    if fields.has("label_filename"):
+        pass_over(f"label_filename of {name}")
+    axis = (-1,) if batched else ()
+    shape = fields.sizes("dims")
+    reshape = fields.message("reshape")
+    model_shape = None if reshape is None else reshape.sizes("shape")
+    if model_shape is not None and not _same_elements(shape, model_shape):
+        raise WrongField(f"{fields.place}reshape of {name}: {list(shape)} cannot become {list(model_shape)}")
+    reshaped = None if model_shape is None or model_shape == shape else (*axis, *model_shape)
+    return DeclaredTensor(name, _DTYPES[data_type], (*axis, *shape), reshaped)
+
+
+def _same_elements(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    if -1 in (*shape, *other):
+        # Free sizes keep their order, so there have to be as many.
+        fixed = [math.prod(size for size in sizes if size >= 0) for sizes in (shape, other)]
+        return shape.count(-1) == other.count(-1) and fixed[0] == fixed[1]
+    return math.prod(shape) == math.prod(other)
+
+
+def _versions(fields: Fields) -> dict[str, Any]:
+    policy = fields.message("version_policy")
+    if policy is None:
+        return {}
+    policy.check_known("latest", "all", "specific")
+    latest, specific = policy.message("latest"), policy.message("specific")
+    if specific is not None:
+        return {"versions": list(specific.sizes("versions"))}
+    if latest is not None:
+        return {"versions": f"latest:{latest.number('num_versions') or 1}"}
+    return {"versions": "all"} if policy.has("all") else {}
+
+
+def _dynamic_batching(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]:
+    batching = fields.message("dynamic_batching")
+    if batching is None:
+        return {}
+    instead = {
+        "preferred_batch_size": "a batch leaves when the device is free; batch_buckets are sizes to fill up to",
+        "preserve_ordering": "an answer goes out when it is ready",
+        "priority_levels": "",
+        "default_priority_level": "",
+        "default_queue_policy": "timeout_ms and max_concurrent_requests limit how long and how many wait",
+        "priority_queue_policy": "",
+    }
+    batching.check_known("max_queue_delay_microseconds", *instead)
+    for field, why in instead.items():
+        if batching.has(field) and not (field == "preserve_ordering" and not batching.flag(field)):
+            pass_over(f"dynamic_batching.{field}", why)
+    delay_us = batching.number("max_queue_delay_microseconds")
+    return {} if delay_us is None else {"max_delay_ms": delay_us / 1000}
+
+
+def _instances(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]:
+    groups = fields.messages("instance_group")
+    counts: list[int] = []
+    devices: list[str] = []
+    for group in groups:
+        others = ("rate_limiter", "secondary_devices", "profile", "passive", "host_policy")
+        group.check_known("name", "kind", "count", "gpus", *others)
+        for field in others:
+            if group.has(field):
+                pass_over(f"{group.place}{field}")
+        kind = group.word("kind") or "KIND_AUTO"
+        if kind not in ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"):
+            raise WrongField(
+                f"{group.place}kind must be KIND_AUTO, KIND_GPU, KIND_CPU or KIND_MODEL, not {kind}"
+            )
+        counts.append(group.number("count") or 1)
+        devices += _DEVICES.get(kind, ()) or [f"cuda:{index}" for index in group.sizes("gpus")]
+    if len(set(counts)) > 1:
+        pass_over("instance_group.count where it differs", f"each device has {max(counts)} instances")
+    settings: dict[str, Any] = {"instances": max(counts)} if counts else {}
+    return {**settings, "device": list(dict.fromkeys(devices))} if devices else settings
+
+
+def _parameters(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for entry in fields.messages("parameters"):
+        key, value = entry.text("key"), entry.message("value")
+        text = None if value is None else value.text("string_value")
+        if key in _THREADS and text is not None and text.strip().isdecimal():
+            # 0 is their word for the default.
+            settings |= {"threads": int(text)} if int(text) else {}
+        else:
+            pass_over(f"the parameter {key}")
+    return settings
+
+
+def _filename(fields: Fields) -> str | None:
+    name = fields.text("default_model_filename")
+    if name and (name in (".", "..") or "/" in name):
+        raise WrongField(f"default_model_filename is {name!r}; it must be a name without a folder")
+    return name or None
+
+
+def _warm_up(fields: Fields, base: Path) -> WarmUpRequest:
+    fields.check_known("name", "batch_size", "inputs", "count")
+    name = fields.text("name") or fields.place.rstrip(".")
+    inputs = tuple(_warm_up_inputs(fields, name, base))
+    return WarmUpRequest(name, fields.number("batch_size") or 0, inputs)
+
+
+def _warm_up_inputs(fields: Fields, name: str, base: Path) -> Iterator[WarmUpInput]:
+    for entry in fields.messages("inputs"):
+        key, value = entry.text("key"), entry.message("value")
+        if not key or value is None:
+            raise WrongField(f"{entry.place}key and value are both needed")
+        value.check_known("data_type", "dims", "zero_data", "random_data", "input_data_file")
+        data_type, file = value.word("data_type") or "", value.text("input_data_file")
+        if file:
+            path = base / "warmup" / file
+            yield WarmUpInput(key, data_type, value.sizes("dims"), "file", path)
+        elif value.flag("zero_data") or value.flag("random_data"):
+            kind = "zero" if value.flag("zero_data") else "random"
+            yield WarmUpInput(key, data_type, value.sizes("dims"), kind)  # type: ignore[arg-type]  # one of both
+        else:
+            raise WrongField(
+                f"the model_warmup {name!r} has no data for {key}: zero_data, random_data or input_data_file"
+            )

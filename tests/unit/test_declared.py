@@ -1,0 +1,113 @@
+"""Models as the configuration of another server declares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tiny_models import write_doubler
+
+from stoker.declaration import Declaration, DeclaredTensor
+from stoker.errors import LoadFailed
+from stoker.runtimes.declared import as_declared
+from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.packed import Feeds
+from stoker.servable import Device, Servable
+from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.packed import pack, unpack
+
+CPU = Device("cpu", 0, "CPU")
+TENSORS = ModelTensors(
+    (TensorInfo("x", "float32", (-1, -1, 3)), TensorInfo("n", "int64", (-1,))),
+    (TensorInfo("y", "float32", (-1, 6)), TensorInfo("z", "int64", (-1,))),
+    True,
+)
+
+
+def run(feeds: Feeds) -> Feeds:
+    """Six numbers a row out of two times three, and the numbers that came."""
+    assert feeds["n"].ndim == 1
+    return {"y": feeds["x"].reshape(-1, 6), "z": feeds["n"]}
+
+
+def declaration(*inputs: DeclaredTensor, outputs: tuple[DeclaredTensor, ...] = ()) -> Declaration:
+    return Declaration("config.pbtxt of net", inputs, outputs)
+
+
+X = DeclaredTensor("x", "float32", (-1, 2, 3))
+N = DeclaredTensor("n", "int64", (-1, 1), (-1,))
+
+
+def test_a_model_looks_as_it_is_declared() -> None:
+    """Free sizes that are declared are fixed, shapes are the callers', outputs that are not declared are left out."""
+    outputs = (DeclaredTensor("y", "float32", (-1, 3, 2), (-1, 6)),)
+    shown, tensors = as_declared(declaration(X, N, outputs=outputs), run, TENSORS)
+    assert tensors.inputs == (TensorInfo("x", "float32", (-1, 2, 3)), TensorInfo("n", "int64", (-1, 1)))
+    assert tensors.outputs == (TensorInfo("y", "float32", (-1, 3, 2)),)
+    x = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    results = shown({"x": x, "n": np.zeros((2, 1), np.int64)})
+    assert list(results) == ["y"]
+    assert np.array_equal(results["y"], x.reshape(2, 3, 2))
+
+
+def test_nothing_declared_changes_nothing() -> None:
+    """Neither does a declaration without tensors."""
+    for nothing in (None, declaration()):
+        assert as_declared(nothing, run, TENSORS) == (run, TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        ((X, DeclaredTensor("m", "int64", (-1,))), "the model has no input 'm'; its inputs are x, n"),
+        ((X,), "the model's input 'n' is missing there"),
+        ((X, DeclaredTensor("n", "int32", (-1,))), r"the input n int32\[\?\] is n int64\[\?\] in the model"),
+        (
+            (N, DeclaredTensor("x", "float32", (-1, 2, 4))),
+            r"the input x float32\[\?,2,4\] is x float32\[\?,\?,3\]",
+        ),
+        ((X, DeclaredTensor("n", "int64", (-1, 1))), r"the input n int64\[\?,1\] is n int64\[\?\]"),
+    ],
+)
+def test_another_model_than_the_declared_one_is_refused(
+    inputs: tuple[DeclaredTensor, ...], problem: str
+) -> None:
+    """By its names, types and sizes; the message shows both."""
+    with pytest.raises(LoadFailed, match=f"config.pbtxt of net: {problem}"):
+        as_declared(declaration(*inputs), run, TENSORS)
+
+
+def servable(path: Path, declared: Declaration) -> Servable:
+    return Servable("net", 1, "onnx", path, path.parent, 8, 1 << 20, declaration=declared)
+
+
+def test_a_first_axis_that_is_no_batch_axis_is_not_batched(tmp_path: Path) -> None:
+    """`max_batch_size: 0` says so, though the model's own sizes would allow it."""
+    path = write_doubler(tmp_path / "net.onnx")
+    runtime = load_onnx(servable(path, Declaration("config", batched=False)), CPU, 1)
+    assert runtime.signature.takes == "tensors"
+    verdict = runtime.signature.verdict
+    assert verdict is not None
+    assert (verdict.batched, verdict.how) == (False, "declared")
+
+
+def test_a_reshaped_model_is_batched_in_its_callers_shape(tmp_path: Path) -> None:
+    """Two requests of four numbers as two times two run together, and come back so."""
+    path = write_doubler(tmp_path / "net.onnx")
+    tensors = load_onnx(servable(path, Declaration("config")), CPU, 1).signature
+    (x,), (y,) = tensors.inputs, tensors.outputs
+    square = (-1, 2, 2)
+    declared = Declaration(
+        "config",
+        (DeclaredTensor(x.name, x.dtype, square, (-1, 4)),),
+        (DeclaredTensor(y.name, y.dtype, square, (-1, 4)),),
+        True,
+    )
+    runtime = load_onnx(servable(path, declared), CPU, 1)
+    assert runtime.signature.tensors is not None
+    assert (runtime.signature.tensors.batched, runtime.signature.tensors.inputs[0].shape) == (True, square)
+    rows = [np.full((1, 2, 2), number, np.float32) for number in (1, 2)]
+    (answers,) = runtime.run([[pack({x.name: row}) for row in rows]])
+    for row, answer in zip(rows, answers, strict=True):
+        assert np.array_equal(unpack(bytes(answer))[y.name], 2 * row)
