@@ -96,7 +96,8 @@ _SLOT_WORDS: Final = _BATCH_CAP.end
 _RESTARTS: Final = _Block(MODEL_SLOTS * _SLOT_WORDS, 2)
 _GPUS: Final = _Block(_RESTARTS.end, DEVICE_SLOTS * GpuReading.WORDS)
 _BEATS: Final = _Block(_GPUS.end, 1)
-_PAGE_BYTES: Final = -(-_BEATS.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+_ACCEPT_FAILURES: Final = _Block(_BEATS.end, 1)
+_PAGE_BYTES: Final = -(-_ACCEPT_FAILURES.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _PAGES_BYTES: Final = PAGES * _PAGE_BYTES
 _MEMORY_BYTES: Final = _PAGES_BYTES + mmap.PAGESIZE
 
@@ -168,6 +169,10 @@ class MetricPage:
     def count_restart(self, what: str) -> None:
         """Count a restart of a `device` or `frontend` process."""
         self._words[_RESTARTS.offset + ("device", "frontend").index(what)] += 1
+
+    def count_accept_failure(self) -> None:
+        """Count a connection that was not served for lack of descriptors."""
+        self._words[_ACCEPT_FAILURES.offset] += 1
 
     def beat(self) -> None:
         """Show that the event loop of the process turns."""
@@ -334,6 +339,11 @@ class Totals:
         return dict(
             zip(("device", "frontend"), self._words[_RESTARTS.offset : _RESTARTS.end].tolist(), strict=True)
         )
+
+    @property
+    def accept_failures(self) -> int:
+        """Connections that were not served for lack of descriptors."""
+        return int(self._words[_ACCEPT_FAILURES.offset])
 
     def gpus(self) -> list[GpuReading]:
         """What was last read of each GPU."""

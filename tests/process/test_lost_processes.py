@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
+import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.http.raw_http import request, rows_body, scoring
+from tests.http.raw_http import Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, wait_until
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
@@ -153,6 +155,43 @@ def test_a_frontend_that_may_open_nothing_more_keeps_its_connections(serve: Serv
         wait_until(lambda: kept.ask(message).status == 200, "it is attached")
     assert (refused.status, refused.error_code()) == (503, "not_ready")
     assert server.frontend_pids() == [frontend]
+
+
+def test_connections_for_which_there_is_no_descriptor_are_counted(serve: Serve, doubler: Path) -> None:
+    """They are closed at once, each is counted and the log says why; those that are open go on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = serve(doubler, "--frontends", "1")
+    (frontend,) = server.frontend_pids()
+    message = scoring("/score", PRIMARY, rows_body([1, 2, 3, 4]))
+
+    def counted(connection: Connection) -> int:
+        body = connection.ask(request("GET", "/metrics")).body.decode()
+        return int(float(re.findall(r"^stoker_accept_failures_total (.+)$", body, re.MULTILINE)[0]))
+
+    with ExitStack() as opened:
+        kept = opened.enter_context(server.connect())
+        assert counted(kept) == 0
+        used = {int(path.name) for path in Path(f"/proc/{frontend}/fd").iterdir()}
+        free = min(set(range(len(used) + 1)) - used)
+        # An eighth is kept, so it has none for connections as soon as it looks at its limit.
+        resource.prlimit(frontend, resource.RLIMIT_NOFILE, (free + free // 8, hard))
+
+        def closed_at_once() -> bool:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+                try:
+                    sock.sendall(request("GET", "/v2/health/live"))
+                    return sock.recv(1) == b""
+                except ConnectionError:
+                    return True
+
+        wait_until(lambda: closed_at_once() and counted(kept), "there is no room")
+        before = counted(kept)
+        assert closed_at_once()
+        assert counted(kept) == before + 1
+        assert kept.ask(message).status == 200
+        assert server.output().count("out of file descriptors") == 1
+    resource.prlimit(frontend, resource.RLIMIT_NOFILE, (hard, hard))
+    wait_until(lambda: not closed_at_once(), "there is room again")
 
 
 def test_rows_of_a_killed_frontend_do_not_run(serve: Serve, tmp_path: Path) -> None:

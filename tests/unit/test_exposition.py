@@ -43,6 +43,7 @@ DOCUMENTED = {
     "stoker_batch_cap_rows": ("gauge", {"model", "version"}),
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
+    "stoker_accept_failures": ("counter", set()),
     "stoker_gpu_memory_used_bytes": ("gauge", {"gpu", "uuid"}),
     "stoker_gpu_memory_total_bytes": ("gauge", {"gpu", "uuid"}),
     "stoker_gpu_memory_free_bytes": ("gauge", {"gpu", "uuid"}),

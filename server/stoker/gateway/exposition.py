@@ -158,6 +158,11 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     for what, count in totals.restarts().items():
         restarts.add_metric([what], count)
     yield restarts
+    refused = CounterMetricFamily(
+        "stoker_accept_failures", "Connections closed unserved because a frontend had no file descriptors."
+    )
+    refused.add_metric([], totals.accept_failures)
+    yield refused
 
 
 def _buckets(histogram: HistogramTotals) -> list[tuple[str, float]]:

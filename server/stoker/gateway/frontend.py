@@ -155,8 +155,10 @@ class _Frontend:
         access = admin_access(start.server.keys_dir, start.admin)
         gateway.administration = Administration(self._channel.send, access)
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
-        self._listener = listener = Listener(create_app(gateway), gateway, sockets)
         self._page = memory.page(start.page)
+        self._listener = listener = Listener(
+            create_app(gateway), gateway, sockets, self._page.count_accept_failure
+        )
         self._roster = roster = Roster(
             gateway,
             self._page,

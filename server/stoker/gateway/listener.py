@@ -7,15 +7,16 @@ import contextlib
 import ctypes
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stoker import __version__
+from stoker.gateway.descriptors import Descriptors
 from stoker.gateway.direct import DirectProtocol
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.service import Service
@@ -47,14 +48,43 @@ _SERVER: Final = (b"server", b"stoker")
 _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
 
+class _CountedProtocol(DirectProtocol):
+    """A connection that ends at once where there is no room for it."""
+
+    descriptors: Descriptors
+
+    def connection_made(self, transport: Any) -> None:
+        if self.descriptors.refuses(transport.get_extra_info("socket").fileno()):
+            # It has no request, and nobody looks after it.
+            transport.set_protocol(asyncio.Protocol())
+            transport.abort()
+            return
+        super().connection_made(transport)
+
+
 class Listener:
     """Accepts connections and ends them.
 
     uvicorn's own `Server` is not used: its shutdown closes connections on which a request may be under way.
     """
 
-    def __init__(self, app: ASGIApp, gateway: Gateway, sockets: Sequence[socket.socket]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        gateway: Gateway,
+        sockets: Sequence[socket.socket],
+        count_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            app: Answers what the direct door does not.
+            gateway: What the direct door knows.
+            sockets: Where to listen.
+            count_refused: Called for each connection for which there is no descriptor.
+        """
         self._gateway = gateway
+        self._descriptors = Descriptors(count_refused)
         self._sockets = sockets
         self._config = Config(
             app,
@@ -82,7 +112,9 @@ class Listener:
         return any(connection.receives_for(service) for connection in self.connections)
 
     def _protocol(self) -> DirectProtocol:
-        return DirectProtocol(self._config, self._state, {}, gateway=self._gateway)
+        protocol = _CountedProtocol(self._config, self._state, {}, gateway=self._gateway)
+        protocol.descriptors = self._descriptors
+        return protocol
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -98,6 +130,7 @@ class Listener:
         # First, so that whatever fails below is tried again.
         self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
         self._tell_time()
+        self._descriptors.look()
         self.sweep()
 
     def sweep(self) -> None:

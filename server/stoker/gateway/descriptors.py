@@ -1,0 +1,82 @@
+"""Room for connections: a frontend keeps some descriptors for itself, and tells when it runs out of them.
+
+Out of descriptors, libuv takes connections only to close them, and tells nobody. So connections end before that: what
+is kept is enough for arenas of device processes that come back, and for files.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import resource
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Descriptors"]
+
+logger = logging.getLogger(__name__)
+
+_KEPT: Final = 64
+_KEPT_SHARE: Final = 8
+_SAID_EVERY_S: Final = 60.0
+
+
+class Descriptors:
+    """What a frontend may open."""
+
+    def __init__(self, count: Callable[[], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Look at the limit.
+
+        Args:
+            count: Called for each connection that is not served.
+            clock_s: Seconds that only grow.
+        """
+        self._count = count
+        self._clock_s = clock_s
+        self._limit = self._most = 0
+        self._unsaid = 0
+        self._said_s = -math.inf
+        self.look()
+
+    def refuses(self, descriptor: int) -> bool:
+        """Whether a new connection with this descriptor cannot be served."""
+        # The kernel gives the lowest that is free.
+        if descriptor < self._most:
+            return False
+        self._note()
+        return True
+
+    def look(self) -> None:
+        """Read the limit again and see whether there is any room; call this once a second.
+
+        Where there is none, connections are closed by the event loop: that is counted as one for each look.
+        """
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._limit = (1 << 62) if soft == resource.RLIM_INFINITY else soft
+        self._most = self._limit - min(_KEPT, self._limit // _KEPT_SHARE)
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._note()
+        self._say()
+
+    def _note(self) -> None:
+        self._count()
+        self._unsaid += 1
+        self._say()
+
+    def _say(self) -> None:
+        now_s = self._clock_s()
+        if not self._unsaid or now_s - self._said_s < _SAID_EVERY_S:
+            return
+        logger.error(
+            "out of file descriptors: connections that were closed unserved: %d; this frontend may open %d files, "
+            "raise the hard limit (ulimit -Hn) or serve with more frontends",
+            self._unsaid,
+            self._limit,
+        )
+        self._said_s, self._unsaid = now_s, 0
