@@ -184,6 +184,17 @@ def test_any_files_can_be_registered(
     assert Repository(ws.local.models_dir).get("mine").properties == {"p": "q"}
 
 
+def test_what_cannot_be_served_by_itself_is_for_a_script(
+    ws: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script may load with operators of its own what a server would refuse, which is said."""
+    model = Model.register(ws, write("net.onnx"), "net")
+    assert model.registered.framework == "files"
+    said = capsys.readouterr().out
+    assert "Registering net as files for an entry script" in said
+    assert "ONNX Runtime cannot load net.onnx" in said
+
+
 def test_one_broken_model_does_not_hide_the_others(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """A list of all leaves it out and says so; whoever names it is told what is wrong."""
     for name in ("broken", "good"):

@@ -11,14 +11,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stoker.commands import models as command
+from stoker.device import signature_probe
+from stoker.device.lifecycle import load
 from stoker.errors import InvalidSettings, LoadFailed, ModelInUse, OperatorError, RepositoryError
 from stoker.keys.keyring import AdminKey
 from stoker.models.labels import stored_labels
 from stoker.models.repository import Repository
-from stoker.servable import Servable
+from stoker.servable import Device, Servable
 from stoker.tensors import Signature, TensorSpec
 from stoker.workspace import Workspace
 
@@ -163,14 +166,82 @@ def test_a_registered_sample_takes_the_place_of_the_one_in_the_folder(
         run("register", "digits", script, "--sample-input", "nowhere.json")
 
 
-def test_a_model_that_does_not_load_here_is_registered_with_a_note(
+def test_a_model_that_may_need_a_gpu_is_registered_with_a_note(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model may need a GPU's operations, so failing on the CPU is said and does not refuse it."""
-    (tmp_path / "broken.onnx").write_bytes(b"not a model")
-    assert run("register", "broken", tmp_path / "broken.onnx") == 0
-    assert "Registering without a signature" in capsys.readouterr().err
-    assert Repository(workspace / "models").get("broken").signature is None
+    """An operator that the CPU does not have is said and does not refuse it."""
+    _write_onnx(tmp_path / "half.onnx", ("Add", ["x", "x"], ["y"]), kind="BFLOAT16")
+    assert run("register", "half", tmp_path / "half.onnx") == 0
+    said = capsys.readouterr().err
+    assert "Registering without a signature" in said
+    assert "Could not find an implementation for Add" in said
+    assert Repository(workspace / "models").get("half").signature is None
+
+
+def test_a_model_that_a_server_would_refuse_is_refused(workspace: Path, tmp_path: Path) -> None:
+    """With the server's sentence, and what to do if a script loads it; then it is registered."""
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"not a model")
+    servable = Servable("broken", 1, "onnx", path, path.parent, 256, 1 << 20)
+    with pytest.raises(LoadFailed) as refused_by_server:
+        load(servable, Device("cpu", 0, "CPU"), 1)
+    with pytest.raises(LoadFailed) as refused:
+        run("register", "broken", path)
+    sentence = str(refused_by_server.value).rstrip(".")
+    assert (
+        str(refused.value) == f"{sentence}; if an entry script loads it, register it with --framework files"
+    )
+    assert Repository(workspace / "models").versions("broken") == []
+    assert run("register", "broken", path, "--framework", "files") == 0
+
+
+def test_a_model_of_small_batches_is_registered_with_the_setting_that_it_needs(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server refuses it unless it is told how many rows are not too many."""
+    _write_onnx(
+        tmp_path / "narrow.onnx",
+        ("Shape", ["x"], ["shape"]),
+        ("Gather", ["shape", "zero"], ["rows"]),
+        ("Gather", ["table", "rows"], ["nothing"]),
+        ("Add", ["x", "nothing"], ["y"]),
+        table=np.zeros(40, np.float32),
+        zero=np.array(0),
+    )
+    assert run("register", "narrow", tmp_path / "narrow.onnx") == 0
+    said = capsys.readouterr().err
+    assert "narrow fails on a batch of 64 rows of zeros" in said
+    assert "serve it with max_batch_rows of at most 32" in said
+    assert Repository(workspace / "models").get("narrow").signature is not None
+
+
+def test_a_probe_looks_for_samples_in_the_folder_of_the_model(workspace: Path, tmp_path: Path) -> None:
+    """As a server does: one that does not fit the model refuses it, wherever in the folder the model is."""
+    folder = tmp_path / "export"
+    _write_onnx(folder / "onnx" / "model.onnx", ("Add", ["x", "x"], ["y"]))
+    (folder / "sample_input.json").write_text('{"data": [[1, 2]]}')
+    with pytest.raises(LoadFailed, match="sample_input"):
+        run("register", "export", folder)
+    (folder / "sample_input.json").write_text('{"data": [[1, 2, 3]]}')
+    assert run("register", "export", folder) == 0
+
+
+def _write_onnx(
+    path: Path, *nodes: tuple[str, list[str], list[str]], kind: str = "FLOAT", **constants: np.ndarray
+) -> None:
+    """A model from `x` to `y`, rows of three numbers."""
+    onnx = pytest.importorskip("onnx", reason="onnx, of the training extra, is not installed")
+    number = getattr(onnx.TensorProto, kind)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(*node) for node in nodes],
+        "made",
+        [onnx.helper.make_tensor_value_info("x", number, ["n", 3])],
+        [onnx.helper.make_tensor_value_info("y", number, ["n", 3])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
 
 
 def test_an_onnx_file_without_its_weights_is_refused(
@@ -214,7 +285,7 @@ def test_a_saved_model_without_tensorflow_is_registered_with_a_note(
     """Where TensorFlow is not installed the signature stays open."""
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "saved_model.pb").touch()
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr(signature_probe, "find_spec", lambda _: None)
     assert run("register", "saved", tmp_path / "saved") == 0
     assert "TensorFlow is not installed" in capsys.readouterr().err
 

@@ -653,15 +653,16 @@ def test_a_file_in_place_of_the_models_is_not_taken_for_no_models(
 def test_a_signature_is_read_from_the_copy(repository: Repository, script: Path) -> None:
     """From nothing else, for the original has files beside it; where it cannot be read nothing is registered."""
 
-    def read(copy: Detected) -> dict[str, str]:
-        assert copy.path.is_relative_to(repository.models_dir)
+    def read(copy: Detected, folder: Path) -> dict[str, str]:
+        assert copy.path.parent == folder
+        assert folder.is_relative_to(repository.models_dir)
         return {"read": copy.path.name}
 
     assert repository.register("digits", script, now=NOW, read_signature=read).signature == {
         "read": "score.py"
     }
 
-    def refuse(_: Detected) -> None:
+    def refuse(_: Detected, __: Path) -> None:
         raise RepositoryError("it needs files beside it")
 
     with pytest.raises(RepositoryError, match="files beside it"):

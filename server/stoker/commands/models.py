@@ -8,12 +8,11 @@ import os
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.commands.running_server import SERVER, ask_admin, on_loopback
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError, RepositoryError
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.image_input import ImageInput, image_argument, read_image_input
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
@@ -145,16 +144,23 @@ def _register(args: argparse.Namespace) -> int:
     checked_name(args.name)
     detected = detect(args.path, args.framework)
 
-    def read_signature(copy: Detected) -> dict[str, Any] | None:
-        def check(signature: dict[str, Any] | None) -> None:
-            if args.image is not None:
-                _check_image(args.image, signature)
-            if args.sample_input is not None:
-                _check_sample(args, signature)
+    def check(signature: dict[str, Any]) -> None:
+        if args.image is not None:
+            _check_image(args.image, signature)
+        if args.sample_input is not None:
+            _check_sample(args, signature)
 
-        signature = _signature(args, detected, copy, check)
-        check(signature)
-        return signature
+    def read_signature(copy: Detected, folder: Path) -> dict[str, Any] | None:
+        from stoker.device.signature_probe import learn_signature
+
+        if sys.stderr.isatty() and detected.framework in {"onnx", "tensorflow"}:
+            _note(f"Loading {detected.path} on the CPU to read its signature …")
+        try:
+            return learn_signature(args.name, args.path, detected, copy, folder, _note, check, args.image)
+        except LoadFailed as error:
+            raise LoadFailed(
+                f"{str(error).rstrip('.')}; if an entry script loads it, register it with --framework files"
+            ) from None
 
     with ExitStack() as cleanup:
         registered = _repository(args, create=True).register(
@@ -173,56 +179,16 @@ def _register(args: argparse.Namespace) -> int:
     return 0
 
 
-def _signature(
-    args: argparse.Namespace, detected: Detected, copy: Detected, check: Callable[[dict[str, Any]], None]
-) -> dict[str, Any] | None:
-    """Load the copy on the CPU to learn its signature; scripts tell theirs only when they are served.
-
-    Raises:
-        RepositoryError: The original loads, and a copy of it alone does not.
-        OperatorError: `check` refuses the signature of the original: the copy has not loaded for that reason.
-    """
-    if detected.framework not in {"onnx", "tensorflow"}:
-        return None
-    if detected.framework == "tensorflow" and find_spec("tensorflow") is None:
-        _note("TensorFlow is not installed here, so the model is registered without its signature.")
-        return None
-    from stoker.device.signature_probe import probe_signature
-
-    if sys.stderr.isatty():
-        _note(f"Loading {detected.path} on the CPU to read its signature …")
-    try:
-        return probe_signature(copy, args.image)
-    except LoadFailed:
-        pass
-    try:
-        original = probe_signature(detected, args.image)
-    except LoadFailed as error:
-        # A model can need operations that only a GPU has, so this does not refuse it.
-        _note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
-        return None
-    check(original)
-    raise RepositoryError(
-        f"{detected.path} needs files beside it, such as its weights, of which only those called NAME.onnx.data or "
-        f"NAME.onnx_data are copied with it; register the folder: stoker models register {args.name} "
-        f"{detected.path.absolute().parent}"
-    )
-
-
-def _check_image(image: ImageInput, signature: dict[str, Any] | None) -> None:
-    """Refuse an image input that a known signature contradicts."""
-    if signature is None:
-        return
+def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:
+    """Refuse an image input that a signature contradicts."""
     from stoker.tensors import Signature
     from stoker.wire.images import image_layout
 
     image_layout(image, Signature.from_json(signature))
 
 
-def _check_sample(args: argparse.Namespace, signature: dict[str, Any] | None) -> None:
-    """Refuse a sample that a known signature does not take; scripts say only when they are served what they take."""
-    if signature is None:
-        return
+def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
+    """Refuse a sample that a signature does not take."""
     from stoker.isolation.samples import read_sample
     from stoker.tensors import Signature
 

@@ -20,7 +20,7 @@ from stoker.runtimes.base import GPU_INSTANCES, BufferedRuntime, ForkingRuntime,
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature, check_batch
 
-__all__ = ["Loaded", "fork", "load", "load_runtime"]
+__all__ = ["Loaded", "fork", "load", "load_runtime", "run_larger_batches"]
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +187,31 @@ def _warm_up(
         else:
             del todo[0]
     return most
+
+
+def run_larger_batches(loaded: Loaded, name: str, most: int, goes_on: Callable[[], bool]) -> None:
+    """Run batches of more rows than a servable was loaded for: each twice as large as the one before it.
+
+    Args:
+        loaded: The servable, on the CPU.
+        name: Its name.
+        most: Rows of the largest batch.
+        goes_on: Asked before each.
+
+    Raises:
+        LoadFailed: It fails on one of them; the message says how many rows are not too many.
+    """
+    good = loaded.max_batch_rows
+    while loaded.signature.takes == "rows" and good < most and goes_on():
+        rows = min(2 * good, most)
+        try:
+            _run_first(loaded.runtime, name, rows, loaded.sample)
+        except OutOfMemory:
+            # A server takes smaller ones then.
+            return
+        except LoadFailed as error:
+            raise LoadFailed(f"{error}; serve it with max_batch_rows of at most {good}") from error
+        good = rows
 
 
 def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.ndarray] | None) -> None:

@@ -1,4 +1,4 @@
-"""Learn a model's signature by loading it once on the CPU, in a process of its own.
+"""Learn a model's signature by loading it on the CPU as a server would, in a process of its own.
 
 The process keeps the framework's memory, threads, log lines and crashes away from the caller, which may have
 initialised the framework in its own way.
@@ -7,32 +7,119 @@ initialised the framework in its own way.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-from stoker.errors import LoadFailed, StokerError
+from stoker.errors import LoadFailed, OperatorError, RepositoryError
+from stoker.image_input import ImageInput, read_image_input
+from stoker.models.frameworks import Detected
 
-if TYPE_CHECKING:
-    from stoker.image_input import ImageInput
-    from stoker.models.frameworks import Detected
+__all__ = ["learn_signature", "probe_signature"]
 
-__all__ = ["probe_signature"]
+_PROBED_ROWS: Final = 2
+_LARGEST_BATCH_S: Final = 0.5
+"""Batches grow up to the largest one while they are together not longer than this."""
+# What frameworks say of operators and layouts that only their kernels for a GPU have, of memory, and who lacks them.
+_MAY_LOAD_ELSEWHERE: Final = re.compile(
+    r"NOT_IMPLEMENTED|Could not find an implementation|No OpKernel|Unimplemented|NHWC|CUDA|cuDNN|\bGPU|"
+    r"no memory for|bad_alloc|out of memory|ended with status|No module named|pip install",
+    re.IGNORECASE,
+)
 
 
-def probe_signature(model: Detected, image: ImageInput | None = None) -> dict[str, Any]:
-    """Load the model and return its signature as `stoker.tensors.Signature.to_json` gives it.
+def learn_signature(
+    name: str,
+    path: Path,
+    original: Detected,
+    copy: Detected,
+    folder: Path,
+    note: Callable[[str], None],
+    check: Callable[[dict[str, Any]], None] = lambda _: None,
+    image: ImageInput | None = None,
+) -> dict[str, Any] | None:
+    """Find out what a model takes and gives that is being registered, and refuse what a server would refuse.
+
+    Args:
+        name: Its name.
+        path: The file or folder that is registered.
+        original: The model in it.
+        copy: The copy of it.
+        folder: The folder with the copy, and a sample input if there is one.
+        note: Told in a sentence why a signature stays open, and which setting the model needs.
+        check: Refuses a signature by raising an OperatorError.
+        image: How its input is made from images; None if it takes none.
+
+    Returns:
+        The signature as `stoker.tensors.Signature.to_json` gives it; None for scripts, which say when they are served
+        what they take, and for a model that may need a GPU, or TensorFlow, which is not there.
+
+    Raises:
+        RepositoryError: The original can be served, and a copy of it alone cannot.
+        LoadFailed: A server would refuse it on any device; the message is what it would say.
+        OperatorError: `check` refuses it.
+    """
+    if original.framework not in {"onnx", "tensorflow"}:
+        return None
+    if original.framework == "tensorflow" and find_spec("tensorflow") is None:
+        note("TensorFlow is not installed here, so the model is registered without its signature.")
+        return None
+    try:
+        signature, limit = probe_signature(copy, name, folder, image)
+    except LoadFailed:
+        pass
+    else:
+        check(signature)
+        if limit:
+            note(limit)
+        return signature
+    try:
+        signature, _ = probe_signature(original, name, path if path.is_dir() else path.parent, image)
+    except LoadFailed as error:
+        if not _MAY_LOAD_ELSEWHERE.search(str(error)):
+            raise
+        note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
+        return None
+    # The copy may have failed for the reason that `check` knows.
+    check(signature)
+    raise RepositoryError(
+        f"{original.path} needs files beside it, such as its weights, of which only those called NAME.onnx.data or "
+        f"NAME.onnx_data are copied with it; register the folder: stoker models register {name} "
+        f"{original.path.absolute().parent}"
+    )
+
+
+def probe_signature(
+    model: Detected, name: str, model_dir: Path, image: ImageInput | None = None
+) -> tuple[dict[str, Any], str]:
+    """Load the model and run its first batches.
 
     Args:
         model: A model that a runtime loads without more settings (ONNX, SavedModel).
-        image: How its input is made from images, for a sample that is one; None if it takes none.
+        name: Its name, for messages.
+        model_dir: The folder with its files, where its sample input is looked for.
+        image: How its input is made from images; None if it takes none.
+
+    Returns:
+        Its signature as `stoker.tensors.Signature.to_json` gives it, and why batches of the usual size are too large
+        for it; empty if they are not.
 
     Raises:
-        LoadFailed: It does not load on the CPU; the message says why.
+        LoadFailed: A server would refuse it on the CPU; the message says why.
     """
-    described = json.dumps(None if image is None else image.to_json())
-    command = [sys.executable, "-P", "-m", __name__, model.framework, str(model.path), described]
+    described = {
+        "name": name,
+        "framework": model.framework,
+        "path": str(model.path),
+        "model_dir": str(model_dir),
+        "image": None if image is None else image.to_json(),
+    }
+    command = [sys.executable, "-P", "-m", __name__, json.dumps(described)]
     probe = subprocess.run(command, capture_output=True, text=True, check=False)
     last_line = (probe.stdout.strip().splitlines() or [""])[-1]
     try:
@@ -42,33 +129,47 @@ def probe_signature(model: Detected, image: ImageInput | None = None) -> dict[st
         raise LoadFailed(f"loading {model.path} ended with status {probe.returncode}: {reason}") from error
     if "error" in answer:
         raise LoadFailed(answer["error"])
-    return answer
+    return answer["signature"], answer["limit"]
 
 
-def _main(framework: str, path: Path, image: Any) -> int:
-    from stoker.device.lifecycle import load_runtime
-    from stoker.image_input import read_image_input
+def _probe(described: dict[str, Any]) -> dict[str, Any]:
+    from stoker.device.lifecycle import load, run_larger_batches
     from stoker.servable import Device, Servable
+    from stoker.settings import ServerSettings
 
+    settings = ServerSettings()
     servable = Servable(
-        name=path.name,
+        name=described["name"],
         version=1,
-        framework=framework,
-        path=path,
-        # A SavedModel's own folder has its sample.
-        model_dir=path if path.is_dir() else path.parent,
-        max_batch_rows=2,
-        max_body_bytes=0,
-        image=None if image is None else read_image_input(image),
+        framework=described["framework"],
+        path=Path(described["path"]),
+        model_dir=Path(described["model_dir"]),
+        # Trying out whether rows are independent at the largest size takes long for large models.
+        max_batch_rows=_PROBED_ROWS,
+        max_body_bytes=settings.max_body_bytes,
+        image=None if described["image"] is None else read_image_input(described["image"]),
     )
+    loaded = load(servable, Device("cpu", 0, "CPU"), threads=1)
+    until_s, limit = time.monotonic() + _LARGEST_BATCH_S, ""
     try:
-        answer = load_runtime(servable, Device("cpu", 0, "CPU"), threads=1).signature.to_json()
-    except StokerError as error:
+        run_larger_batches(loaded, servable.name, settings.max_batch_rows, lambda: time.monotonic() < until_s)
+    except LoadFailed as error:
+        limit = str(error)
+    return {"signature": loaded.signature.to_json(), "limit": limit}
+
+
+def _main() -> int:
+    described = json.loads(sys.argv[1])
+    try:
+        answer = _probe(described)
+    except OperatorError as error:
         answer = {"error": str(error)}
+    except Exception as error:  # noqa: BLE001  # as the device process says it
+        answer = {"error": f"{described['name']} cannot be loaded: {error!r}"}
     # Models may print while they load; the answer is the last line.
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])))
+    sys.exit(_main())

@@ -187,7 +187,7 @@ class Repository:
         description: str = "",
         tags: Mapping[str, str] = MappingProxyType({}),
         signature: Mapping[str, Any] | None = None,
-        read_signature: Callable[[Detected], Mapping[str, Any] | None] | None = None,
+        read_signature: Callable[[Detected, Path], Mapping[str, Any] | None] | None = None,
         image: Mapping[str, Any] | None = None,
         properties: Mapping[str, str] = MappingProxyType({}),
         sample: Path | None = None,
@@ -203,7 +203,8 @@ class Repository:
             description: Free text.
             tags: Free labels.
             signature: The model's signature as JSON, where the caller has read it.
-            read_signature: Reads it from the copy, where `signature` is None; if it raises, nothing is registered.
+            read_signature: Reads it from the copy, in the folder that it is given too, where `signature` is None; if
+                it raises, nothing is registered.
             image: The model's image input as JSON, if it takes images.
             properties: Further labels.
             sample: A request that the model is known to answer, to be found beside its files; it takes the place of
@@ -232,7 +233,8 @@ class Repository:
                 (staged / _LEASE).touch(mode=0o600)
                 entry = detected.path.relative_to(root) if root.is_dir() else PurePosixPath(root.name)
                 if signature is None and read_signature is not None:
-                    signature = read_signature(Detected(detected.framework, staged / _FILES / entry))
+                    copied = staged / _FILES
+                    signature = read_signature(Detected(detected.framework, copied / entry), copied)
                 unnumbered = Registered(
                     name=name,
                     version=0,

@@ -47,8 +47,8 @@ def as_runtime(
         sampled: Whether what is declared of it, and the requests that it is known to answer, are for this function.
 
     Raises:
-        LoadFailed: It is not what was declared of it, its inputs cannot be padded, its sample input does not fit it, or
-            the device fails whatever it is given.
+        LoadFailed: It is not what was declared of it, its inputs cannot be padded, its sample input does not fit it,
+            or the device fails whatever it is given.
     """
     if sampled:
         run, tensors = as_declared(servable.declaration, run, tensors)

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.azure.sdk.resource_configuration import ResourceConfiguration
     from stoker.azure.sdk.webservice import Webservice
     from stoker.errors import OperatorError
-    from stoker.models.frameworks import Detected
+    from stoker.models.frameworks import Detected, Framework
     from stoker.models.repository import Registered, Repository
 
 __all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
@@ -171,16 +170,8 @@ class Model(installed.Model, UnofferedByModel):
             )
         path = Path(model_path)
         with raised_as(WebserviceException):
-            detected = _detected(path)
-            registered = _repository(workspace, create=True).register(
-                model_name,
-                path,
-                now=datetime.now(UTC),
-                framework=detected.framework,
-                description=description or "",
-                tags=labels(tags),
-                signature=_signature(detected),
-                properties=labels(properties),
+            registered = _register(
+                workspace, model_name, path, description or "", labels(tags), labels(properties)
             )
         print(f"Registering model {model_name}: version {registered.version}")
         return Model(workspace, _registered=registered)
@@ -398,6 +389,43 @@ def _not_found(workspace: Workspace, name: str, version: int | str | None) -> Mo
     )
 
 
+def _register(
+    workspace: Workspace,
+    name: str,
+    path: Path,
+    description: str,
+    tags: Mapping[str, str],
+    properties: Mapping[str, str],
+) -> Registered:
+    """Copy a model into the workspace; one that a server would refuse may be one that an entry script loads."""
+    from stoker.device.signature_probe import learn_signature
+    from stoker.errors import LoadFailed
+
+    detected = _detected(path)
+
+    def register(framework: Framework) -> Registered:
+        return _repository(workspace, create=True).register(
+            name,
+            path,
+            now=datetime.now(UTC),
+            framework=framework,
+            description=description,
+            tags=tags,
+            read_signature=None
+            if framework == "files"
+            else lambda copy, folder: learn_signature(name, path, detected, copy, folder, print),
+            properties=properties,
+        )
+
+    try:
+        return register(detected.framework)
+    except LoadFailed as error:
+        print(
+            f"Registering {name} as files for an entry script, because it cannot be served by itself: {error}"
+        )
+        return register("files")
+
+
 def _detected(path: Path) -> Detected:
     from stoker.errors import RepositoryError
     from stoker.models.frameworks import detect
@@ -405,17 +433,3 @@ def _detected(path: Path) -> Detected:
     with contextlib.suppress(RepositoryError):
         return detect(path)
     return detect(path, "files")
-
-
-def _signature(detected: Detected) -> dict[str, Any] | None:
-    """What the model takes and gives, where it can be loaded on the CPU here."""
-    from stoker.device.signature_probe import probe_signature
-    from stoker.errors import LoadFailed
-
-    if detected.framework not in {"onnx", "tensorflow"}:
-        return None
-    if detected.framework == "tensorflow" and find_spec("tensorflow") is None:
-        return None
-    with contextlib.suppress(LoadFailed):
-        return probe_signature(detected)
-    return None
