@@ -98,7 +98,7 @@ def test_a_row_that_fits_nowhere_is_told_so(caplog: pytest.LogCaptureFixture) ->
         joined.settle()
         assert isinstance(ticket.error, DeviceOutOfMemory)
         assert (ticket.error.status, ticket.error.code) == (503, "device_out_of_memory")
-        assert f"error id {ticket.error.error_id}: the device has no memory" in caplog.text
+        assert f"error id {ticket.error.error_id}: MainThread: the device has no memory" in caplog.text
         assert ends == [ExitCode.CANARY_FAILED]
         # It was tried again, for what was in its way may have gone; so was the canary.
         assert [batch[0][0] for batch in joined.runtime.batches] == [1, 1, 0, 0, 0]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
+from stoker.non_finite import WORDS, NonFinite
 from stoker.wire.input_data import columns_of, is_table
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
@@ -20,8 +21,7 @@ from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
 if TYPE_CHECKING:
     import numpy as np
 
-    from stoker.non_finite import WORDS, NonFinite
-from stoker.tensors import NamedSignature
+    from stoker.tensors import NamedSignature
 
 __all__ = ["Invocation", "decode_invocation", "encode_invocation"]
 
