@@ -19,6 +19,7 @@ import numpy as np
 from hypothesis import settings
 
 from stoker.arena import Arena
+from stoker.device.auditor import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
 from stoker.device.lanes import Lane
@@ -195,6 +196,7 @@ class Joined:
         further: Sequence[PuppetRuntime] = (),
         sizes: BatchSizes | None = None,
         canary: Canary | None = None,
+        audit: AuditPolicy | None = None,
     ) -> None:
         """Join them.
 
@@ -207,6 +209,7 @@ class Joined:
             further: What further instances of the model run.
             sizes: The sizes of batches.
             canary: The canary.
+            audit: How it is audited.
         """
         self.clock = HandClock()
         self.runtime = runtime or PuppetRuntime()
@@ -218,7 +221,9 @@ class Joined:
         self._device_lives = True
         policy = policy or BatchPolicy()
         metrics = self._memory.page(64).model(0)
-        self.worker = Worker(self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary)
+        self.worker = Worker(
+            self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit
+        )
         for another in further:
             self.worker.add_instance(another)
         for _ in range(frontends):

@@ -43,6 +43,8 @@ STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 431, 499, 5
 REJECTIONS: Final = ("overloaded", "not_ready", "unauthorized", "malformed", "deadline", "body_too_large")
 COLLECTION_DROPS: Final = ("queue_full", "write_failed")
 """Why the record of a sampled request was not kept: the writer did not keep up; the disk refused it."""
+AUDITS: Final = ("passed", "failed", "skipped")
+"""What came of an audit of a running batch; skipped if nothing could be said."""
 REASONS: Final = ("full", "idle", "delay", "deadline")
 """Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""
 STAGES: Final = ("parse", "queue", "compute", "total")
@@ -90,7 +92,9 @@ _LAST_SCORED: Final = _Block(_COLLECTION_DROPPED.end, 1)
 _ROW_COMPUTE: Final = _Block(_LAST_SCORED.end, 1)
 _PADDING: Final = _Block(_ROW_COMPUTE.end, 1)
 _BATCH_CAP: Final = _Block(_PADDING.end, 1)
-_SLOT_WORDS: Final = _BATCH_CAP.end
+_AUDITS: Final = _Block(_BATCH_CAP.end, len(AUDITS))
+_NON_FINITE: Final = _Block(_AUDITS.end, 1)
+_SLOT_WORDS: Final = _NON_FINITE.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 _RESTARTS: Final = _Block(MODEL_SLOTS * _SLOT_WORDS, 2)
@@ -264,6 +268,14 @@ class ModelMetrics:
         """Count rows with which batches were filled up to their buckets."""
         self._words[_PADDING.offset] += rows
 
+    def count_audit(self, result: str) -> None:
+        """Count an audit of a running batch; `result` is one of `AUDITS`."""
+        self._words[_AUDITS.offset + AUDITS.index(result)] += 1
+
+    def count_non_finite(self, rows: int) -> None:
+        """Count rows with answers that are not finite though all that they hold is."""
+        self._words[_NON_FINITE.offset] += rows
+
     def set_ready_replicas(self, count: int) -> None:
         """Set how many of the model's replicas are loaded; the supervisor does."""
         self._words[_READY_REPLICAS.offset] = count
@@ -408,6 +420,15 @@ class ModelTotals:
     def padding_rows(self) -> int:
         """Rows with which batches were filled up to their buckets."""
         return int(self._words[_PADDING.offset])
+
+    def audits(self) -> dict[str, int]:
+        """Audits of running batches by what came of them."""
+        return dict(zip(AUDITS, self._words[_AUDITS.offset : _AUDITS.end], strict=True))
+
+    @property
+    def non_finite_rows(self) -> int:
+        """Rows with answers that are not finite though all that they hold is."""
+        return int(self._words[_NON_FINITE.offset])
 
     @property
     def collected(self) -> int:

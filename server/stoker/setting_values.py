@@ -18,6 +18,7 @@ from stoker.non_finite import NON_FINITE, NonFinite
 __all__ = [
     "choice_of",
     "number_of",
+    "read_audit",
     "read_device",
     "read_devices",
     "read_names",
@@ -64,6 +65,14 @@ def read_switch(value: Any) -> bool:
     if word not in ("true", "false", "1", "0", "yes", "no"):
         raise ValueError("must be true or false")
     return word in ("true", "1", "yes")
+
+
+def read_audit(value: Any) -> float:
+    """How many of all batches are audited: `off`, or a number up to 1; YAML reads a bare `off` as false."""
+    if value is False or str(value).lower() == "off":
+        return 0.0
+    rate: float = number_of(float, 0, 1)(value)
+    return rate
 
 
 def read_text(value: Any) -> str:

@@ -25,6 +25,7 @@ from stoker.non_finite import WORDS, NonFinite
 from stoker.setting_values import (
     choice_of,
     number_of,
+    read_audit,
     read_devices,
     read_names,
     read_non_finite,
@@ -183,6 +184,12 @@ class ModelSettings:
         "(default: serving_default, or the only one)",
         "NAME",
     )
+    audit: float | None = _setting(
+        None,
+        read_audit,
+        "how many of all batches of a model are audited, or off (default: the server's)",
+        "RATE",
+    )
     sample_input: Path | None = _setting(
         None,
         read_path,
@@ -307,6 +314,13 @@ class ServerSettings:
         read_non_finite,
         "NaN and infinities in the JSON of answers: words (NaN, Infinity), null, or error (the request is 500)",
         "WHAT",
+    )
+    audit: float = _setting(
+        1e-4,
+        read_audit,
+        "how many of all batches have a row run again beside other rows, to see whether it gets the same answer; or "
+        "off",
+        "RATE",
     )
     cors_origins: tuple[str, ...] = _setting(
         (),

@@ -11,12 +11,12 @@ __all__ = ["Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found out of a model's rows when it was loaded.
+    """What was found out of a model's rows when it was loaded, or while it served.
 
     Attributes:
         batched: Whether rows of different requests may run as one batch.
-        how: `read` in the graph, `tested` with companions, `said` by the operator, or `declared` by the model,
-            which has no batch axis, or by its script.
+        how: `read` in the graph, `tested` with companions, `said` by the operator, `declared` by the model,
+            which has no batch axis, or by its script, or `watched` while it served.
         reason: Why, as the operator is told: one sentence without a full stop.
         companions: With how many different companions it was tested.
         non_finite_apart: Whether rows with NaN or infinities are kept from the rows of other requests, because they
@@ -27,7 +27,7 @@ class Verdict:
     """
 
     batched: bool
-    how: Literal["read", "tested", "said", "declared"]
+    how: Literal["read", "tested", "said", "declared", "watched"]
     reason: str
     companions: int = 0
     non_finite_apart: bool = False

@@ -163,6 +163,21 @@ def test_settings_that_a_framework_does_not_have_are_refused(
     assert str(refusal(workspace, leases, digits)).startswith("digits: xla is for SavedModels")
 
 
+def test_models_are_audited_and_scripts_are_not(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A model says otherwise than the server; who wants it for a script is told why not."""
+    path = onnx(tmp_path / "digits.onnx")
+    named = [
+        ModelSettings(path=path, name=f"m{number}", audit=rate) for number, rate in enumerate((None, 0.0, 1))
+    ]
+    assert [model.audit_rate for model in deploy(workspace, leases, *named, audit=0.5)] == [0.5, 0, 1]
+    mine = script(tmp_path / "a")
+    deploy(workspace, leases, ModelSettings(path=mine, audit=0.0))
+    refused = str(refusal(workspace, leases, ModelSettings(path=mine, audit=0.1)))
+    assert "is an entry script: audit is for models alone" in refused
+
+
 def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
     """What a model says of itself wins over the defaults of all models, those over the server's settings."""
     path = onnx(tmp_path / "digits.onnx")

@@ -41,6 +41,8 @@ DOCUMENTED = {
     "stoker_batch_padding_rows": ("counter", {"model", "version"}),
     "stoker_batching_info": ("gauge", {"model", "version", "batched", "how"}),
     "stoker_batch_cap_rows": ("gauge", {"model", "version"}),
+    "stoker_isolation_audits": ("counter", {"model", "version", "result"}),
+    "stoker_non_finite_answers": ("counter", {"model", "version"}),
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
     "stoker_accept_failures": ("counter", set()),
@@ -88,6 +90,10 @@ def memory() -> MetricMemory:
     device.flush_queued()
     device.set_queued_rows(9)
     device.count_padding(7)
+    device.count_audit("passed")
+    device.count_audit("failed")
+    device.count_audit("passed")
+    device.count_non_finite(11)
     device.set_batch_cap_rows(256)
     memory.page(FIRST_DEVICE_PAGE + 1).model(1).set_batch_cap_rows(64)
     supervisor = memory.page(SUPERVISOR_PAGE)
@@ -148,6 +154,11 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
     assert value(parsed["stoker_batch_padding_rows"], "stoker_batch_padding_rows_total", model="digits") == 7
     assert value(parsed["stoker_batch_cap_rows"], "stoker_batch_cap_rows", model="digits") == 64
     assert value(parsed["stoker_batch_cap_rows"], "stoker_batch_cap_rows", model="first") == 0
+    audits = parsed["stoker_isolation_audits"]
+    for result, count in (("passed", 2), ("failed", 1), ("skipped", 0)):
+        assert value(audits, "stoker_isolation_audits_total", model="digits", result=result) == count
+    non_finite = parsed["stoker_non_finite_answers"]
+    assert value(non_finite, "stoker_non_finite_answers_total", model="digits") == 11
     assert value(parsed["stoker_ready_replicas"], "stoker_ready_replicas", model="digits") == 3
     assert value(parsed["stoker_ready_replicas"], "stoker_ready_replicas", model="first") == 0
     assert value(parsed["stoker_process_restarts"], "stoker_process_restarts_total", process="device") == 1

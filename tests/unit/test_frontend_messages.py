@@ -30,6 +30,7 @@ from stoker.control.frontend_messages import (
     Listen,
     Listening,
     Reply,
+    Retire,
     Retired,
     Route,
     RoutedVersion,
@@ -38,11 +39,13 @@ from stoker.control.frontend_messages import (
     Stop,
     Stopped,
     ToFrontend,
+    VerdictChanged,
 )
 from stoker.control.frontend_rules import AdminRules, ServerRules, ServiceRules
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.metrics import MetricMemory
+from stoker.verdict import Verdict
 
 KEY = "admin-key-of-the-tests-00001"
 PATIENCE_S = 20
@@ -323,3 +326,26 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
 
     play(scene)
     assert caplog.text.count("looking after digits version 1 failed") == 1
+
+
+def test_a_changed_verdict_is_what_the_service_says_from_then_on(play: Play) -> None:
+    """Of the signature nothing else changes; a service that is not attached, or gone, has none to change."""
+    verdict = Verdict(False, "watched", "an audit has failed")
+
+    async def scene(supervisor: Supervisor) -> None:
+        await supervisor.hear(Started)
+        roster = supervisor.frontend._roster
+        assert roster is not None
+        (digits,) = roster._services.values()
+        for number in (0, 7):
+            supervisor.tell(VerdictChanged(number, verdict))
+        with supervisor.attach():
+            await supervisor.hear(Attached)
+            assert digits.signature is not None
+            assert digits.signature.verdict is None
+            supervisor.tell(VerdictChanged(0, verdict))
+            supervisor.tell(Retire(7))
+            await supervisor.hear(Retired)
+            assert digits.signature.verdict == verdict
+
+    play(scene)

@@ -135,7 +135,9 @@ def test_the_other_directions_messages_are_refused() -> None:
     with pytest.raises(TypeError, match="UnloadModel is not a message that this process sends"):
         device_messages.DEVICE_END.encode(unload)  # type: ignore[arg-type]  # that is the point
     packet = device_messages.SUPERVISOR_END.encode(unload)
-    with pytest.raises(ValueError, match=r"'UnloadModel' is not one of DeviceChosen, .* version of Stoker"):
+    with pytest.raises(
+        ValueError, match=r"'UnloadModel' is not one of BatchingStopped, .* version of Stoker"
+    ):
         device_messages.SUPERVISOR_END.decode(packet)
 
 

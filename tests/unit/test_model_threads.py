@@ -23,6 +23,7 @@ from stoker.metrics import MetricMemory, ModelTotals
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
+from stoker.verdict import Verdict
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")
@@ -159,12 +160,12 @@ def test_who_gets_a_canary(
 
 
 @contextmanager
-def threads_of(servable: Servable) -> Iterator[tuple[ModelThreads, MetricMemory]]:
+def threads_of(servable: Servable, audit_rate: float = 0.0) -> Iterator[tuple[ModelThreads, MetricMemory]]:
     """The threads of a model, which are stopped afterwards."""
     fd = MetricMemory.create()
     memory = MetricMemory(fd)
     os.close(fd)
-    model = ModelThreads(servable, 0, memory.page(64).model(0))
+    model = ModelThreads(servable, 0, memory.page(64).model(0), audit_rate)
     yield model, memory
     model.stop()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("model digits")]
@@ -198,6 +199,29 @@ def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
         model.start(GPU, 1)
         assert model._worker is not None
         assert model._worker._cap.policy.buckets == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("framework", "rate", "batched", "audited"),
+    [
+        ("onnx", 0.1, True, True),
+        ("onnx", 0, True, False),
+        ("onnx", 0.1, False, False),
+        ("script", 1, True, False),
+    ],
+)
+def test_who_is_audited(
+    framework: str, rate: float, batched: bool, audited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that are batched; a script's `run` may do more than compute, even if it keeps rows apart."""
+    verdict = Verdict(batched, "declared", "it says so")
+    loading(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, verdict=verdict)))
+    with threads_of(dataclasses.replace(MODEL, framework=framework), rate) as (model, memory):
+        model.start(CPU, 1)
+        assert model._worker is not None
+        assert (model._worker._auditor is not None) == audited
+        model.stop_batching()
+        assert memory.totals().model(0).batch_cap_rows == 1
 
 
 def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:

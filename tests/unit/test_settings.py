@@ -115,7 +115,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "max_image_mpx": 2.5,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
         "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
-        "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null",
+        "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()
@@ -137,6 +137,24 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     assert (
         load(tmp_path, "\n".join(f"{n}: {str(v).lower()}" for n, v in given.items() if n != "host")).port == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("off", 0), ("'off'", 0), ("OFF", 0), ("0", 0), ("1", 1), ("1e-6", 1e-6), ("'0.5'", 0.5)],
+)
+def test_audits_are_off_or_a_share_of_all_batches(tmp_path: Path, text: str, rate: float) -> None:
+    """YAML reads `off` as false; a model may say otherwise than the server."""
+    settings = load(tmp_path, f"audit: {text}\nmodels:\n  - path: a\n    audit: {text}\n  - path: b\n")
+    assert (settings.audit, [model.audit for model in settings.models]) == (rate, [rate, None])
+    assert load(tmp_path, arguments={"audit": text.strip("'")}).audit == rate
+
+
+@pytest.mark.parametrize("text", ["on", "-0.1", "1.5", "nan", "often", "true"])
+def test_other_rates_of_audits_are_refused(tmp_path: Path, text: str) -> None:
+    """Nobody means them."""
+    with pytest.raises(InvalidSettings, match="audit"):
+        load(tmp_path, f"audit: {text}")
 
 
 @pytest.mark.parametrize("text", ["[cuda:0, cpu]", "cuda:0, cpu", "'cuda:0,cpu'"])

@@ -17,11 +17,13 @@ from tests.puppets import BODIES, ROWS
 from stoker.acceleration import Acceleration
 from stoker.control.device_messages import (
     AddLane,
+    BatchingStopped,
     DeviceChosen,
     Failed,
     FromDevice,
     Loaded,
     StartDevice,
+    StopBatching,
     Unloaded,
     UnloadModel,
 )
@@ -44,6 +46,7 @@ from stoker.control.frontend_messages import (
     Serve,
     Started,
     StartFrontend,
+    VerdictChanged,
 )
 from stoker.control.message_codec import Codec
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
@@ -62,6 +65,7 @@ from stoker.supervisor.replicas import Replicas
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.supervisor import Supervisor
 from stoker.tensors import Signature, TensorSpec
+from stoker.verdict import Verdict
 
 Received = TypeVar("Received")
 
@@ -185,6 +189,17 @@ def test_replicas_may_batch_differently() -> None:
     ):
         replicas.add(group_, 0, replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0)
     assert replicas.is_complete(script)
+
+
+def test_replicas_need_not_agree_on_how_their_rows_were_tried() -> None:
+    """There is time for more companions in one load than in another, and no caller sees it."""
+    digits = model("digits", "cpu", "cpu")
+    groups = group([digits])
+    replicas = Replicas(groups)
+    for group_, companions in zip(groups, (20, 30), strict=True):
+        tried = replace(ROWS, verdict=Verdict(True, "tested", f"{companions} companions", companions))
+        replicas.add(group_, 0, tried, "cpu", load_s=0, warm_up_s=0)
+    assert replicas.is_complete(digits)
 
 
 @dataclass(eq=False)
@@ -411,6 +426,42 @@ def test_a_replica_that_ends_is_detached_alone_and_comes_back(play: Play) -> Non
         assert stage.totals.restarts() == {"device": 1, "frontend": 0}
 
     play([model("digits", "cpu", "cpu")], scene)
+
+
+def test_what_one_replica_finds_out_while_it_serves_holds_for_all(play: Play) -> None:
+    """All replicas stop batching, frontends say why, and a process that is started again is told before its lanes."""
+    tried = replace(ROWS, verdict=Verdict(True, "tested", "tested with companions", 9))
+    found = Verdict(False, "watched", "an audit has failed", 9)
+
+    async def scene(stage: Stage) -> None:
+        for frontend in stage.frontends:
+            frontend.say(Started())
+        for device in stage.devices:
+            device.load(tried)
+        for frontend in stage.frontends:
+            frontend.confirm()
+        await until(lambda: stage.ready)
+        stage.devices[1].say(BatchingStopped(0, found))
+        for device in stage.devices[:2]:
+            assert device.received(StopBatching) == [StopBatching(0)]
+        assert not stage.devices[2].received(StopBatching), "the other model is another one"
+        for frontend in stage.frontends:
+            assert frontend.received(VerdictChanged) == [VerdictChanged(0, found)]
+        known = stage.supervisor._fleet.devices.replicas.all()
+        assert [replica.signature.verdict for replica in known] == [found, found, tried.verdict]
+        stage.devices[0].die()
+        await until(lambda: len(stage.devices) == 4)
+        started = stage.devices[3]
+        started.load(tried)
+        kinds = [type(message) for message in started.sent]
+        assert kinds == [StartDevice, StopBatching, AddLane, AddLane]
+        for frontend in stage.frontends:
+            *_, attached = frontend.received(AttachReplica)
+            assert attached.signature.verdict == found
+        stage.devices[1].say(BatchingStopped(7, found))
+        assert [len(frontend.received(VerdictChanged)) for frontend in stage.frontends] == [1, 1]
+
+    play([model("digits", "cpu", "cuda:0"), model("letters", "cuda:1", slot=1)], scene)
 
 
 def test_a_frontend_that_comes_back_gets_every_living_replica(play: Play) -> None:

@@ -11,17 +11,20 @@ from typing import Final
 from stoker.control.message_codec import Codec
 from stoker.servable import Servable
 from stoker.tensors import Signature
+from stoker.verdict import Verdict
 
 __all__ = [
     "DEVICE_END",
     "SUPERVISOR_END",
     "AddLane",
+    "BatchingStopped",
     "DeviceChosen",
     "Failed",
     "FromDevice",
     "LoadModel",
     "Loaded",
     "StartDevice",
+    "StopBatching",
     "ToDevice",
     "UnloadModel",
     "Unloaded",
@@ -38,6 +41,7 @@ class LoadModel:
         max_delay_ms: How long its rows may wait for company.
         slot: Its slot in the metrics.
         threads: Threads that it may use for one CPU operation.
+        audit_rate: How many of all its batches are audited, at most 1; 0 for none.
     """
 
     number: int
@@ -45,6 +49,7 @@ class LoadModel:
     max_delay_ms: float
     slot: int
     threads: int
+    audit_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,14 @@ class UnloadModel:
     number: int
 
 
-ToDevice = StartDevice | AddLane | UnloadModel
+@dataclass(frozen=True, slots=True)
+class StopBatching:
+    """The supervisor wants each row of a model to run alone: another replica's was seen to change another one's."""
+
+    number: int
+
+
+ToDevice = StartDevice | AddLane | StopBatching | UnloadModel
 """What the supervisor tells a device process."""
 
 
@@ -149,7 +161,20 @@ class Unloaded:
     number: int
 
 
-FromDevice = DeviceChosen | Loaded | Failed | Unloaded
+@dataclass(frozen=True, slots=True)
+class BatchingStopped:
+    """A device process has found out while it serves that a model's rows must not share batches, and runs each alone.
+
+    Attributes:
+        number: The model.
+        verdict: What is known of it now.
+    """
+
+    number: int
+    verdict: Verdict
+
+
+FromDevice = DeviceChosen | Loaded | Failed | Unloaded | BatchingStopped
 """What a device process tells the supervisor."""
 
 SUPERVISOR_END: Final[Codec[ToDevice, FromDevice]] = Codec(ToDevice, FromDevice)

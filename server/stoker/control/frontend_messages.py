@@ -13,6 +13,7 @@ from typing import Final
 from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
 from stoker.control.message_codec import Codec
 from stoker.tensors import Signature
+from stoker.verdict import Verdict
 from stoker.versions import State, VersionPolicy
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Stop",
     "Stopped",
     "ToFrontend",
+    "VerdictChanged",
 ]
 
 
@@ -156,6 +158,19 @@ class DetachReplica:
 
 
 @dataclass(frozen=True, slots=True)
+class VerdictChanged:
+    """The supervisor has been told something new of whether the rows of a service may share batches.
+
+    Attributes:
+        number: The service.
+        verdict: What is known now; the signatures of later `AttachReplica` have it too.
+    """
+
+    number: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """The supervisor sends nobody to a service any more; answered by `Retired`."""
 
@@ -221,6 +236,7 @@ ToFrontend = (
     | AttachReplica
     | DetachReplica
     | Route
+    | VerdictChanged
     | Retire
     | Listen
     | Drain

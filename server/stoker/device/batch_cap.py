@@ -1,4 +1,4 @@
-"""How large the batches of a model may be, once its device has had too little memory for larger ones."""
+"""How large the batches of a model may be, once its device has had too little memory, or its rows see each other."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ class BatchCap:
 
     Attributes:
         rows: Most rows in a batch now.
+        separate: Whether each row runs alone because one might see another.
         policy: The settings of batching, with that as `max_batch_rows`.
     """
 
     def __init__(self, policy: BatchPolicy, sizes: BatchSizes, metrics: ModelMetrics) -> None:
         self.rows = policy.max_batch_rows
         self.policy = policy
+        self.separate = False
         self._sizes = sizes
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -43,12 +45,24 @@ class BatchCap:
             lower = self._sizes.smaller(self.rows)
             if self.rows != seen_rows or lower is None:
                 return
-            self.rows = lower
-            self.policy = dataclasses.replace(self.policy, max_batch_rows=lower)
-        self._metrics.set_batch_cap_rows(lower)
+            self._lower(lower)
         logger.warning(
             "%s: the device has no memory for a batch: from now on batches have at most %d rows, not %d",
             threading.current_thread().name,
             lower,
             seen_rows,
         )
+
+    def stop_batching(self) -> bool:
+        """Let each row run alone from now on; returns whether that is new. Callable from any thread."""
+        with self._lock:
+            if self.separate:
+                return False
+            self.separate = True
+            self._lower(1)
+            return True
+
+    def _lower(self, rows: int) -> None:
+        self.rows = rows
+        self.policy = dataclasses.replace(self.policy, max_batch_rows=rows)
+        self._metrics.set_batch_cap_rows(rows)

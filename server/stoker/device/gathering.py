@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Gathering:
             fills: Whether batches may have more rows than there are.
         """
         self._buffers: list[np.ndarray | None]
+        self._names = [spec.name for spec in runtime.signature.inputs]
         self._fills = fills
         self._runtime_reads_them = isinstance(runtime, BufferedRuntime)
         if isinstance(runtime, BufferedRuntime):
@@ -55,6 +56,21 @@ class Gathering:
             row.
         """
         return [self._one(index, lots, rows, size) for index in range(len(self._buffers))]
+
+    def lay_out(self, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+        """Take a whole batch instead of rows; returns it as `batch` does.
+
+        Args:
+            feeds: Per input, all of which have a fixed size, an array `[size, *row_shape]`.
+        """
+        arrays = []
+        for index, (name, buffer) in enumerate(zip(self._names, self._buffers, strict=True)):
+            assert buffer is not None, "only rows of fixed sizes are laid out"
+            size = len(feeds[name])
+            buffer[:size] = feeds[name]
+            self._used_rows[index] = max(size, self._used_rows[index])
+            arrays.append(buffer[:size])
+        return arrays
 
     def _one(self, index: int, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> Any:
         buffer = self._buffers[index]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
+
+import numpy as np
 
 from stoker.arena import Arena, Outcome
 from stoker.device.batch_cap import BatchCap
@@ -21,8 +23,11 @@ from stoker.device.gathering import Gathering
 from stoker.device.lanes import Batch, Lane
 from stoker.device.planner import Lot
 from stoker.errors import InvalidInput, ScoringTimeout
-from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime
-from stoker.tensors import check_batch
+from stoker.isolation.audit import Finding, Taken, audit
+from stoker.isolation.batch_watch import BatchWatch
+from stoker.isolation.finite import all_finite, finite_rows
+from stoker.runtimes.base import JoiningRuntime, OutOfMemory, RowFailure, Runtime
+from stoker.tensors import TensorSpec, check_batch
 
 __all__ = ["Instance"]
 
@@ -33,12 +38,21 @@ _REASON_BYTES: Final = 1000
 _OK: Final = int(Outcome.OK)
 
 
+class _NotFinite(Exception):
+    """Rows of a batch that was not run hold NaN or infinities; `finite` says which do not, `bool[rows]`."""
+
+    def __init__(self, finite: np.ndarray) -> None:
+        super().__init__()
+        self.finite = finite
+
+
 class Instance:
     """Runs batches; belongs to the thread for which its runtime was made.
 
     Attributes:
         run_began_ns: Since when the runtime has been running; 0 while it is not. Any thread may look.
         padding_rows: With how many rows its batches have been filled up to their buckets.
+        watch: What is looked at in its batches.
     """
 
     def __init__(
@@ -68,9 +82,15 @@ class Instance:
         self._alone = alone
         self._canary = canary
         self._clock_ns = clock_ns
-        self._outputs = runtime.signature.outputs
+        signature = runtime.signature
+        self._inputs, self._outputs = signature.inputs, signature.outputs
+        self._float_inputs, self._float_outputs = map(_floats, (signature.inputs, signature.outputs))
+        verdict = signature.verdict
+        self._separates = verdict is not None and verdict.non_finite_apart and signature.takes == "rows"
+        self._joins = isinstance(runtime, JoiningRuntime)
+        self.watch = runtime.watch if isinstance(runtime, JoiningRuntime) else BatchWatch()
         # A caller whose deadline passes is told whether the script had begun.
-        self._tells_start = runtime.signature.takes == "body"
+        self._tells_start = signature.takes == "body"
         self._gathering = Gathering(runtime, cap.rows, fills=bool(sizes.buckets))
         self._doubtful = self._checked = False
 
@@ -88,6 +108,22 @@ class Instance:
             self._canary.check(self._runtime)
             self.run_began_ns = 0
 
+    def audit(self, taken: Taken, noise: float) -> Finding:
+        """Run rows of an earlier batch again, on this thread; see `stoker.isolation.audit.audit`."""
+        runtime = self._runtime
+
+        def run(feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            self.run_began_ns = self._clock_ns()
+            try:
+                if isinstance(runtime, JoiningRuntime):
+                    return runtime.run_tensors(feeds)
+                outputs: Sequence[Any] = runtime.run(self._gathering.lay_out(feeds))
+            finally:
+                self.run_began_ns = 0
+            return {spec.name: array for spec, array in zip(self._outputs, outputs, strict=True)}
+
+        return audit(run, taken, noise)
+
     def _check_once(self) -> None:
         """Send the canary, but only once in a batch."""
         if not self._checked:
@@ -103,6 +139,10 @@ class Instance:
             return
         failure = self._try(batch, started_ns)
         if failure is None:
+            return
+        if isinstance(failure, _NotFinite):
+            for part in batch.apart(failure.finite):
+                self._run(part, started_ns, alone=alone)
             return
         if isinstance(failure, ScoringTimeout):
             # In parts it would take as long, for callers whose time is over.
@@ -142,6 +182,10 @@ class Instance:
         size = self._sizes.filled(rows)
         try:
             inputs = self._gathering.batch([(lanes[lot.lane].arena, lot.numbers) for lot in lots], rows, size)
+            if self._separates and rows > 1:
+                finite = finite_rows([inputs[index][:rows] for index in self._float_inputs], rows)
+                if finite is not None:
+                    return _NotFinite(finite)
             if self._tells_start:
                 for lot in lots:
                     lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
@@ -155,6 +199,8 @@ class Instance:
         except BaseException as error:  # noqa: BLE001  # whatever the model raises is told to its caller
             self.run_began_ns = 0
             return error
+        if not self._joins:
+            self._look(inputs, checked, rows, size)
         if size > rows:
             self.padding_rows += size - rows
         elif len(lots) == 1:
@@ -166,6 +212,25 @@ class Instance:
             self._scatter(lanes[lot.lane], lot, [array[start:stop] for array in checked], started_ns)
             start = stop
         return None
+
+    def _look(self, inputs: list[Any], outputs: list[Any], rows: int, size: int) -> None:
+        """Look at a batch before its rows are handed back."""
+        for index in self._float_outputs:
+            if not all_finite(outputs[index]):
+                self._look_closer(inputs, outputs, rows)
+                break
+        if self.watch.takes and size > 1:
+            named = zip(self._inputs, inputs, strict=True), zip(self._outputs, outputs, strict=True)
+            taken, given = ({spec.name: array for spec, array in side} for side in named)
+            self.watch.take(taken, given, range(rows + 1))
+
+    def _look_closer(self, inputs: list[Any], outputs: list[Any], rows: int) -> None:
+        """Look at which rows of a batch have answers that are not finite; those that fill it up do not count."""
+        self.watch.look(
+            [inputs[index][:rows] for index in self._float_inputs],
+            [outputs[index][:rows] for index in self._float_outputs],
+            rows,
+        )
 
     def _scatter(self, lane: Lane, lot: Lot, outputs: list[Any], started_ns: int) -> None:
         arena = lane.arena
@@ -225,3 +290,8 @@ def _check_texts(texts: Sequence[Any], rows: int) -> Sequence[Any]:
     if len(texts) != rows:
         raise ValueError(f"{len(texts)} answers came for a batch of {rows}")
     return texts
+
+
+def _floats(specs: Sequence[TensorSpec]) -> list[int]:
+    """Which of these tensors may hold NaN and infinities."""
+    return [i for i, spec in enumerate(specs) if not spec.variable and spec.numpy_dtype.kind == "f"]

@@ -123,3 +123,21 @@ class Batch(NamedTuple):
         if lots:
             parts.append(self._replace(lots=lots, rows=most_rows - room))
         return parts
+
+    def apart(self, together: np.ndarray) -> list[Batch]:
+        """The same rows: those where `together`, `bool[rows]`, is set as one batch, each of the others alone."""
+        kept: list[Lot] = []
+        parts: list[Batch] = []
+        start = 0
+        for lot in self.lots:
+            mask = together[start : start + lot.rows]
+            start += lot.rows
+            if mask.any():
+                kept.append(lot.part(mask))
+            parts += [
+                self._replace(lots=[lot.between(place, place + 1)], rows=1)
+                for place in np.flatnonzero(~mask).tolist()
+            ]
+        if kept:
+            parts.insert(0, self._replace(lots=kept, rows=int(together.sum())))
+        return parts

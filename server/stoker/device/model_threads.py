@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditor import AuditPolicy
 from stoker.device.hang_watch import HangWatch
 from stoker.device.lanes import Lane
 from stoker.device.lifecycle import Loaded, fork, load
@@ -16,6 +18,7 @@ from stoker.metrics import ModelMetrics
 from stoker.process_end import ExitCode, end_process
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
+from stoker.verdict import Verdict
 
 __all__ = ["ModelThreads"]
 
@@ -29,8 +32,26 @@ class ModelThreads:
     graph, a TensorFlow 1 default graph, a database connection) that is set up for `run()`.
     """
 
-    def __init__(self, servable: Servable, max_delay_ms: float, metrics: ModelMetrics) -> None:
+    def __init__(
+        self,
+        servable: Servable,
+        max_delay_ms: float,
+        metrics: ModelMetrics,
+        audit_rate: float = 0.0,
+        on_verdict: Callable[[Verdict], None] = lambda _: None,
+    ) -> None:
+        """Begin with nothing loaded.
+
+        Args:
+            servable: The model.
+            max_delay_ms: How long its rows may wait for company.
+            metrics: Where batches are counted.
+            audit_rate: How many of all batches are audited, at most 1; 0 for none.
+            on_verdict: Called when an audit has shown that its rows must not share batches.
+        """
         self._servable = servable
+        self._audit_rate = audit_rate
+        self._on_verdict = on_verdict
         self._max_delay_ms = max_delay_ms
         self._metrics = metrics
         self._threads: list[threading.Thread] = []
@@ -56,6 +77,11 @@ class ModelThreads:
         """Serve a frontend from now on."""
         assert self._worker is not None, "the supervisor attaches only loaded models"
         self._worker.add_lane(lane)
+
+    def stop_batching(self) -> None:
+        """Let each row run alone from now on."""
+        assert self._worker is not None, "the supervisor knows only of loaded models"
+        self._worker.stop_batching()
 
     def stop(self) -> None:
         """Serve no more, and return when the threads have ended."""
@@ -107,7 +133,14 @@ class ModelThreads:
     def _prepare(self, loaded: Loaded, runtimes: list[Runtime]) -> None:
         self._metrics.clear_gauges()
         policy = BatchPolicy(loaded.max_batch_rows, self._max_delay_ms, loaded.sizes.buckets)
-        worker = Worker(runtimes[0], policy, self._metrics, sizes=loaded.sizes, canary=loaded.canary)
+        worker = Worker(
+            runtimes[0],
+            policy,
+            self._metrics,
+            sizes=loaded.sizes,
+            canary=loaded.canary,
+            audit=self._audit_policy(loaded),
+        )
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)
         self._worker = worker
@@ -118,6 +151,16 @@ class ModelThreads:
                 lambda: [instance.run_began_ns for instance in worker.instances],
             )
             self._hang_watch.start()
+
+    def _audit_policy(self, loaded: Loaded) -> AuditPolicy | None:
+        """How it is audited; None for scripts, whose `run` may do more than compute, and where nothing is batched."""
+        verdict = loaded.signature.verdict
+        if self._servable.framework == "script" or verdict is None or not verdict.batched:
+            return None
+        if not self._audit_rate:
+            return None
+        schedule = AuditSchedule(self._audit_rate)
+        return AuditPolicy(self._servable.name, verdict, schedule, self._on_verdict)
 
     def _serve(self, number: int) -> None:
         assert self._worker is not None, "it is there when the model is loaded"

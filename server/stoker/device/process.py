@@ -21,12 +21,14 @@ from stoker.control.channel import ControlChannel
 from stoker.control.device_messages import (
     DEVICE_END,
     AddLane,
+    BatchingStopped,
     DeviceChosen,
     Failed,
     FromDevice,
     Loaded,
     LoadModel,
     StartDevice,
+    StopBatching,
     ToDevice,
     Unloaded,
     UnloadModel,
@@ -37,10 +39,11 @@ from stoker.device.model_threads import ModelThreads
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.logs import configure_logging
-from stoker.metrics import MetricMemory, MetricPage
+from stoker.metrics import MetricMemory, MetricPage, ModelMetrics
 from stoker.process_end import STACKS_SIGNAL
 from stoker.scripts.environment import enter_script_process, leave_script_process
 from stoker.servable import Device
+from stoker.verdict import Verdict
 from stoker.yielding import stop_yielding
 
 __all__ = ["main"]
@@ -77,6 +80,8 @@ class _DeviceProcess:
             case AddLane():
                 arena_fd, doorbell_fd = fds
                 self._add_lane(message, arena_fd, doorbell_fd)
+            case StopBatching(number):
+                self._models[number].stop_batching()
             case UnloadModel(number):
                 # A batch may be under way for callers that have gone.
                 threading.Thread(target=self._unload, args=(number,), daemon=True).start()
@@ -116,7 +121,7 @@ class _DeviceProcess:
         if servable.framework == "script":
             self.runs_script = True
             enter_script_process(servable)
-        instances = ModelThreads(servable, model.max_delay_ms, page.model(model.slot))
+        instances = self._threads(model, page.model(model.slot))
         try:
             loaded = instances.start(device, model.threads)
         except OperatorError:
@@ -127,6 +132,12 @@ class _DeviceProcess:
         self._models[model.number] = instances
         self._lock_guard.add(model.number, servable.timeout_ms)
         self._channel.send(Loaded(model.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
+
+    def _threads(self, model: LoadModel, metrics: ModelMetrics) -> ModelThreads:
+        def tell(verdict: Verdict) -> None:
+            self._channel.send(BatchingStopped(model.number, verdict))
+
+        return ModelThreads(model.servable, model.max_delay_ms, metrics, model.audit_rate, tell)
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
         arena = Arena(arena_fd, message.signature, message.capacity_rows)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from stoker.arena import AWAKE_NS, LONE_ROWS, Outcome
+from stoker.device.auditor import Auditor, AuditPolicy
 from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
@@ -57,6 +58,7 @@ class Worker:
         *,
         sizes: BatchSizes | None = None,
         canary: Canary | None = None,
+        audit: AuditPolicy | None = None,
     ) -> None:
         """Make the first instance.
 
@@ -67,11 +69,13 @@ class Worker:
             clock_ns: The time.
             sizes: The sizes of batches; None lets them run as they come.
             canary: Tells whether the device still computes; None if that is not asked.
+            audit: How running batches are audited; None if they are not.
         """
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._sizes = sizes or BatchSizes()
         self._cap = BatchCap(policy, self._sizes, metrics)
+        self._auditor = None if audit is None else Auditor(audit, self._cap, clock_ns)
         self._canary = canary
         self._occupancy = Occupancy()
         self.instances: list[Instance] = []
@@ -109,6 +113,10 @@ class Worker:
         with self._arriving:
             self._new_lanes.append(lane)
             self._wake()
+
+    def stop_batching(self) -> None:
+        """Let each row run alone from the next batch on; callable from any thread."""
+        self._cap.stop_batching()
 
     def stop(self) -> None:
         """Let `serve` return, after the batches that are under way; callable from any thread."""
@@ -271,6 +279,8 @@ class Worker:
         # Counted only when the callers have their answers already.
         with self._counting:
             self._count(instance, batch, started_ns, elapsed_ns)
+        if instance.watch.taken is not None:
+            self._audit(instance, elapsed_ns)
         if not self._occupancy.several:
             # Nobody leads meanwhile.
             lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
@@ -285,3 +295,30 @@ class Worker:
         if instance.padding_rows:
             self._metrics.count_padding(instance.padding_rows)
             instance.padding_rows = 0
+        if instance.watch.non_finite_rows:
+            self._metrics.count_non_finite(instance.watch.non_finite_rows)
+            instance.watch.non_finite_rows = 0
+        if self._auditor is not None:
+            instance.watch.takes = self._auditor.schedule.count(elapsed_ns)
+
+    def _audit(self, instance: Instance, elapsed_ns: int) -> None:
+        """Audit the row that was kept of the last batch, unless somebody waits for the device."""
+        taken, instance.watch.taken = instance.watch.taken, None
+        assert taken is not None, "the caller has looked"
+        assert self._auditor is not None, "nothing is kept for nobody"
+        schedule = self._auditor.schedule
+        with self._counting:
+            if self._stopped or self._queue.rows or self._poller.poll(0):
+                schedule.postpone()
+                return
+            if not schedule.begin(elapsed_ns):
+                return
+        self._occupancy.enter()
+        begun_ns = self._clock_ns()
+        finding = self._auditor.audit(instance, taken)
+        audited_ns = self._clock_ns() - begun_ns
+        self._occupancy.leave()
+        with self._counting:
+            schedule.end(audited_ns)
+            self._metrics.count_audit(finding.result)
+        self._auditor.judge(finding)

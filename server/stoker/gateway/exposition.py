@@ -58,6 +58,7 @@ class _ServerCollector(Collector):
         yield from _request_metrics(named)
         yield from _batch_metrics(named)
         yield _batching_metric(self._verdicts)
+        yield from _isolation_metrics(named)
         yield from _collection_metrics(named)
         yield from _process_metrics(totals)
         yield from gpu_metrics(totals.gpus())
@@ -135,6 +136,24 @@ def _batching_metric(verdicts: Sequence[tuple[list[str], Verdict | None]]) -> Me
         if verdict is not None:
             batching.add_metric([*labels, str(verdict.batched).lower(), verdict.how], 1)
     return batching
+
+
+def _isolation_metrics(named: _Named) -> Iterator[Metric]:
+    audits = CounterMetricFamily(
+        "stoker_isolation_audits",
+        "Rows of running batches that were run again beside other rows.",
+        labels=["model", "version", "result"],
+    )
+    non_finite = CounterMetricFamily(
+        "stoker_non_finite_answers",
+        "Rows with answers that are not finite though all that they hold is.",
+        labels=["model", "version"],
+    )
+    for labels, model in named:
+        for result, count in model.audits().items():
+            audits.add_metric([*labels, result], count)
+        non_finite.add_metric(labels, model.non_finite_rows)
+    yield from (audits, non_finite)
 
 
 def _collection_metrics(named: _Named) -> Iterator[Metric]:

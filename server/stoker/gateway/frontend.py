@@ -43,6 +43,7 @@ from stoker.control.frontend_messages import (
     Stop,
     Stopped,
     ToFrontend,
+    VerdictChanged,
 )
 from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.app import create_app
@@ -116,6 +117,8 @@ class _Frontend:
                 self._attach(roster, message, fds)
             case Route():
                 roster.route(message)
+            case VerdictChanged(number, verdict):
+                roster.change_verdict(number, verdict)
             case Retire(number):
                 roster.retire(number)
             case Listen():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import logging
 import os
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.service import Service
     from stoker.metrics import MetricPage
+    from stoker.verdict import Verdict
 
 __all__ = ["Roster"]
 
@@ -157,6 +159,12 @@ class Roster:
         exchange = self._exchanges.get(generation)
         if exchange is not None:
             exchange.lose()
+
+    def change_verdict(self, number: int, verdict: Verdict) -> None:
+        """Say from now on that this is known of whether a service's rows may share batches."""
+        service = self._services.get(number)
+        if service is not None and service.signature is not None:
+            service.signature = dataclasses.replace(service.signature, verdict=verdict)
 
     def retire(self, number: int) -> None:
         """Let a service to which nobody is sent any more finish; `on_retired` is called when it has."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from stoker.isolation.companions import NON_FINITE, Companions, Row, made_up_rows, same_rows
 from stoker.isolation.difference import largest_difference, same_bits
+from stoker.isolation.noise import Noisy, noise_of
 from stoker.tensors import TensorInfo
 
 __all__ = ["Evidence", "Run", "try_rows"]
@@ -27,12 +28,8 @@ Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 _BUDGET_S: Final = 0.025
 """How long tests go on after those that are always made."""
 _SLOW_ROW_S: Final = 0.01
-_REPEATS: Final = 6
 _TELLING: Final = ("nan", "huge", "negative", "infinite", "high", "long", "empty")
 """Kinds that are enough for a slow model of which more is known."""
-_NOISE_ROOM: Final = 2.0
-_MOST_NOISE: Final = 1e-3
-"""Relative to the output: what is beyond is no noise of a device, but a model that draws random numbers."""
 _OTHER_ANSWER: Final = 1e-2
 """Relative to the output: kernels of other shapes do not differ so much for every row."""
 _MOST_BATCH_BYTES: Final = 64 << 20
@@ -108,15 +105,11 @@ def try_rows(
         test.compare_all(sizes, proven=proven)
     except _Mixed as mixed:
         return Evidence("mixed", str(mixed), test.compared, test.non_finite, test.difference)
-    except _Noisy:
+    except Noisy:
         return Evidence("unknown", "equal batches get different answers", test.compared, test.non_finite)
     if not test.compared:
         return Evidence("unknown", "every other row that was made up is refused")
     return Evidence("apart", "", test.compared, test.non_finite, test.difference)
-
-
-class _Noisy(Exception):
-    """Equal batches get answers so different that a row's share in another's would not be seen."""
 
 
 class _RowTest:
@@ -210,7 +203,7 @@ class _RowTest:
                     self._compare_with(2, place, 0, [row])
                 except _Mixed as mixed:
                     raise _Mixed(f"beside a row of the kind {kind!r} {mixed}") from None
-                except _Noisy:
+                except Noisy:
                     raise
                 except Exception:  # noqa: BLE001  # a companion that is refused says nothing
                     break
@@ -240,7 +233,7 @@ class _RowTest:
         except _Mixed as mixed:
             named = " and ".join(dict.fromkeys(repr(kind) for kind in kinds if kind in self._beside))
             raise _Mixed(f"beside rows of the kind {named} {mixed}") from None
-        except _Noisy:
+        except Noisy:
             raise
         except Exception:  # noqa: BLE001  # together they may be what the model refuses
             return
@@ -261,15 +254,11 @@ class _RowTest:
         """How far the answers to equal batches are from each other: looked at only where bits differ.
 
         Raises:
-            _Noisy: So far that nothing can be said.
+            Noisy: So far that nothing can be said.
         """
-        expected = self._reference(size, place, row)
         batch = self._batch(size, place, row, self._others(row))
-        for _ in range(_REPEATS):
-            again = _at(self._run(batch), place)
-            self.noise = max(self.noise, _NOISE_ROOM * largest_difference(again, expected))
-        if self.noise > _MOST_NOISE:
-            raise _Noisy
+        expected = self._reference(size, place, row)
+        self.noise = noise_of(lambda: _at(self._run(batch), place), expected, self.noise)
         return self.noise
 
     def _reference(self, size: int, place: int, row: int) -> list[np.ndarray]:

@@ -70,6 +70,7 @@ class Deployed:
         load_timeout_s: How long a device process may take to load it.
         non_finite: What becomes of NaN and infinities in the JSON of its answers.
         notes: What the operator is told of its configuration, a line each.
+        audit_rate: How many of all its batches are audited, at most 1; 0 for none.
     """
 
     servable: Servable
@@ -91,6 +92,7 @@ class Deployed:
     load_timeout_s: float = math.inf
     non_finite: NonFinite = WORDS
     notes: tuple[str, ...] = ()
+    audit_rate: float = 0.0
 
     @property
     def interpreter(self) -> Path:
@@ -214,6 +216,11 @@ def _used_models(
 
 def _check_batching(model: ModelSettings, source: ModelSource) -> None:
     is_script = source.framework in ("script", "mlflow")
+    if is_script and model.audit:
+        raise InvalidSettings(
+            f"{source.name} is an entry script: audit is for models alone, for running a script again may do more "
+            "than compute; leave it out"
+        )
     if model.batching not in _BATCHING[is_script]:
         kind = "an entry script" if is_script else "no entry script"
         known = ", ".join(_BATCHING[is_script])
@@ -294,6 +301,7 @@ def _deployed(
         load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
         non_finite=model.non_finite or settings.non_finite,
         notes=() if source.config is None else source.config.notes,
+        audit_rate=settings.audit if model.audit is None else model.audit,
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from stoker.isolation.batch_watch import BatchWatch
 from stoker.tensors import Signature
 
 __all__ = [
     "GPU_INSTANCES",
     "BufferedRuntime",
     "ForkingRuntime",
+    "JoiningRuntime",
     "OutOfMemory",
     "Outputs",
     "RowFailure",
@@ -80,4 +82,19 @@ class BufferedRuntime(Runtime, Protocol):
 
     def buffers(self) -> Sequence[np.ndarray]:
         """Per input an array `[max_batch_rows, *row_shape]`; the same ones in every call."""
+        ...
+
+
+@runtime_checkable
+class JoiningRuntime(Runtime, Protocol):
+    """A runtime whose rows are whole requests, which it joins to batches itself.
+
+    Attributes:
+        watch: What is looked at in those batches.
+    """
+
+    watch: BatchWatch
+
+    def run_tensors(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Run one batch of named tensors, as those are that it joins."""
         ...

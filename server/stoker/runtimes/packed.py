@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.isolation.batch_watch import BatchWatch
+from stoker.isolation.finite import all_finite
 from stoker.runtimes.base import Outputs, RowFailure
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, Signature, TensorSpec
@@ -30,7 +32,12 @@ Run = Callable[[Feeds], Mapping[str, np.ndarray]]
 
 
 class PackedRuntime:
-    """Runs packed requests through a function of named tensors."""
+    """Runs packed requests through a function of named tensors.
+
+    Attributes:
+        signature: What it takes and gives.
+        watch: What is looked at in its batches.
+    """
 
     def __init__(
         self, run: Run, tensors: ModelTensors, servable: Servable, verdict: Verdict | None = None
@@ -47,6 +54,8 @@ class PackedRuntime:
         self._model = run
         self._tensors = tensors
         self._max_batch_rows = servable.max_batch_rows
+        self._separates = verdict is not None and verdict.non_finite_apart
+        self.watch = BatchWatch()
         self._pad = {
             info.name: (np.asarray(servable.pad[info.name]).astype(info.dtype), info.shape[1:])
             for info in tensors.inputs
@@ -71,13 +80,23 @@ class PackedRuntime:
         # Nothing of it changes once it is made.
         return copy(self)
 
+    def run_tensors(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
+        """Run one batch of tensors that have been joined."""
+        return self._model(feeds)
+
     def _batches(self, requests: Sequence[Feeds]) -> Iterator[list[int]]:
-        """Places of requests that can run as one, each at most `max_batch_rows` long."""
+        """Places of requests that can run as one, each at most `max_batch_rows` long.
+
+        Where NaN and infinities were no part of what is known of the model, requests that hold them are alone.
+        """
         if not self._tensors.batched:
             yield from ([place] for place in range(len(requests)))
             return
         alike: dict[Any, list[int]] = {}
         for place, feeds in enumerate(requests):
+            if self._separates and not all(map(all_finite, feeds.values())):
+                yield [place]
+                continue
             key = tuple((name, self._size_class(name, array)) for name, array in sorted(feeds.items()))
             alike.setdefault(key, []).append(place)
         for places in alike.values():
@@ -116,13 +135,22 @@ class PackedRuntime:
     def _answers(self, requests: Sequence[Feeds]) -> list[bytes | RowFailure]:
         try:
             if len(requests) == 1:
-                return [pack(self._model(requests[0]))]
+                return [pack(self._alone(requests[0]))]
             return [pack(outputs) for outputs in self._together(requests)]
         except BaseException as error:  # noqa: BLE001  # whatever the model raises is told to its caller
             if len(requests) == 1:
                 return [RowFailure(error)]
         half = len(requests) // 2
         return self._answers(requests[:half]) + self._answers(requests[half:])
+
+    def _alone(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
+        outputs = self._model(feeds)
+        rows = _rows(feeds) if self._tensors.batched else 1
+        arrays = [*feeds.values(), *outputs.values()]
+        if any(array.shape[:1] != (rows,) for array in arrays):
+            rows = 1
+        self.watch.look(feeds.values(), outputs.values(), rows)
+        return outputs
 
     def _together(self, requests: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
         feeds = {name: self._joined(name, [request[name] for request in requests]) for name in requests[0]}
@@ -131,6 +159,9 @@ class PackedRuntime:
         for name, array in outputs.items():
             if array.ndim == 0 or len(array) != bounds[-1]:
                 raise ValueError(f"output {name!r} has shape {list(array.shape)} for a batch of {bounds[-1]}")
+        self.watch.look(feeds.values(), outputs.values(), int(bounds[-1]))
+        if self.watch.takes:
+            self.watch.take(feeds, outputs, [0, *bounds.tolist()])
         parts = {name: np.split(array, bounds[:-1]) for name, array in outputs.items()}
         return [{name: parts[name][index] for name in outputs} for index in range(len(requests))]
 

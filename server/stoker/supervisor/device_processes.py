@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, assert_never
 from stoker.control.device_messages import (
     SUPERVISOR_END,
     AddLane,
+    BatchingStopped,
     DeviceChosen,
     Failed,
     FromDevice,
     Loaded,
     LoadModel,
     StartDevice,
+    StopBatching,
     ToDevice,
     Unloaded,
     UnloadModel,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from stoker.models.deployment import Deployed
     from stoker.supervisor.background import Supervision
     from stoker.tensors import Signature
+    from stoker.verdict import Verdict
 
 __all__ = ["DeviceProcess", "DeviceProcesses"]
 
@@ -96,6 +100,7 @@ class DeviceProcesses:
         supervision: Supervision,
         on_loaded: Callable[[DeviceProcess, Replica], None],
         on_lost: Callable[[Replica], None],
+        on_verdict: Callable[[Deployed, Verdict], None],
     ) -> None:
         """Begin with none.
 
@@ -103,6 +108,7 @@ class DeviceProcesses:
             supervision: The metrics, and whoever waits for changes.
             on_loaded: Called when a replica can be used.
             on_lost: Called when one cannot be used any more.
+            on_verdict: Called when something else is known of whether a model's rows may share batches.
         """
         self.processes: list[DeviceProcess] = []
         self.replicas = Replicas([])
@@ -110,6 +116,9 @@ class DeviceProcesses:
         self._background, self._changes = supervision.background, supervision.changes
         self._on_loaded = on_loaded
         self._on_lost = on_lost
+        self._on_verdict = on_verdict
+        self._verdicts: dict[int, Verdict] = {}
+        """By a model's number what was found out of it while it served; its later processes must heed it."""
 
     async def start(self, models: Sequence[Deployed], *, quiet: bool = False) -> list[DeviceProcess]:
         """Start the processes for models that are loaded together, and return before they are.
@@ -146,6 +155,7 @@ class DeviceProcesses:
         await self._changes.until(
             lambda: not any(model.number in process.unloading for process in self.processes)
         )
+        self._verdicts.pop(model.number, None)
         self._note_ready(model)
 
     def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
@@ -212,6 +222,8 @@ class DeviceProcesses:
             case Loaded():
                 if process.failure is None:
                     self._on_loaded_in_time(process, message)
+            case BatchingStopped(number, verdict):
+                self._on_verdict_changed(process, number, verdict)
             case Unloaded(number):
                 process.unloading.discard(number)
                 self._changes.tell()
@@ -219,6 +231,19 @@ class DeviceProcesses:
                 self._on_failed(process, number, _ReportedFailure(text, code, exit_code))
             case _:
                 assert_never(message)
+
+    def _on_verdict_changed(self, process: DeviceProcess, number: int, verdict: Verdict) -> None:
+        """What one replica has found out holds for all of them, and for those that take their places."""
+        if not process.group.has(number):
+            return
+        model = process.group.model(number)
+        self._verdicts[number] = verdict
+        self.replicas.change_verdict(model, verdict)
+        for other in self.processes:
+            loaded = (replica.model.number for replica in self.replicas.in_group(other.group))
+            if other.child is not None and number in loaded:
+                other.child.send(StopBatching(number))
+        self._on_verdict(model, verdict)
 
     def _on_loaded_in_time(self, process: DeviceProcess, message: Loaded) -> None:
         assert process.timer is not None, "it began with the process"
@@ -234,7 +259,7 @@ class DeviceProcesses:
             replica = self.replicas.add(
                 process.group,
                 message.number,
-                message.signature,
+                self._heeded(process.child, message),
                 process.report.device,
                 load_s=message.load_s,
                 warm_up_s=message.warm_up_s,
@@ -284,6 +309,14 @@ class DeviceProcesses:
         if process.group.members:
             self._note_loaded(process)
         self._changes.tell()
+
+    def _heeded(self, child: _DeviceChild, message: Loaded) -> Signature:
+        """The signature of what a process has loaded, which is told what an earlier one had found out."""
+        verdict = self._verdicts.get(message.number)
+        if verdict is None:
+            return message.signature
+        child.send(StopBatching(message.number))
+        return dataclasses.replace(message.signature, verdict=verdict)
 
     def _on_late(self, process: DeviceProcess, model: Deployed) -> None:
         """Give up a model that does not get loaded; in a driver, say, it could not be interrupted."""
@@ -356,4 +389,6 @@ def _check_image(model: Deployed, signature: Signature) -> None:
 
 
 def _load_model(model: Deployed) -> LoadModel:
-    return LoadModel(model.number, model.servable, model.max_delay_ms, model.slot, model.threads)
+    return LoadModel(
+        model.number, model.servable, model.max_delay_ms, model.slot, model.threads, model.audit_rate
+    )

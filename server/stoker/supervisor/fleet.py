@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane
-from stoker.control.frontend_messages import AttachReplica
+from stoker.control.frontend_messages import AttachReplica, VerdictChanged
 from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stoker.supervisor.children import Child
     from stoker.supervisor.replicas import Replica
     from stoker.supervisor.start_up import ModelReport
+    from stoker.verdict import Verdict
 
 __all__ = ["Fleet"]
 
@@ -66,7 +67,7 @@ class Fleet:
             on_request: Called when a frontend asks something.
         """
         self._changes, self._background = supervision.changes, supervision.background
-        self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost)
+        self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost, self._on_verdict)
         self.frontends = FrontendProcesses(
             settings,
             catalogue,
@@ -192,6 +193,9 @@ class Fleet:
 
     def _on_lost(self, replica: Replica) -> None:
         self.frontends.detach(replica.generation)
+
+    def _on_verdict(self, model: Deployed, verdict: Verdict) -> None:
+        self.frontends.tell(VerdictChanged(model.number, verdict))
 
     def _on_outgrown(self, frontend: FrontendProcess, generation: int, answer_bytes: int) -> None:
         """Join a frontend and a replica anew, with larger rows; from now on all that are joined get such."""

@@ -11,6 +11,7 @@ from stoker.models.deployment import Deployed
 from stoker.supervisor.groups import Group
 from stoker.supervisor.start_up import ModelReport
 from stoker.tensors import Signature
+from stoker.verdict import Verdict
 
 __all__ = ["Replica", "Replicas"]
 
@@ -77,6 +78,18 @@ class Replicas:
         replica = Replica(model, signature, device, self._generation, load_s, warm_up_s)
         self._loaded[group].append(replica)
         return replica
+
+    def change_verdict(self, model: Deployed, verdict: Verdict) -> None:
+        """Take note that something else is known of whether a model's rows may share batches."""
+        for group, loaded in self._loaded.items():
+            self._loaded[group] = [
+                dataclasses.replace(
+                    replica, signature=dataclasses.replace(replica.signature, verdict=verdict)
+                )
+                if replica.model.number == model.number
+                else replica
+                for replica in loaded
+            ]
 
     def remove(self, group: Group) -> list[Replica]:
         """Take note that the device process of a group has ended; returns what it had loaded."""

@@ -1,0 +1,209 @@
+"""Audits of rows that have been answered: models as functions of numpy arrays, and the zoo under ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+from tests.zoo import ZOO
+
+from stoker.isolation.audit import Finding, Taken, audit, take
+from stoker.isolation.companions import sample_feeds
+from stoker.isolation.finite import all_finite, count_unexplained
+from stoker.tensors import TensorInfo
+
+LEAK = 12345.0
+"""A number in one row that others get to see in `leaky`."""
+
+_DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(string)": "string"}
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+def leaky(x: np.ndarray) -> np.ndarray:
+    """Twice each row; but while a row holds one certain number, all others see it."""
+    return np.asarray(2 * x + (x == LEAK).any() * np.float32(1e-3) * x.max())
+
+
+def apart(x: np.ndarray) -> np.ndarray:
+    """Twice each row."""
+    return 2 * x
+
+
+def batch(*first: float) -> np.ndarray:
+    """Rows of three numbers, the first of which are given."""
+    return np.array([[number, 2, 3] for number in first], np.float32)
+
+
+def as_run(function: Function) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """A model of this function."""
+    return lambda feeds: {"y": function(feeds["x"])}
+
+
+def taken(function: Function, x: np.ndarray, place: int = 0, stop: int | None = None) -> Taken:
+    """A row, or those up to `stop`, with the answer that it got in this batch."""
+    return take({"x": x}, {"y": function(x)}, place, place + 1 if stop is None else stop)
+
+
+def test_a_row_that_saw_another_one_is_found() -> None:
+    """What no companion at load triggers is seen in the answer that was given, with a digest of both."""
+    finding = audit(as_run(leaky), taken(leaky, batch(1, LEAK, 4, 7), 2))
+    assert finding.result == "failed"
+    assert finding.reason == "row 3 of 4 got another answer beside other rows"
+    assert finding.given != finding.found
+    assert len(finding.given) == len(finding.found) == 16
+    assert audit(as_run(leaky), taken(leaky, batch(1, 2, 4, 7), 2)) == Finding("passed")
+
+
+@settings(STEADY, max_examples=60)
+@given(st.integers(2, 40), st.data())
+def test_rows_that_do_not_see_each_other_pass(size: int, data: st.DataObject) -> None:
+    """Whatever a row holds, wherever it lies, and of whatever type it is."""
+    place = data.draw(st.integers(0, size - 1))
+    stop = data.draw(st.integers(place + 1, size))
+    dtype = data.draw(st.sampled_from(["float32", "float16", "float64", "int8", "uint64", "bool"]))
+    number = data.draw(st.sampled_from([0, 1, 100, np.nan, np.inf] if dtype.startswith("f") else [0, 1]))
+    x = np.full((size, 2), number, dtype)
+    x[0, 0] = 1
+
+    def function(x: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.concatenate([x, x], axis=1)
+
+    assert audit(as_run(function), taken(function, x, place, stop)) == Finding("passed")
+
+
+def test_the_row_keeps_its_place_among_finite_rows_made_of_itself() -> None:
+    """The batch has the size that it had, and companions are zeros and the row's own values, never NaN."""
+    seen: list[np.ndarray] = []
+
+    def function(x: np.ndarray) -> np.ndarray:
+        seen.append(x.copy())
+        return x.copy()
+
+    rows = taken(apart, batch(5, 6, 7, 8, 9), 1, 3)
+    audit(as_run(function), rows)
+    assert seen[0].shape == (5, 3)
+    assert seen[0][1:3].tolist() == batch(6, 7).tolist()
+    others = seen[0][[0, 3, 4]].tolist()
+    assert [0, 0, 0] in others
+    assert any(sorted(row) == [2, 3, 6] for row in others)
+    assert any(sorted(row) == [2000, 3000, 6000] for row in others)
+    seen.clear()
+    audit(as_run(function), taken(apart, batch(np.nan, 1, 1, 1, 1)))
+    assert np.isfinite(seen[0][1:]).all()
+
+
+def test_texts_are_audited_beside_texts() -> None:
+    """A model of strings whose answers have the length of the longest one is found; its twin passes."""
+    x = np.array([[b"a"], [b"much longer"], [b"bc"]], object)
+
+    def padded(x: np.ndarray) -> np.ndarray:
+        longest = max(map(len, x[:, 0]))
+        return np.array([[text[0].ljust(longest)] for text in x], object)
+
+    def upper(x: np.ndarray) -> np.ndarray:
+        return np.array([[text[0].upper()] for text in x], object)
+
+    assert audit(as_run(padded), taken(padded, x)).result == "failed"
+    assert audit(as_run(upper), taken(upper, x)).result == "passed"
+
+
+def test_what_a_model_refuses_says_nothing() -> None:
+    """One that does not take zeros is tried with the row's own values; one that takes nothing more is skipped."""
+
+    def picky(x: np.ndarray) -> np.ndarray:
+        if (x.sum(axis=1) != 6).any():
+            raise ValueError("rows have to\n add up to 6")
+        return leaky(x)
+
+    rows = take({"x": batch(1, 1)}, {"y": apart(batch(1, 1))}, 0, 1)
+    assert audit(as_run(picky), rows).result == "passed"
+    rows = take({"x": batch(2, 2)}, {"y": apart(batch(2, 2))}, 0, 1)
+    finding = audit(as_run(picky), rows)
+    assert finding.result == "skipped"
+    assert finding.reason.endswith("beside the row: rows have to add up to 6")
+
+
+def noisy(function: Function, noise: float) -> Function:
+    """A model on a device whose answers to equal batches differ by about this share."""
+    random = np.random.default_rng(7)
+    return lambda x: function(x) * np.float32(1 + noise * random.random())
+
+
+def test_the_noise_of_a_device_is_no_leak_and_hides_none() -> None:
+    """Differences as large as those of equal batches pass and are remembered; one beyond them fails."""
+    run = noisy(apart, 1e-5)
+    finding = audit(as_run(run), taken(run, batch(1, 2, 3)))
+    assert finding.result == "passed"
+    assert 0 < finding.noise < 1e-4
+    again = audit(as_run(run), taken(run, batch(1, 2, 3)), finding.noise)
+    assert (again.result, again.noise) == ("passed", finding.noise)
+    run = noisy(leaky, 1e-5)
+    assert audit(as_run(run), taken(run, batch(1, LEAK, 3)), finding.noise).result == "failed"
+
+
+def test_a_model_that_draws_random_numbers_is_not_judged() -> None:
+    """Where equal batches get answers far apart, nothing can be said of other ones."""
+    run = noisy(apart, 0.5)
+    finding = audit(as_run(run), taken(run, batch(1, 2)))
+    assert (finding.result, finding.reason) == ("skipped", "equal batches get different answers")
+
+
+@pytest.mark.parametrize("shape", [(3,), (90, 100)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numbers_that_are_none_are_seen(shape: tuple[int, ...], dtype: str) -> None:
+    """In small arrays and large ones; numbers so large that their product is none are numbers."""
+    array = np.full(shape, np.finfo(dtype).max, dtype)
+    assert all_finite(array)
+    for number in (np.nan, np.inf, -np.inf):
+        array.flat[-1] = number
+        assert not all_finite(array)
+    array.flat[0] = -number
+    assert not all_finite(array)
+    assert all_finite(np.array(array.shape))
+
+
+def test_answers_are_unexplained_only_where_the_row_is_finite() -> None:
+    """A row counts once, however many of its numbers are none; one that had some itself does not count."""
+    inputs = [batch(1, np.nan, 3, 4), np.array([0, 0, np.inf, 0], np.float16)]
+    outputs = [np.array([[np.nan, np.inf]] * 4, np.float32), np.arange(4)]
+    assert count_unexplained(inputs, outputs, 4) == 2
+    assert count_unexplained(inputs, outputs[1:], 4) == 0
+    assert count_unexplained([batch(1)], [np.array(np.nan, np.float32)], 1) == 1
+
+
+@pytest.mark.parametrize("name", sorted(set(ZOO) - {"padding to the longest", "training batch norm"}))
+def test_the_zoo_under_onnx_runtime(name: str) -> None:
+    """Of ordinary batches no audit of a model whose rows are apart fails, and of its sibling's some do."""
+    random = np.random.default_rng(3)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    results: list[set[str]] = []
+    for make in ZOO[name]:
+        session = onnxruntime.InferenceSession(make(), options)
+        names = [value.name for value in session.get_outputs()]
+        inputs = [TensorInfo(v.name, _DTYPES[v.type], (-1, *v.shape[1:])) for v in session.get_inputs()]
+
+        def run(
+            feeds: Mapping[str, np.ndarray], session: Any = session, names: list[str] = names
+        ) -> dict[str, np.ndarray]:
+            return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+        results.append(set())
+        for size in range(2, 18, 3):
+            feeds = sample_feeds(inputs, size)
+            for array in feeds.values():
+                if array.dtype.kind == "f":
+                    array[...] = random.standard_normal(array.shape) * 10 ** random.uniform(-2, 2)
+            place = int(random.integers(size))
+            results[-1].add(audit(run, take(feeds, run(feeds), place, place + 1)).result)
+    mixing, independent = results
+    assert "failed" in mixing
+    assert independent == {"passed"}
