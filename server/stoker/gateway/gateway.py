@@ -130,6 +130,8 @@ class Gateway:
             UnknownService: No model is served under this name, or several are and none was named.
             NotReady: It is being loaded for the first time, or could not be.
         """
+        if name is None and self.traffic is not None:
+            name = self.traffic.endpoint.leading
         meant = self.only if name is None else name
         if meant is not None:
             if meant in self.services:
@@ -138,8 +140,6 @@ class Gateway:
             if model is not None and model.default is not None:
                 _check_loaded(f"'{meant}'", model.versions[model.default])
         names = ", ".join(self.services)
-        if name is None and self.traffic is not None:
-            name = self.traffic.endpoint.leading
         if name is None:
             raise UnknownService(
                 f"Several services are here, use {SERVICE_PATH}<name>/score with one of: {names}."
