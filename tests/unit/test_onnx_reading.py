@@ -23,10 +23,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 from tests.tiny_models import write_mlp
 from tests.zoo import ZOO, graph_of, model_of, node, tensor
 
-from stoker.isolation.onnx_call import MICROSOFT, ML
-from stoker.isolation.onnx_graph import Tensor, read_model
-from stoker.isolation.onnx_reading import followed, read_onnx
-from stoker.isolation.onnx_values import Undecided
+from stoker.isolation.onnx.call import MICROSOFT, ML
+from stoker.isolation.onnx.graph import Tensor, read_model
+from stoker.isolation.onnx.reading import followed, read_onnx
+from stoker.isolation.onnx.values import Undecided
 from stoker.isolation.reading import Reading
 
 ROWS = 3

@@ -12,7 +12,8 @@ import pytest
 
 from stoker.errors import LoadFailed
 from stoker.image_input import ImageInput
-from stoker.isolation.samples import Sample, find_sample_feeds, read_sample
+from stoker.isolation.sample_files import read_sample
+from stoker.isolation.samples import Sample, find_sample_feeds
 from stoker.servable import Servable, WarmUpInput, WarmUpRequest
 from stoker.tensors import TensorInfo
 

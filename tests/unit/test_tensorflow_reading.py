@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.isolation.reading import Reading
-from stoker.isolation.tensorflow_reading import read_concrete_function
+from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.runtimes.tensorflow import load_saved_model
 from stoker.servable import Device, Servable
 

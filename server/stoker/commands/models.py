@@ -189,7 +189,7 @@ def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:
 
 def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
     """Refuse a sample that a signature does not take."""
-    from stoker.isolation.samples import read_sample
+    from stoker.isolation.sample_files import read_sample
     from stoker.tensors import Signature
 
     tensors = Signature.from_json(signature).model_tensors

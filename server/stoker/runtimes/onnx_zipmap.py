@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from stoker.isolation.onnx_graph import Model, Node, read_model
-from stoker.isolation.onnx_wire import BYTES, Field, fields_of
+from stoker.isolation.onnx.graph import Model, Node, read_model
+from stoker.isolation.onnx.wire import BYTES, Field, fields_of
 
 __all__ = ["with_tensors_for_maps"]
 

@@ -17,7 +17,7 @@ from stoker.errors import InvalidInput, LoadFailed
 from stoker.extras import how_to_install
 from stoker.isolation.difference import largest_difference
 from stoker.isolation.reading import Reading
-from stoker.isolation.tensorflow_reading import read_concrete_function
+from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.fastest import feasible_sizes, sample_rows
 from stoker.runtimes.packed import PackedRuntime

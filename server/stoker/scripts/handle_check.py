@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.isolation.onnx_reading import read_onnx
+from stoker.isolation.onnx.reading import read_onnx
 from stoker.isolation.reading import Reading
 from stoker.isolation.row_test import Evidence, try_rows
-from stoker.isolation.tensorflow_reading import read_concrete_function
+from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.scripts.handles import HandleCall, like
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
 

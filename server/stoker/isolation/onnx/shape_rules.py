@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from stoker.isolation.onnx_call import MICROSOFT, Call, rule
-from stoker.isolation.onnx_values import (
+from stoker.isolation.onnx.call import MICROSOFT, Call, rule
+from stoker.isolation.onnx.values import (
     Dim,
     Shape,
     Size,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.isolation.onnx_call import MICROSOFT, Call, rule
-from stoker.isolation.onnx_values import Dim, Value, same
+from stoker.isolation.onnx.call import MICROSOFT, Call, rule
+from stoker.isolation.onnx.values import Dim, Value, same
 
 __all__ = ["matrix_product"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from stoker.isolation.row_states import Mixed, Plain, Rows, State, Unknown
-from stoker.isolation.tensorflow_sizes import node_of
+from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown
+from stoker.isolation.tensorflow.sizes import node_of
 
 __all__ = ["COMPUTING", "elementwise", "is_same_for_all"]
 

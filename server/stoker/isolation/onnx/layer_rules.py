@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.isolation.onnx_call import MICROSOFT, Call, rule
-from stoker.isolation.onnx_number_rules import per_row
-from stoker.isolation.onnx_values import Dim, Shape, Value, product, quotient, same
+from stoker.isolation.onnx.call import MICROSOFT, Call, rule
+from stoker.isolation.onnx.number_rules import per_row
+from stoker.isolation.onnx.values import Dim, Shape, Value, product, quotient, same
 
 __all__: list[str] = []
 

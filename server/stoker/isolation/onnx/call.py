@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NoReturn, TypeVar
 
-from stoker.isolation.onnx_graph import Attribute, Node
-from stoker.isolation.onnx_values import (
+from stoker.isolation.onnx.graph import Attribute, Node
+from stoker.isolation.onnx.values import (
     Content,
     Dim,
     Mixed,

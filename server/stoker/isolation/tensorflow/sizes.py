@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from stoker.isolation.row_states import Listed, Mixed, Plain, Rows, Size, State, Unknown
+from stoker.isolation.tensorflow.row_states import Listed, Mixed, Plain, Rows, Size, State, Unknown
 
 __all__ = ["SHAPES", "compute", "constant", "node_of", "shape_of"]
 

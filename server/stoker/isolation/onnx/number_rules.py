@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from stoker.isolation.onnx_call import MICROSOFT, Call, rule
-from stoker.isolation.onnx_graph import Tensor
-from stoker.isolation.onnx_values import Size, Value, same
+from stoker.isolation.onnx.call import MICROSOFT, Call, rule
+from stoker.isolation.onnx.graph import Tensor
+from stoker.isolation.onnx.values import Size, Value, same
 
 __all__ = ["per_row"]
 

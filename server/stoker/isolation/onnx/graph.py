@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.isolation.onnx_wire import BYTES, VARINT, Buffer, Field, MalformedModel, fields_of, packed, signed
+from stoker.isolation.onnx.wire import BYTES, VARINT, Buffer, Field, MalformedModel, fields_of, packed, signed
 
 __all__ = [
     "Attribute",

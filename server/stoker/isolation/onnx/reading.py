@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 # The rules enter themselves.
-from stoker.isolation import onnx_layer_rules, onnx_matrix_rules, onnx_shape_rules, onnx_tree_rules  # noqa: F401
-from stoker.isolation.onnx_call import RULES, Call
-from stoker.isolation.onnx_contents import computed
-from stoker.isolation.onnx_graph import (
+from stoker.isolation.onnx import layer_rules, matrix_rules, shape_rules, tree_rules  # noqa: F401
+from stoker.isolation.onnx.call import RULES, Call
+from stoker.isolation.onnx.contents import computed
+from stoker.isolation.onnx.graph import (
     Attribute,
     Function,
     Graph,
@@ -25,7 +25,7 @@ from stoker.isolation.onnx_graph import (
     Reference,
     read_model,
 )
-from stoker.isolation.onnx_values import (
+from stoker.isolation.onnx.values import (
     ROWS,
     Dim,
     Mixed,
@@ -39,7 +39,7 @@ from stoker.isolation.onnx_values import (
     sized,
     worst,
 )
-from stoker.isolation.onnx_wire import MalformedModel
+from stoker.isolation.onnx.wire import MalformedModel
 from stoker.isolation.reading import Reading
 
 __all__ = ["followed", "read_onnx"]

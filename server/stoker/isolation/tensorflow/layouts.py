@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from stoker.isolation.row_states import Listed, Plain, Rows, Size, State, Unknown, join
-from stoker.isolation.tensorflow_sizes import node_of
+from stoker.isolation.tensorflow.row_states import Listed, Plain, Rows, Size, State, Unknown, join
+from stoker.isolation.tensorflow.sizes import node_of
 
 __all__ = ["LAYOUTS", "MAKING"]
 

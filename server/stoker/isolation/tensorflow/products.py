@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from string import ascii_letters
 from typing import Any, Final
 
-from stoker.isolation.row_states import Mixed, Plain, Rows, State, Unknown
-from stoker.isolation.tensorflow_elementwise import is_same_for_all
-from stoker.isolation.tensorflow_sizes import node_of
+from stoker.isolation.tensorflow.elementwise import is_same_for_all
+from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown
+from stoker.isolation.tensorflow.sizes import node_of
 
 __all__ = ["PRODUCTS"]
 

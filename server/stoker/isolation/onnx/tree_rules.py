@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.isolation.onnx_call import MICROSOFT, ML, Call, rule
-from stoker.isolation.onnx_number_rules import per_row
-from stoker.isolation.onnx_values import Dim, Value, same
+from stoker.isolation.onnx.call import MICROSOFT, ML, Call, rule
+from stoker.isolation.onnx.number_rules import per_row
+from stoker.isolation.onnx.values import Dim, Value, same
 
 __all__: list[str] = []
 

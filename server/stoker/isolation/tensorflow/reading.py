@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from stoker.isolation.reading import Reading
-from stoker.isolation.row_states import Mixed, Plain, Rows, State, Unknown, join
-from stoker.isolation.tensorflow_elementwise import COMPUTING
-from stoker.isolation.tensorflow_layouts import LAYOUTS, MAKING
-from stoker.isolation.tensorflow_products import PRODUCTS
-from stoker.isolation.tensorflow_sizes import SHAPES, compute, constant, node_of, shape_of
+from stoker.isolation.tensorflow.elementwise import COMPUTING
+from stoker.isolation.tensorflow.layouts import LAYOUTS, MAKING
+from stoker.isolation.tensorflow.products import PRODUCTS
+from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown, join
+from stoker.isolation.tensorflow.sizes import SHAPES, compute, constant, node_of, shape_of
 
 __all__ = ["read_concrete_function"]
 

@@ -1,0 +1,1 @@
+"""The batch axis followed through the graph of a SavedModel."""
