@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -55,12 +56,14 @@ def as_runtime(
     sample = find_sample_feeds(servable, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else None
     tried = _Tried(run)
+    begun_s = time.perf_counter()
     verdict = judge(servable, tried, tensors, read, rows)
+    took_ms = 1000 * (time.perf_counter() - begun_s)
     if tried.fault is not None and servable.max_batch_rows > 1:
         raise LoadFailed(f"{servable.path} fails whatever it is given: {tried.fault}") from tried.fault
-    if not verdict.batched and tensors.batched:
-        level = logging.INFO if verdict.how == "said" else logging.WARNING
-        logger.log(level, "%s: its requests are %s", servable.name, verdict)
+    unexpected = tensors.batched and not verdict.batched and verdict.how != "said"
+    level = logging.WARNING if unexpected else logging.INFO
+    logger.log(level, "%s: its requests are %s; that took %.0f ms", servable.name, verdict, took_ms)
     tensors = dataclasses.replace(tensors, batched=verdict.batched)
     _check_padding(servable, tensors)
     by_rows = verdict.batched and not is_reshaped(servable.declaration)
