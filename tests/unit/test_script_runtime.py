@@ -263,7 +263,7 @@ def run(data):
     return data
 """
     loaded = load(servable(text, max_batch_rows=5), CPU, 1)
-    assert sys.modules["entry_module"].sizes == [2, 5, 1]
+    assert (sys.modules["entry_module"].sizes[0], sys.modules["entry_module"].sizes[-2:]) == (2, [5, 1])
     assert loaded.signature is loaded.runtime.signature
     assert loaded.load_s >= 0
     assert loaded.warm_up_s >= 0
@@ -375,3 +375,30 @@ def test_a_script_that_can_do_without_tensorflow_may(
     text = "try: import tensorflow\nexcept ImportError: pass\ndef init(): ...\ndef run(raw_data): ...\n"
     (answer,) = answers(load_script(servable(text), CPU, 1), b"")
     assert answer.body == b"{}"
+
+
+@pytest.mark.parametrize(("batching", "how"), [("auto", "tested"), ("none", "said"), ("merge", "said")])
+def test_the_verdict_on_a_script_is_that_of_its_self_check(servable: Write, batching: Any, how: str) -> None:
+    """Or what was asked for; the reason is the one that the summary gives."""
+    script = servable("def init(): ...\ndef run(raw_data):\n    return [1]\n")
+    signature = load_script(dataclasses.replace(script, batching=batching), CPU, 1).signature
+    assert signature.verdict is not None
+    assert signature.script is not None
+    assert signature.verdict.how == how
+    assert signature.verdict.batched == (batching == "merge")
+    assert signature.verdict.reason == signature.script.batching_reason
+
+
+def test_a_decorated_script_whose_rows_see_each_other_is_warned_of(
+    servable: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its author has said that it takes batches, so it gets them; one that keeps rows apart is not mentioned."""
+    with np.errstate(all="ignore"):
+        verdict = batched_script(servable, "return data - data[:, :1]").signature.verdict
+        assert verdict is not None
+        assert (verdict.how, verdict.batched, verdict.companions > 0) == ("declared", True, True)
+        assert not caplog.records
+        mixed = batched_script(servable, "return data - data.mean(axis=0)").signature.verdict
+    assert mixed is not None
+    assert (mixed.how, mixed.batched) == ("declared", True)
+    assert "is decorated with stoker.batched, so its requests are batched, though beside a row" in caplog.text

@@ -6,15 +6,17 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.errors import LoadFailed
+from stoker.isolation.row_test import try_rows
 from stoker.runtimes.base import Outputs, Runtime
 from stoker.runtimes.tensorflow import import_tensorflow
-from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
+from stoker.script_form import ScriptForm
+from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
@@ -25,7 +27,8 @@ from stoker.scripts.results import encode_rows
 from stoker.scripts.tensorflow_v1 import first_v1_use, give_v1_api, read_uses
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
-from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
+from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec
+from stoker.verdict import Verdict
 from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptRequest
 
 __all__ = ["BatchedScript", "BodyScript", "load_script"]
@@ -52,12 +55,12 @@ def load_script(servable: Servable, device: Device, threads: int) -> Runtime:
     watchdog.start()
     if script.batched is not None:
         script.initialise(finish)
-        runtime: Runtime = BatchedScript(script, watchdog)
+        runtime: Runtime = BatchedScript(script, watchdog, servable)
     else:
         calls = ScriptCalls(script.run, raw=script.raw, watchdog=watchdog)
         script.initialise(finish)
         batched = choose_batching(calls, servable, find_sample(servable, calls.form))
-        runtime = BodyScript(batched, servable.max_body_bytes)
+        runtime = BodyScript(batched, servable.max_body_bytes, _verdict(batched.form, servable.batching))
     return runtime
 
 
@@ -84,12 +87,12 @@ def _prepare_tensorflow(servable: Servable, folders: Sequence[str], device: Devi
 class BodyScript:
     """A `run` that takes whole requests."""
 
-    def __init__(self, calls: BatchedCalls, max_body_bytes: int) -> None:
+    def __init__(self, calls: BatchedCalls, max_body_bytes: int, verdict: Verdict | None = None) -> None:
         self._calls = calls
         size_bytes = max_body_bytes + HEAD_ROOM_BYTES
         request = TensorSpec("request", "uint8", (size_bytes,), variable=True)
         answer = TensorSpec("answer", "uint8", (size_bytes,), variable=True)
-        self.signature = Signature((request,), (answer,), takes="body", script=calls.form)
+        self.signature = Signature((request,), (answer,), takes="body", script=calls.form, verdict=verdict)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Score requests; one that raises fails alone."""
@@ -100,7 +103,7 @@ class BodyScript:
 class BatchedScript:
     """A `run` decorated with `stoker.batched`."""
 
-    def __init__(self, script: EntryScript, watchdog: Watchdog) -> None:
+    def __init__(self, script: EntryScript, watchdog: Watchdog, servable: Servable) -> None:
         taken = script.batched
         assert taken is not None, "the caller has looked"
         self._run = script.run
@@ -109,8 +112,10 @@ class BatchedScript:
             spec = TensorSpec("data", taken.dtype, taken.shape)
         except ValueError as error:
             raise LoadFailed(f"stoker.batched: {error}") from error
-        self.signature = Signature((spec,), (_learn_output(script.run, spec),))
-        self._texts = self.signature.outputs[0].variable
+        output = _learn_output(script.run, spec)
+        self._texts = output.variable
+        verdict = _declared(servable, self._tried, TensorInfo(spec.name, spec.dtype, (-1, *spec.shape)))
+        self.signature = Signature((spec,), (output,), verdict=verdict)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Call the script once with the whole batch.
@@ -121,11 +126,40 @@ class BatchedScript:
         """
         return contain(lambda: self._answers(inputs[0]))
 
+    def _tried(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """The script as a function of named tensors, without a word in the log."""
+        with requests_in_log(SELF_CHECK):
+            (answers,) = self.run([*feeds.values()])
+        rows = np.empty(len(answers), object)
+        rows[:] = list(answers)
+        return {"result": rows if self._texts else np.asarray(answers)}
+
     def _answers(self, batch: Any) -> Outputs:
         result = self._watchdog.guard(lambda: self._run(batch))
         if len(result) != len(batch):
             raise ValueError(f"run() returned {len(result)} rows for a batch of {len(batch)}")
         return [encode_rows(result)] if self._texts else [np.asarray(result)]
+
+
+def _declared(
+    servable: Servable, run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]], info: TensorInfo
+) -> Verdict:
+    """The verdict on a script that declares its batches: it is believed, and warned of what speaks against it."""
+    evidence = try_rows(run, [info], [servable.max_batch_rows], proven=True)
+    if evidence.finding == "mixed":
+        logger.warning(
+            "%s is decorated with stoker.batched, so its requests are batched, though %s",
+            servable.name,
+            evidence.reason,
+        )
+    return Verdict(True, "declared", "the script says so by stoker.batched", evidence.companions)
+
+
+def _verdict(form: ScriptForm, wanted: str) -> Verdict:
+    """The verdict on a script that takes whole bodies, from what its self-check has chosen."""
+    batched = form.batching != "none"
+    said = wanted == "none" or (batched and form.batching_reason.startswith(UNCHECKED))
+    return Verdict(batched, "said" if said else "tested", form.batching_reason)
 
 
 def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:

@@ -20,11 +20,13 @@ from stoker.scripts.self_check import Disproved, Sample, check_gathering, check_
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 
-__all__ = ["BatchedCalls", "choose_batching", "find_sample"]
+__all__ = ["UNCHECKED", "BatchedCalls", "choose_batching", "find_sample"]
 
 logger = logging.getLogger(__name__)
 
 _KEY: Final = "data"
+UNCHECKED: Final = "asked for, unchecked"
+"""What the reason begins with where the operator is believed."""
 _NO_SAMPLE: Final = (
     "there is no sample input to check it with: "
     f"put {SAMPLE_INPUT} beside the script or into the model folder"
@@ -107,7 +109,7 @@ def _merge(calls: ScriptCalls, max_rows: int, sample: Sample | None) -> BatchedC
     if sample is None:
         merged = MergedCalls(calls, key=_KEY, max_rows=max_rows)
         check_mergeable(calls)
-        return _batched(calls, "merge", f"asked for, unchecked: {_NO_SAMPLE}", merged.answers, max_rows, _KEY)
+        return _batched(calls, "merge", f"{UNCHECKED}: {_NO_SAMPLE}", merged.answers, max_rows, _KEY)
     merged, key = check_merging(calls, sample, max_rows)
     reason = f"bodies made from {sample.source} got the same answers merged as alone"
     return _batched(calls, "merge", reason, merged.answers, max_rows, key)
@@ -117,7 +119,7 @@ def _gather(calls: ScriptCalls, max_rows: int, sample: Sample | None) -> Batched
     threads = min(max_rows, MAX_THREADS)
     gathered = GatheredCalls(calls, max_rows=max_rows, max_threads=threads)
     if sample is None:
-        reason = f"asked for, unchecked: {_NO_SAMPLE}"
+        reason = f"{UNCHECKED}: {_NO_SAMPLE}"
     else:
         try:
             methods = check_gathering(calls, sample, gathered, max_rows)
