@@ -151,6 +151,8 @@ def forged(keyring: Keyring) -> dict[str, str]:
         "another algorithm": jwt.encode(claims, secret * 2, "HS512"),
         "no end": jwt.encode({"iss": "stoker", "aud": "mnist", "iat": 1}, secret, "HS256"),
         "an end that is no number": jwt.encode({**claims, "exp": "late"}, secret, "HS256"),
+        "an endless end": jwt.encode({**claims, "exp": float("inf")}, secret, "HS256"),
+        "an endless beginning": jwt.encode({**claims, "nbf": float("inf")}, secret, "HS256"),
         "no signature": f"{none}.{payload}.",
         "a changed payload": f"{header}.{longer}.{signature}",
         "a changed signature": f"{header}.{payload}.{'B' if signature[0] == 'A' else 'A'}{signature[1:]}",
@@ -163,7 +165,8 @@ def forged(keyring: Keyring) -> dict[str, str]:
 
 FORGERIES = [
     *("another service", "another issuer", "another secret", "another algorithm", "no end"),
-    *("an end that is no number", "no signature", "a changed payload", "a changed signature", "two parts"),
+    *("an end that is no number", "an endless end", "an endless beginning", "no signature"),
+    *("a changed payload", "a changed signature", "two parts"),
     *("four parts", "dots", "a huge one"),
 ]
 

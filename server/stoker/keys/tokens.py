@@ -203,7 +203,7 @@ class TokenVerifier:
                 options={"require": ["exp", "iat"], "verify_exp": False, "verify_iat": False},
             )
             return int(claims["exp"])
-        except (jwt.InvalidTokenError, ValueError, TypeError):
+        except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError):
             return None
 
     def _flaw(self, authorization: bytes) -> _Flaw | None:
