@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from stoker.durable import private_folder
 from stoker.errors import InvalidSettings
@@ -13,6 +16,8 @@ __all__ = ["WORKSPACE_FOLDER", "WORKSPACE_VARIABLE", "Workspace"]
 
 WORKSPACE_FOLDER = ".stoker"
 WORKSPACE_VARIABLE = "STOKER_WORKSPACE"
+
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,18 @@ class Workspace:
             private_folder(self.root)
             (self.root / ".gitignore").write_text("*\n", encoding="ascii")
         return self
+
+    def create_run_dir(self) -> Path:
+        """Create the workspace and the folder of the state of running servers, for its owner alone (mode 0700).
+
+        One that exists becomes private too, even in a workspace that others may read: it holds requests.
+        """
+        folder = private_folder(self.create().run_dir)
+        if folder.stat().st_mode & _OTHERS:
+            # Where it is somebody else's, that is theirs to say.
+            with contextlib.suppress(PermissionError):
+                folder.chmod(0o700)
+        return folder
 
 
 def _owner(root: Path) -> int:

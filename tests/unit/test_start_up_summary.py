@@ -112,6 +112,7 @@ def test_an_array_is_no_body_for_several_inputs(tmp_path: Path) -> None:
     shown = sample_file(Workspace(tmp_path / "workspace"), _report(UNBATCHED, sample_input=sample))
     assert shown is not None
     assert shown != sample
+    assert shown.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_commands_of_the_summary_can_be_pasted_into_a_shell(

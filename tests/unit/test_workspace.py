@@ -76,6 +76,16 @@ def test_creating_keeps_what_exists(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_of_running_servers_is_private(tmp_path: Path) -> None:
+    """Its mode is 0700 in a workspace that others may read too, and where it was there before with another one."""
+    tmp_path.chmod(0o755)
+    workspace = Workspace(tmp_path)
+    assert workspace.create_run_dir() == workspace.run_dir
+    assert workspace.run_dir.stat().st_mode & 0o777 == 0o700
+    workspace.run_dir.chmod(0o755)
+    assert workspace.create_run_dir().stat().st_mode & 0o777 == 0o700
+
+
 def test_a_file_cannot_be_the_workspace(tmp_path: Path) -> None:
     """`--workspace` with the path of a file is refused with that path."""
     file = tmp_path / "file"

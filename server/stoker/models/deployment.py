@@ -211,7 +211,7 @@ def _used_models(
     for registered in used:
         leases.enter_context(registered.hold())
         registered.verify()
-    return link_models(used, workspace.create().run_dir)
+    return link_models(used, workspace.create_run_dir())
 
 
 def _check_batching(model: ModelSettings, source: ModelSource) -> None:

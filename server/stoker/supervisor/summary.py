@@ -236,10 +236,8 @@ def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
     body = _made_up(model.signature)
     if not body:
         return None
-    path = workspace.run_dir / f"{servable.name}.{SAMPLE_INPUT}"
     try:
-        workspace.create()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = workspace.create_run_dir() / f"{servable.name}.{SAMPLE_INPUT}"
         path.write_text(json.dumps(body))
     except OSError:
         return None
