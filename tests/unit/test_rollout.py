@@ -689,6 +689,54 @@ def test_a_label_that_cannot_move_keeps_its_version_and_nothing_else(play: Play)
     play(scene)
 
 
+def test_a_label_that_is_moved_before_its_version_has_come_waits_for_it(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on meaning what it meant, by a load too; the log says so once; it moves when the version is there."""
+
+    async def scene(stage: Stage) -> None:
+        base, files = stage.stock.base / "digits", stage.stock.files
+        files["digits", 5] = "weights"
+        change_labels(base, {"stable": 3})
+        await stage.look(2)
+        change_labels(base, {"stable": 7, "canary": 8})
+        await stage.watch.look_at_labels()
+        await stage.look(3)
+        await stage.rollout.load("digits")
+        assert stage.fleet.told["digits"].labels == {"stable": 3}
+        assert stage.fleet.states() == {3: "AVAILABLE", 5: "AVAILABLE"}
+        assert caplog.messages == [
+            "the label 'canary' of digits means nothing: there is no version 8 to load",
+            "the label 'stable' of digits goes on meaning version 3: there is no version 7 to load",
+        ]
+        del files["digits", 3]
+        await stage.look(2)
+        await stage.rollout.load("digits")
+        assert stage.fleet.told["digits"].labels == {"stable": 3}, "its files are gone, it has been loaded"
+        files["digits", 7] = "weights"
+        await stage.look(2)
+        assert stage.fleet.told["digits"].labels == {"stable": 7}
+        assert stage.fleet.states() == {3: "END", 5: "END", 7: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_a_label_goes_with_its_version(play: Play) -> None:
+    """A version that was deleted, and whose label was not moved, is unloaded as one without a label is."""
+
+    async def scene(stage: Stage) -> None:
+        base, files = stage.stock.base / "digits", stage.stock.files
+        files["digits", 5] = "weights"
+        change_labels(base, {"stable": 3})
+        await stage.look(2)
+        del files["digits", 3]
+        await stage.look(2)
+        assert stage.fleet.told["digits"].labels == {}
+        assert stage.fleet.states() == {3: "END", 5: "AVAILABLE"}
+
+    play(scene)
+
+
 def test_moving_a_label_loads_no_files_that_have_changed(play: Play) -> None:
     """Who has moved it has not said that others are complete."""
 

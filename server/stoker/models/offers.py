@@ -63,8 +63,7 @@ class Offer:
     def labels(self) -> dict[str, int]:
         """Return the labels, those of the settings and, rather than them, those that lie beside the versions.
 
-        A label of a version that there is not is left out, for it may have been deleted; one of a version that holds
-        no model just now is not.
+        They may name versions that there are not: one that was deleted, or one that is still to come.
 
         Raises:
             OperatorError: Nothing of the model could be found.
@@ -75,8 +74,12 @@ class Offer:
         labels = dict(self.settings.labels or {})
         if self.base is not None:
             labels.update(stored_labels(self.base))
-        there = {*self.versions, *self.broken}
-        return {label: version for label, version in labels.items() if version in there}
+        return labels
+
+    @property
+    def there(self) -> set[int]:
+        """All its versions, those that hold no model just now too."""
+        return {*self.versions, *self.broken}
 
     def wanted(self) -> list[int]:
         """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
@@ -88,10 +91,10 @@ class Offer:
         """
         if self.error is not None:
             raise self.error
-        there = {*self.versions, *self.broken}
+        there = self.there
         check_named(self.name, self.policy, there)
         check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), there)
-        return sorted({*self.policy.choose(there), *self.labels().values()})
+        return sorted({*self.policy.choose(there), *there.intersection(self.labels().values())})
 
     def source(self, version: int) -> ModelSource:
         """Find one version.

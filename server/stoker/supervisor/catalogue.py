@@ -6,7 +6,7 @@ Pure bookkeeping: `rollout` moves versions through their lives, frontends are to
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -103,6 +103,26 @@ class Model:
     def available(self) -> list[int]:
         """The versions that are served, ascending."""
         return sorted(number for number, version in self.versions.items() if version.state == "AVAILABLE")
+
+    def wish(self, labels: Mapping[str, int], there: Collection[int]) -> dict[str, int]:
+        """Let the labels mean this from now on, each as soon as its version is available.
+
+        A label may be moved before its version has come: until then it goes on meaning what it means, unless that is
+        the version which has gone.
+
+        Args:
+            labels: What they should mean.
+            there: The versions that there are.
+
+        Returns:
+            The labels that wait for their version.
+        """
+        waiting = {label: number for label, number in labels.items() if number not in there}
+        self.wished = {label: number for label, number in labels.items() if label not in waiting}
+        for label, number in waiting.items():
+            if self.labels.get(label, number) != number:
+                self.wished[label] = self.labels[label]
+        return waiting
 
     def settle(self) -> None:
         """Let the labels and the default mean what they should, as far as those versions are available.
@@ -229,7 +249,7 @@ class Catalogue:
         for name, model in self.models.items():
             if name in offers and offers[name].error is None:
                 model.chosen = set(offers[name].policy.choose(model.chosen))
-                model.wished = offers[name].labels()
+                model.wish(offers[name].labels(), offers[name].there)
             model.settle()
         self.only = next(iter(self.models)) if len(self.models) == 1 else None
 

@@ -81,6 +81,7 @@ class Rollout:
         self._stock = stock
         self._memory = memory
         self._published: dict[str, Route] = {}
+        self._waiting: dict[str, Mapping[str, int]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
@@ -137,7 +138,7 @@ class Rollout:
             offer = await self._offer(name)
             if offer.error is not None:
                 raise LoadFailed(f"failed to load '{name}', {offer.error}")
-            there = {*offer.versions, *offer.broken}
+            there = offer.there
             try:
                 check_named(name, policy or offer.policy, there)
                 check_named(name, VersionPolicy(None, () if version is None else (version,)), there)
@@ -193,7 +194,7 @@ class Rollout:
             model = self._catalogue.models.get(offer.name)
             if model is not None and model.wanted:
                 # Files that have changed are not loaded for it: nobody has said that they are complete.
-                unserved = {*offer.versions, *offer.broken}.difference(model.available)
+                unserved = offer.there.difference(model.available)
                 await self._serve(offer, model.chosen, await in_thread(offer.labels), unserved)
 
     async def refresh(self, offers: Mapping[str, Offer], settled: Collection[tuple[str, int]]) -> None:
@@ -282,9 +283,11 @@ class Rollout:
         """
         model = self._catalogue.models.get(offer.name) or Model(offer.name)
         before = set(model.chosen)
-        model.chosen, model.wished = set(chosen), dict(labels)
+        model.chosen = set(chosen)
+        self._tell_of_waiting(model, model.wish(labels, offer.there))
         failed: dict[int, Exception] = {}
-        for version in sorted(model.wanted):
+        # What a label goes on meaning may be served from files that are gone.
+        for version in sorted(model.wanted.intersection(offer.there)):
             try:
                 may_load = settled is None or version in settled
                 if may_load and await self._is_missing(model, offer, version, failed_too=failed_too):
@@ -299,6 +302,20 @@ class Rollout:
             self.bases[offer.name] = offer.base
             await self._retire_unwanted(model)
         return failed
+
+    def _tell_of_waiting(self, model: Model, waiting: Mapping[str, int]) -> None:
+        """Say of each label that waits for its version what it means until then, once."""
+        told, self._waiting[model.name] = self._waiting.get(model.name, {}), waiting
+        for label, number in waiting.items():
+            if told.get(label) != number:
+                kept = model.wished.get(label)
+                logger.warning(
+                    "the label %r of %s %s: there is no version %d to load",
+                    label,
+                    model.name,
+                    "means nothing" if kept is None else f"goes on meaning version {kept}",
+                    number,
+                )
 
     async def _is_missing(self, model: Model, offer: Offer, number: int, *, failed_too: bool) -> bool:
         """Whether a version is to be loaded: it is not served, or its files have changed."""
