@@ -12,6 +12,7 @@ import pytest
 from tests.puppets import Joined, PuppetRuntime
 
 from stoker.gateway.answers import Respond
+from stoker.gateway.call import Call
 from stoker.gateway.service import Service
 from stoker.metrics import MetricMemory
 from stoker.tensors import Signature, TensorSpec
@@ -35,10 +36,10 @@ class Served:
     def note(self, status: int, _: bytes, body: bytes) -> None:
         self.answers.append((status, orjson.loads(body)))
 
-    def score(self, rows: int = 1, respond: Respond | None = None) -> None:
+    def score(self, rows: int = 1, respond: Respond | None = None) -> Call:
         """Score so many rows of ones."""
         body = orjson.dumps({"data": [[1, 1]] * rows})
-        self.service.score(body, None, respond or self.note, self.replicas[0].clock())
+        return self.service.score(body, None, respond or self.note, self.replicas[0].clock())
 
     def leased(self) -> list[int]:
         """How many rows requests hold in each replica."""
@@ -156,9 +157,69 @@ def test_a_request_that_no_replica_can_hold_is_overloaded(serve) -> None:
     assert sum(served.leased()) == 31
 
 
-def test_a_lost_replica_costs_the_requests_that_it_held_and_no_other(serve) -> None:
-    """Its requests get 503 device_lost; those of the other replica are answered, and so are later ones."""
+@pytest.mark.parametrize("rows", [1, 3, 10])
+def test_what_a_lost_replica_held_runs_in_another_one(serve, rows: int) -> None:
+    """Requests of one row, of several, and of more than an arena takes at once are answered as if nothing were."""
     served = serve(2)
+    for _ in range(2):
+        served.score(rows=rows)
+    assert min(served.leased()) > 0
+    served.lose(0)
+    assert served.answers == []
+    served.settle()
+    assert served.answers == [(200, [[2, 2]] * rows)] * 2
+    assert len(served.replicas[1].runtime.rows_run) == 2 * rows
+    assert served.service.leased_rows == 0
+
+
+def test_a_request_runs_again_once(serve) -> None:
+    """It may be what the processes die of: the third replica does not get it."""
+    served = serve(3)
+    served.score()
+    for _ in range(2):
+        holds = [replica.exchange.leased_rows and not replica.exchange.lost for replica in served.replicas]
+        served.lose(holds.index(True))
+    ((status, answer),) = served.answers
+    assert (status, answer["code"]) == (503, "device_lost")
+    assert served.service.leased_rows == 0
+
+
+def test_who_has_gone_is_not_run_again(serve) -> None:
+    """Nobody waits for the answer of a request that was given up."""
+    served = serve(2)
+    served.score().abandon()
+    held = served.leased().index(1)
+    served.lose(held)
+    served.settle()
+    assert served.replicas[1 - held].runtime.rows_run == []
+    assert served.answers == []
+
+
+def test_a_request_that_finds_the_others_full_is_told_so(serve) -> None:
+    """It runs where there is room, or is refused as a new one would be."""
+    served = serve(2)
+    served.score(rows=5)
+    held = served.leased().index(5)
+    for _ in range(2):
+        served.replicas[1 - held].submit(*range(CAPACITY // 2))
+    served.lose(held)
+    ((status, answer),) = served.answers
+    assert (status, answer["code"]) == (503, "overloaded")
+
+
+def test_a_service_that_leaves_runs_nothing_again(serve) -> None:
+    """All its replicas are left at once: what they held is told."""
+    served = serve(2)
+    for _ in range(2):
+        served.score()
+    served.service.leave_exchanges()
+    assert [(status, answer["code"]) for status, answer in served.answers] == [(503, "device_lost")] * 2
+
+
+def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other(serve) -> None:
+    """Who knows what it has done: 503 device_lost; those of the other replica are answered, and so are later ones."""
+    served = serve(2)
+    served.service.framework = "script"
     for _ in range(6):
         served.score()
     assert served.leased() == [3, 3]
@@ -173,6 +234,7 @@ def test_a_lost_replica_costs_the_requests_that_it_held_and_no_other(serve) -> N
 def test_a_request_that_follows_a_lost_one_at_once_goes_to_the_other_replica(serve) -> None:
     """A pipelined request is scored while its predecessor is told of the loss: it must not meet the lost replica."""
     served = serve(2)
+    served.service.framework = "script"
 
     def again(status: int, lines: bytes, body: bytes) -> None:
         served.note(status, lines, body)

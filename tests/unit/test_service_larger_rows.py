@@ -165,6 +165,17 @@ def test_a_device_that_ends_meanwhile_is_told(served: Served) -> None:
     assert served.service.larger_rows.idle
 
 
+def test_who_waits_for_larger_rows_of_a_lost_replica_runs_in_another_one(served: Served) -> None:
+    """That is asked for larger rows in its turn."""
+    served.score(2000)
+    with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as other:
+        served.service.attach(other.exchange)
+        served.device.kill_device()
+        served.service.detach(served.device.exchange)
+        other.settle()
+        assert (served.answers, served.asked[-1]) == ([], (other.exchange, 4 * ROOM))
+
+
 def test_a_service_that_is_dismissed_answers_all(served: Served) -> None:
     """Those that wait, and those in rows that were replaced."""
     served.score(2000)

@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from stoker.errors import (
     DeadlineExceeded,
+    DeviceLost,
     NonFiniteOutput,
     OutputTooLarge,
     ScoringTimeout,
@@ -55,7 +56,7 @@ _SCORED_LINES: Final = (
 class Call(Ticket):
     """One scoring request between its body and its answer."""
 
-    __slots__ = ("_ids", "_respond", "_service", "dialect", "received_ns", "request")
+    __slots__ = ("_again", "_ids", "_respond", "_service", "dialect", "received_ns", "request")
 
     request: Any
     """What a dialect keeps of the request until it is answered."""
@@ -92,6 +93,16 @@ class Call(Ticket):
         return self._ids
 
     @property
+    def ran_again(self) -> bool:
+        """Whether it runs a second time because its device process has died."""
+        return hasattr(self, "_again")
+
+    @ran_again.setter
+    def ran_again(self, again: Literal[True]) -> None:
+        # Not in `__init__`, which runs once a request: this is for very few of them.
+        self._again = again
+
+    @property
     def wanted(self) -> bool:
         """Whether somebody waits for the answer."""
         return self._respond is not None
@@ -117,7 +128,7 @@ class Call(Ticket):
         service = self._service
         try:
             if self.error is not None:
-                if not isinstance(self.error, OutputTooLarge) or not service.run_in_larger_rows(self):
+                if not self._runs_again(self.error):
                     self.refuse(self.error)
             elif self.dialect is not None:
                 self._answer_in(self.dialect, self._tensors())
@@ -129,6 +140,11 @@ class Call(Ticket):
             self.refuse(error)
         except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
             self.refuse_for_fault(error)
+
+    def _runs_again(self, error: StokerError) -> bool:
+        if isinstance(error, DeviceLost):
+            return self._service.run_elsewhere(self)
+        return isinstance(error, OutputTooLarge) and self._service.run_in_larger_rows(self)
 
     def answer_scored(
         self, body: bytes, now_ns: int, type_lines: bytes = _JSON_TYPE_LINE, *, counted: bool = False

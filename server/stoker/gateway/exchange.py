@@ -38,7 +38,7 @@ from stoker.errors import (
 from stoker.gateway.feeding import Feeding
 from stoker.gateway.ticket import Rows, Ticket
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "device_lost"]
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class Exchange:
             self._loop.remove_writer(self._doorbell.fileno())
         self._doorbell.close()
         for ticket in dict.fromkeys((*self._feeding.tickets, *filter(None, self._tickets))):
-            ticket.fail(DeviceLost("The device process ended while it held this request.", retry_after_s=1))
+            ticket.fail(device_lost())
         # A ticket knows its exchange: from a circle, only a collection of garbage would free the arena.
         self._tickets = [None] * self.arena.capacity
 
@@ -478,6 +478,11 @@ class Exchange:
             values = rows[index]
             if values.size and (values.min() < limits.min or values.max() > limits.max):
                 raise InvalidInput(f"A number of {spec.name!r} does not fit {spec.dtype}.")
+
+
+def device_lost() -> DeviceLost:
+    """The error for a request that was with a device process when that ended."""
+    return DeviceLost("The device process ended while it held this request.", retry_after_s=1)
 
 
 def _lost() -> DeviceLost:

@@ -61,7 +61,7 @@ class _Feed:
         self.next_row = 0
         self.rows_left = len(rows[0])
         self.slices: list[_Slice] = []
-        self.answer = SlicedAnswer(exchange.arena.signature, self.rows_left)
+        self.answer = SlicedAnswer(exchange.arena.signature, rows)
 
 
 class Feeding:

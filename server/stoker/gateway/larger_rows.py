@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors import DeviceLost, StokerError
+from stoker.gateway.second_run import submit_again
 
 if TYPE_CHECKING:
     from stoker.gateway.call import Call
@@ -64,7 +64,7 @@ class LargerRows:
         body = call.body()
         call.reopen()
         if exchange in self._replaced:
-            self._submit(call, self._successor(exchange), body)
+            submit_again(call, self._successor(exchange), body)
         elif exchange in self._waiting:
             self._waiting[exchange].append((call, body))
         else:
@@ -77,13 +77,16 @@ class LargerRows:
         self._replaced[old] = new
         for call, body in self._waiting.pop(old, ()):
             if call.wanted:
-                self._submit(call, new, body)
+                submit_again(call, new, body)
 
-    def lose(self, exchange: Exchange) -> None:
-        """Take note that an exchange has gone; nothing comes instead of it."""
+    def lose(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
+        """Take note that an exchange has gone; nothing comes instead of it.
+
+        Returns:
+            The requests that have waited for that, and their bodies.
+        """
         self._replaced.pop(exchange, None)
-        for call, _ in self._waiting.pop(exchange, ()):
-            call.fail(DeviceLost("The device process ended while it held this request.", retry_after_s=1))
+        return self._waiting.pop(exchange, [])
 
     def sweep(self, now_ns: int) -> None:
         """Fail what has waited too long, and close the exchanges that are not needed any more."""
@@ -101,12 +104,3 @@ class LargerRows:
         while exchange in self._replaced:
             exchange = self._replaced[exchange]
         return exchange
-
-    @staticmethod
-    def _submit(call: Call, exchange: Exchange, body: bytes) -> None:
-        try:
-            exchange.submit_body(call, body)
-        except StokerError as error:
-            call.refuse(error)
-        except Exception as error:  # noqa: BLE001  # the other requests that wait are to be submitted too
-            call.refuse_for_fault(error)

@@ -127,7 +127,9 @@ class Roster:
             joined.detach(exchange)
             if self._exchanges.get(generation) is exchange:
                 del self._exchanges[generation]
-            logger.warning("a device process of %s has ended; its requests were told", joined.name)
+            logger.warning(
+                "a device process of %s has ended; its requests run in another one or were told", joined.name
+            )
 
         doorbell = socket.socket(fileno=doorbell_fd)
         try:

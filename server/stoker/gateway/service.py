@@ -27,10 +27,11 @@ from stoker.errors import (
 )
 from stoker.gateway.answers import Respond
 from stoker.gateway.call import Call, JoiningCall
-from stoker.gateway.exchange import Exchange
+from stoker.gateway.exchange import Exchange, device_lost
 from stoker.gateway.image_scoring import ImageScoring, content_type_of
 from stoker.gateway.larger_rows import LargerRows
 from stoker.gateway.request_ids import RequestIds
+from stoker.gateway.second_run import submit_again, submitted_with
 from stoker.gateway.ticket import Rows, Ticket
 from stoker.keys.keyring import BEARER_HEADER
 from stoker.metrics import ModelMetrics
@@ -171,7 +172,9 @@ class Service:
         if exchange in self.exchanges:
             self.exchanges.remove(exchange)
             self._find_only_exchange()
-        self.larger_rows.lose(exchange)
+        for call, body in self.larger_rows.lose(exchange):
+            if not self.run_elsewhere(call, body):
+                call.fail(device_lost())
 
     def replace(self, old: Exchange, new: Exchange) -> None:
         """Submit nothing more to an exchange whose rows are too small: another one was attached instead of it."""
@@ -185,6 +188,25 @@ class Service:
         assert isinstance(exchange, Exchange), "all calls are submitted to exchanges"
         return self.larger_rows.take(call, exchange)
 
+    def run_elsewhere(self, call: Call, body: bytes | None = None) -> bool:
+        """Run a request again whose device process has died; False if that may not be, or nobody else can.
+
+        Once, for it may have been this request that the process died of. An entry script may do more than compute:
+        its requests are told.
+
+        Args:
+            call: The request.
+            body: What it was submitted with, if it is in no arena; else only valid inside its `complete`.
+        """
+        other = None if self.framework == "script" or call.ran_again else self.least_loaded()
+        if other is None or not call.wanted:
+            return False
+        content = submitted_with(call) if body is None else body
+        call.reopen()
+        call.ran_again = True
+        submit_again(call, other, content)
+        return True
+
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
         for exchange in (*self.exchanges, *self.larger_rows.exchanges):
@@ -193,8 +215,11 @@ class Service:
 
     def leave_exchanges(self) -> None:
         """Stop using all exchanges, and close them; requests in flight are answered with an error."""
-        for exchange in (*self.exchanges, *self.larger_rows.exchanges):
+        leaving = (*self.exchanges, *self.larger_rows.exchanges)
+        # First all of them: no request is to run again in the next one.
+        for exchange in leaving:
             self.detach(exchange)
+        for exchange in leaving:
             exchange.close()
 
     def _find_only_exchange(self) -> None:

@@ -122,9 +122,15 @@ class Ticket:
         """The body that it was submitted with, by `Exchange.submit_body`. Only valid inside `complete`."""
         return self.exchange.arena.read_bytes("in", 0, self.row_numbers[0])
 
+    def inputs(self) -> Rows:
+        """The rows that it was submitted with, by `Exchange.submit`. Only valid inside `complete`."""
+        if self.sliced is not None:
+            return self.sliced.inputs
+        return [rows[self.row_numbers] for rows in self.exchange.arena.inputs]
+
     def reopen(self) -> None:
         """Be as before it was submitted, so that it can be submitted again. Only valid inside `complete`."""
-        self.is_open, self.error, self.row_numbers = True, None, []
+        self.is_open, self.error, self.row_numbers, self.sliced = True, None, [], None
 
     def cancel(self) -> None:
         """Give the request up: `complete` will not be called, rows that have not started will not run."""
@@ -152,13 +158,16 @@ class SlicedAnswer:
     """The answer of a request whose rows come back slice by slice.
 
     Attributes:
+        inputs: The request's rows.
         arrays: Per output an array `[rows, *row_shape]`; for a variable one an empty array.
         texts: Per output a list with an item a row; for one of fixed size an empty list.
     """
 
-    __slots__ = ("arrays", "texts")
+    __slots__ = ("arrays", "inputs", "texts")
 
-    def __init__(self, signature: Signature, rows: int) -> None:
+    def __init__(self, signature: Signature, inputs: Rows) -> None:
+        rows = len(inputs[0])
+        self.inputs = inputs
         self.arrays = [
             np.empty((0 if spec.variable else rows, *spec.shape), spec.dtype) for spec in signature.outputs
         ]
