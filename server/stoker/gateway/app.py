@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +30,9 @@ from stoker.gateway.tfs import tfs_routes
 
 __all__ = ["create_app"]
 
+logger = logging.getLogger(__name__)
+
+_CLIENT_GONE: Final = 499
 _AZURE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 _CLOSE: Final = split_lines(CLOSE_LINE)
 
@@ -52,7 +56,12 @@ def create_app(gateway: Gateway) -> ASGIApp:
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={StokerError: _on_error, HTTPException: _on_http_exception, Exception: _on_fault},
+        exception_handlers={
+            StokerError: _on_error,
+            HTTPException: _on_http_exception,
+            ClientDisconnect: _on_gone,
+            Exception: _on_fault,
+        },
     )
     app.router.redirect_slashes = False
     app.state.gateway = gateway
@@ -197,6 +206,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         methods = tuple(sorted(name.strip() for name in allowed.split(",")))
         return await _on_error(request, MethodNotAllowed(NOT_ALLOWED, allowed=methods))
     return JSONResponse({"message": error.detail, "code": "http"}, error.status_code)
+
+
+async def _on_gone(request: Request, error: Exception) -> Response:
+    # Nobody gets this answer.
+    del error
+    logger.info("a caller went away in the body of %s %s", request.method, request.url.path)
+    return Response(status_code=_CLIENT_GONE)
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
