@@ -33,6 +33,7 @@ __all__ = ["create_app"]
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE: Final = 499
+_AZURE_PATHS: Final = frozenset({"/", "/score", "/swagger.json"})
 _AZURE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 _CLOSE: Final = split_lines(CLOSE_LINE)
 
@@ -96,7 +97,10 @@ def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
             await send_answer(answer, refusal(error, headers))
             return
         if scope["path"].startswith("//"):
-            scope = {**scope, "path": "/" + scope["path"].lstrip("/")}
+            path = "/" + scope["path"].lstrip("/")
+            # A rule of a proxy for the other paths is not to be passed by a slash.
+            if path in _AZURE_PATHS or path.startswith(SERVICE_PATH):
+                scope = {**scope, "path": path}
         await app(scope, receive, answer)
 
     return serve

@@ -6,9 +6,10 @@ from typing import Final
 
 from starlette.types import Scope
 
-from stoker.errors import ExpectationFailed, HeaderTooLarge, MalformedBody, TargetTooLong
+from stoker.errors import ExpectationFailed, HeaderTooLarge, MalformedBody, NotSupported, TargetTooLong
 
 __all__ = [
+    "MAX_CHUNK_FRAMING_BYTES",
     "MAX_HEADERS",
     "MAX_HEAD_BYTES",
     "MAX_TARGET_BYTES",
@@ -25,6 +26,8 @@ MAX_TARGET_BYTES: Final = 1 << 15
 """Longest path and query."""
 MAX_HEAD_BYTES: Final = 1 << 16
 """Longest request line and headers."""
+MAX_CHUNK_FRAMING_BYTES: Final = 1 << 14
+"""Most that a chunked body may have beside its content and 16 bytes for each chunk: extensions, and trailers."""
 MAX_HEADERS: Final = 100
 """Most header lines."""
 
@@ -36,6 +39,8 @@ def check_head(scope: Scope) -> None:
         TargetTooLong: Path and query are too long.
         HeaderTooLarge: There are too many headers, or they are too long.
         MalformedBody: HTTP/1.1 without a `Host`, or with several.
+        MalformedBody: HTTP/1.0 with a `Transfer-Encoding`, which that does not have: two readers could disagree.
+        NotSupported: The body comes in another transfer coding than chunks.
         ExpectationFailed: `Expect` asks for something else than to be told to go on.
     """
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
@@ -43,16 +48,22 @@ def check_head(scope: Scope) -> None:
     headers = scope["headers"]
     if len(headers) > MAX_HEADERS:
         raise HeaderTooLarge(f"The request has more than {MAX_HEADERS} headers.")
-    size_bytes, hosts, expects = 0, 0, b""
+    size_bytes, hosts, expects, coding = 0, 0, b"", b""
     for name, value in headers:
         size_bytes += len(name) + len(value)
         if name == b"host":
             hosts += 1
         elif name == b"expect":
             expects = value
+        elif name == b"transfer-encoding":
+            coding = b"%b, %b" % (coding, value) if coding else value
     if size_bytes > MAX_HEAD_BYTES:
         raise HeaderTooLarge(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
     if hosts != 1 and scope["http_version"] == "1.1":
         raise MalformedBody("A request in HTTP/1.1 has one header Host.")
+    if coding and scope["http_version"] == "1.0":
+        raise MalformedBody("A request in HTTP/1.0 has no Transfer-Encoding.")
+    if coding and coding.strip().lower() != b"chunked":
+        raise NotSupported("The server knows no other Transfer-Encoding than chunked.")
     if expects and expects.lower() != b"100-continue":
         raise ExpectationFailed("The server knows no other expectation than 100-continue.")
