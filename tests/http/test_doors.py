@@ -343,3 +343,91 @@ async def test_a_slow_answer_is_not_taken_for_a_slow_request() -> None:
             listener.sweep()
         answered.set()
         assert (await connection.answer()).status == BY_THE_APP
+
+
+async def _sweep_slowly(listener: Listener, connection: AsyncConnection, drip: bytes, sweeps: int) -> int:
+    """Let seconds pass, in each of which so much arrives; returns in which of them the connection was ended."""
+    for second in range(1, sweeps + 1):
+        (one,) = listener.connections
+        before = one.arrived_bytes
+        connection.tell(drip)
+        await _until(lambda: one.arrived_bytes >= before + len(drip) or not listener.connections)  # noqa: B023
+        listener.sweep()
+        if one.transport.is_closing():
+            return second
+    return 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("door", [[], [("Origin", "https://x.example")]], ids=["direct", "app"])
+async def test_a_body_that_drips_is_not_waited_for(door: Headers) -> None:
+    """Bytes that come one by one, or a few a second, keep no connection, whichever door the request takes."""
+    message = scoring(PATH, KEY, b" " * LIMIT_BYTES, door)
+    for drip in (b" ", b" " * 20):
+        async with _listener() as (listener, port), await AsyncConnection.open(port) as connection:
+            connection.tell(message[:-LIMIT_BYTES])
+            await _until(lambda: any(one.receiving for one in listener.connections))
+            assert await _sweep_slowly(listener, connection, drip, 40) == SECONDS_ARRIVING + 1
+            assert (await connection.answer()).status == 408
+
+
+@pytest.mark.anyio
+async def test_a_body_that_arrives_at_the_slowest_rate_is_waited_for() -> None:
+    """Up to the longest time that an arrival may take."""
+    async with _listener() as (listener, port), await AsyncConnection.open(port) as connection:
+        connection.tell(request("POST", "/anything", [("Content-Length", "100000000")]))
+        await _until(lambda: any(one.receiving for one in listener.connections))
+        (one,) = listener.connections
+        for second in range(1, 1000):
+            one.arrived_bytes, one.idle_sweeps = 1024 * second, 0
+            listener.sweep()
+            if one.transport.is_closing():
+                break
+        assert second == 901
+
+
+@pytest.mark.anyio
+async def test_a_wrong_key_is_answered_before_the_body_and_what_drips_after_it_is_not_waited_for() -> None:
+    """The answer comes at once; then the connection has as long for the body as one with the right key."""
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with _listener(app=app) as (listener, port), await AsyncConnection.open(port) as connection:
+        answer = await connection.ask(scoring(PATH, KEY + "x", BODY * 20)[: -len(BODY) * 20])
+        assert answer.status == 401
+        assert await _sweep_slowly(listener, connection, b" ", 40) == SECONDS_ARRIVING + 1
+        assert await connection.ended()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("trailer", [False, True], ids=["extensions", "trailers"])
+async def test_what_chunks_have_beside_their_content_is_bounded(trailer: bool) -> None:
+    """Many small chunks are none the worse; an extension or a trailer of any length is not read to its end."""
+    head = request("POST", "/anything", [("Transfer-Encoding", "chunked")])
+    async with _listener() as (_, port):
+        async with await AsyncConnection.open(port) as connection:
+            connection.tell(head)
+            answer = await connection.ask(b"00001\r\n7\r\n" * 100_000 + b"0\r\nA: b\r\n\r\n")
+            assert answer.status == BY_THE_APP
+        async with await AsyncConnection.open(port) as connection:
+            connection.tell(head + (b"1\r\n7\r\n0\r\nA: " if trailer else b"1;"))
+            answer = await connection.ask(b"a" * (1 << 20))
+            assert (answer.status, await connection.ended()) == (400, True)
+
+
+@pytest.mark.anyio
+async def test_trailers_are_no_headers() -> None:
+    """What comes behind a body is not shown with what was checked before it."""
+    seen: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await _app(scope, receive, send)
+        seen.extend(name for name, _ in scope["headers"])
+
+    message = request("POST", "/anything", [("Transfer-Encoding", "chunked")])
+    async with _listener(app=app) as (_, port), await AsyncConnection.open(port) as connection:
+        await connection.ask(message + b"1\r\n7\r\n0\r\nX-User: admin\r\n\r\n")
+    assert b"transfer-encoding" in seen
+    assert b"x-user" not in seen

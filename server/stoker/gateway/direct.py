@@ -38,7 +38,14 @@ from stoker.errors import (
 from stoker.gateway.answers import CLOSE_LINE, error_body, error_lines, json_lines
 from stoker.gateway.binary_dialect import is_array
 from stoker.gateway.gateway import Gateway, PlainHead
-from stoker.gateway.heads import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, NOT_ALLOWED, SCORING_METHODS
+from stoker.gateway.heads import (
+    MAX_CHUNK_FRAMING_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_TARGET_BYTES,
+    NOT_ALLOWED,
+    SCORING_METHODS,
+)
 from stoker.gateway.infer_dialect import JSON_LENGTH, InferDialect
 from stoker.gateway.request_ids import RequestIds
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
@@ -61,6 +68,9 @@ _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
 _METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
 _OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
 _GO_ON: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CHUNK_FRAMING_BYTES: Final = 16
+# What uvloop reads at most at once.
+_READ_BYTES: Final = 1 << 18
 _CLOSE_WAIT: Final = 8
 _LOOK_AGAIN_S: Final = 0.05
 (
@@ -117,6 +127,8 @@ class DirectProtocol(HttpToolsProtocol):
     Attributes:
         idle_sweeps: How often the listener has looked since this connection last made progress.
         unread_bytes: How much of its answers had not been taken from this process when the listener looked last.
+        arriving_sweeps: How often the listener has found the same request arriving, and the server reading it.
+        arrived_bytes: How much of that request's body has arrived.
         fresh: Whether nothing has arrived on it yet.
     """
 
@@ -124,10 +136,13 @@ class DirectProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.idle_sweeps = 0
         self.unread_bytes = 0
+        self.arriving_sweeps = 0
+        self.arrived_bytes = 0
         self.fresh = True
         self._gateway = gateway
         self._in_headers = False
         self._head_bytes = 0
+        self._framing_bytes: int | None = None
         self._offered = b""
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
@@ -151,6 +166,11 @@ class DirectProtocol(HttpToolsProtocol):
     def receiving(self) -> bool:
         """Whether a request has begun to arrive and is not complete."""
         return self._in_headers or self._receives_body
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a request has begun to arrive and is not complete, though it may have been answered already."""
+        return not self._between
 
     @property
     def _receives_body(self) -> bool:
@@ -185,6 +205,8 @@ class DirectProtocol(HttpToolsProtocol):
         self._feed(data)
         if self._in_headers:
             self._bound_head(len(data))
+        elif self._framing_bytes is not None:
+            self._bound_chunks(len(data))
 
     def _feed(self, data: bytes) -> None:
         """Let the parser read; a request that offers an upgrade is read again as if it had not."""
@@ -235,13 +257,29 @@ class DirectProtocol(HttpToolsProtocol):
         else:
             self._refuse(HeaderTooLarge(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes."))
 
+    def _bound_chunks(self, received_bytes: int) -> None:
+        """End a connection whose chunks are mostly extensions; the parser takes them for nothing, at any length."""
+        assert self._framing_bytes is not None, "looked at before"
+        self._framing_bytes += received_bytes
+        if self._framing_bytes <= MAX_CHUNK_FRAMING_BYTES:
+            return
+        if self.receiving:
+            self._refuse(MalformedBody("The chunks of the body have too long extensions or trailers."))
+        self.transport.close()
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins: its length and line ends are no extension."""
+        if self._framing_bytes is not None:
+            self._framing_bytes -= _CHUNK_FRAMING_BYTES
+
     def on_message_begin(self) -> None:
         # uvicorn's scope is made later, for those requests that need one.
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
-        self.idle_sweeps = 0
+        self.idle_sweeps = self.arriving_sweeps = self.arrived_bytes = 0
         self.fresh = False
+        self._framing_bytes = None
         self._in_headers = True
         self._head_bytes = -1
         self._between = False
@@ -332,10 +370,18 @@ class DirectProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
+        if any(name == b"transfer-encoding" for name, _ in headers):
+            # What has arrived with the head is not counted.
+            self._framing_bytes = -_READ_BYTES
         super().on_headers_complete()
+        # Trailers are no headers of the request, which have been looked at.
+        self.headers = []
 
     def on_body(self, body: bytes) -> None:
         self.idle_sweeps = 0
+        self.arrived_bytes += len(body)
+        if self._framing_bytes is not None:
+            self._framing_bytes -= len(body)
         if self._receiving is None:
             super().on_body(body)
         elif self._gathered is not None:
@@ -352,6 +398,7 @@ class DirectProtocol(HttpToolsProtocol):
         if self._offered:
             return
         self._between = True
+        self._framing_bytes = None
         self._new_head = b""
         service = self._receiving
         if service is None:

@@ -29,6 +29,9 @@ __all__ = ["Listener"]
 _ACCEPTED_A_TURN: Final = 16
 _KEEP_ALIVE_S: Final = 75
 _ARRIVAL_TIMEOUT_S: Final = 10
+# A body that drips would last for ever: it has that time, and longer only as far as it arrives at this rate.
+_SLOWEST_BYTES_S: Final = 1024
+_LONGEST_ARRIVAL_S: Final = 900
 # A client that reads nothing of its answer for so long is cut off, sooner when everybody is to go.
 _UNREAD_S: Final = 75
 _UNREAD_AT_END_S: Final = 5
@@ -211,5 +214,11 @@ def _reap(connection: DirectProtocol, unread_s: int) -> None:
         # Closing it would wait until the client has read all.
         if connection.idle_sweeps > unread_s:
             connection.transport.abort()
-    elif connection.idle_sweeps > (_ARRIVAL_TIMEOUT_S if connection.receiving else _KEEP_ALIVE_S):
+    elif connection.idle_sweeps > (_ARRIVAL_TIMEOUT_S if connection.arriving else _KEEP_ALIVE_S):
         connection.time_out()
+    elif connection.arriving and not connection.flow.read_paused:
+        # Where reading is paused, it is the server that is slow.
+        connection.arriving_sweeps += 1
+        patience_s = _ARRIVAL_TIMEOUT_S + connection.arrived_bytes // _SLOWEST_BYTES_S
+        if connection.arriving_sweeps > min(patience_s, _LONGEST_ARRIVAL_S):
+            connection.time_out()
