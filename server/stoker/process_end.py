@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from enum import IntEnum
+from pathlib import Path
 from typing import Final
 
-__all__ = ["GRACE_MS", "STACKS_SIGNAL", "ExitCode", "end_process"]
+__all__ = ["GRACE_MS", "STACKS_SIGNAL", "ExitCode", "end_process", "keep_memory_out_of_cores"]
 
 GRACE_MS: Final = 5000
 """How long after its time a call may still take before the process is ended."""
@@ -31,3 +33,14 @@ class ExitCode(IntEnum):
 def end_process(code: ExitCode) -> None:
     """End this process at once, wherever its threads are."""
     os._exit(code)
+
+
+def keep_memory_out_of_cores() -> None:
+    """Let cores of this process, and of all that it starts, have no memory: keys are in it, and what callers sent.
+
+    `PR_SET_DUMPABLE` would do so too, but takes /proc/PID from the process's own user: from profilers, from whoever
+    measures its memory, and, where it was done by the supervisor alone, `exec` would undo it.
+    """
+    # A kernel without cores has no such file.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/coredump_filter").write_text("0", encoding="ascii")

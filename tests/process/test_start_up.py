@@ -42,6 +42,9 @@ def test_frontends_are_light_and_hold_no_framework(serve: Serve, tmp_path: Path)
     for pid in (*frontends, server.process.pid):
         assert [name for name in FRAMEWORKS if name in _mapped(pid)] == []
     assert max(map(_resident_mib, frontends)) < 80
+    for pid in server.pids():
+        cores_hold = Path(f"/proc/{pid}/coredump_filter")
+        assert not cores_hold.exists() or int(cores_hold.read_text(), 16) == 0, "keys are no part of a core"
 
 
 def test_ready_means_loaded_and_warm(serve: Serve, tmp_path: Path) -> None:

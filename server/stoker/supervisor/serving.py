@@ -14,6 +14,7 @@ from stoker.extras import onnx_clash
 from stoker.keys.keyring import AdminKey
 from stoker.logs import configure_logging
 from stoker.models.layouts import Broken
+from stoker.process_end import keep_memory_out_of_cores
 from stoker.settings import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.grpc_port import reserve_grpc_port
@@ -37,6 +38,7 @@ def serve(settings: ServerSettings, workspace: Workspace) -> None:
         OperatorError: A setting is bad, or a model or device cannot be used.
     """
     configure_logging("supervisor")
+    keep_memory_out_of_cores()
     if clash := onnx_clash():
         logger.warning("%s", clash)
     with ExitStack() as resources:
