@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-__all__ = ["GRACE_MS", "STACKS_SIGNAL", "ExitCode", "end_process", "keep_memory_out_of_cores"]
+__all__ = [
+    "GRACE_MS",
+    "LAST_STACKS_SIGNAL",
+    "STACKS_SIGNAL",
+    "ExitCode",
+    "end_process",
+    "keep_memory_out_of_cores",
+    "write_stacks_when_asked",
+]
 
 GRACE_MS: Final = 5000
 """How long after its time a call may still take before the process is ended."""
 STACKS_SIGNAL: Final = signal.SIGUSR1
-"""What makes a device process write into the log where each of its threads is, in whatever code it hangs."""
+"""What makes a process write into the log where each of its threads is, if Python still runs in it."""
+LAST_STACKS_SIGNAL: Final = signal.SIGRTMAX
+"""The same in whatever code it hangs, if it did not heed the other one: for a process that is about to be killed."""
+
+
+_STANDARD_ERROR: Final = 2
 
 
 class ExitCode(IntEnum):
@@ -44,3 +58,19 @@ def keep_memory_out_of_cores() -> None:
     # A kernel without cores has no such file.
     with contextlib.suppress(OSError):
         Path("/proc/self/coredump_filter").write_text("0", encoding="ascii")
+
+
+def write_stacks_when_asked() -> None:
+    """Write where all threads are when one of these signals comes; called on the main thread.
+
+    Threads run on while a handler of C walks their frames, and the process may crash of it: so the first signal is
+    heeded by Python, which holds the interpreter lock then. Only a main thread that does not come to that, because it
+    hangs in code of C or gets no lock, leaves it to the second one.
+    """
+
+    def write_stacks(*_: object) -> None:
+        signal.signal(LAST_STACKS_SIGNAL, signal.SIG_IGN)
+        faulthandler.dump_traceback(file=_STANDARD_ERROR)
+
+    signal.signal(STACKS_SIGNAL, write_stacks)
+    faulthandler.register(LAST_STACKS_SIGNAL, file=_STANDARD_ERROR)

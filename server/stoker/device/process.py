@@ -7,7 +7,6 @@ Started by the supervisor as `python -m stoker.device.process --control-fd N`. W
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import gc
 import logging
 import os
@@ -40,7 +39,7 @@ from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory, MetricPage, ModelMetrics
-from stoker.process_end import STACKS_SIGNAL
+from stoker.process_end import write_stacks_when_asked
 from stoker.scripts.environment import enter_script_process, leave_script_process
 from stoker.servable import Device
 from stoker.verdict import Verdict
@@ -179,7 +178,7 @@ def main() -> int:
     parser.add_argument("--control-fd", type=int, required=True)
     args = parser.parse_args()
     _leave_ending_to_the_supervisor()
-    faulthandler.register(STACKS_SIGNAL)
+    write_stacks_when_asked()
     configure_logging("device")
     process = _DeviceProcess(ControlChannel.inherited(args.control_fd, DEVICE_END))
     code = process.serve()

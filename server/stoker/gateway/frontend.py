@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import faulthandler
 import gc
 import logging
 import os
@@ -55,7 +54,7 @@ from stoker.gateway.swagger import Naming
 from stoker.gateway.traffic import Traffic
 from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory, MetricPage
-from stoker.process_end import STACKS_SIGNAL
+from stoker.process_end import write_stacks_when_asked
 
 if TYPE_CHECKING:
     from stoker.control.frontend_rules import GrpcRules
@@ -258,7 +257,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The supervisor asks for this before it ends a frontend that hangs.
-    faulthandler.register(STACKS_SIGNAL)
+    write_stacks_when_asked()
     _allow_many_connections()
     configure_logging("frontend")
     # Casting a request's numbers to the model's type must not yield infinities: `Exchange` insists on this.

@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from stoker.control.channel import ControlChannel
 from stoker.control.message_codec import Codec
 from stoker.environments.interpreters import variables_for
-from stoker.process_end import STACKS_SIGNAL
+from stoker.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL
 
 __all__ = ["Backoff", "Child"]
 
@@ -28,6 +28,7 @@ _Received = TypeVar("_Received")
 
 # A process that yields the cores may be given none for a while, where they are busy.
 _STACKS_S: Final = 2.0
+_LAST_STACKS_S: Final = 1.0
 _KEY: Final = re.compile(r"STOKER_\w+_KEY")
 
 _ENVIRONMENT: Final = {
@@ -167,15 +168,24 @@ class Child(Generic[_Sent, _Received]):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def kill_where_it_hangs(self) -> None:
-        """Let a device process write the stacks of its threads into the log, then end it as `kill` does."""
+        """Let a process write the stacks of its threads into the log, then end it as `kill` does."""
+        call_later = asyncio.get_running_loop().call_later
+
+        def ask_again() -> None:
+            if self.process.returncode is None:
+                self._send_signal(LAST_STACKS_SIGNAL)
+                call_later(_LAST_STACKS_S, end)
 
         def end() -> None:
             if self.process.returncode is None:
                 self.kill()
 
+        self._send_signal(STACKS_SIGNAL)
+        call_later(_STACKS_S, ask_again)
+
+    def _send_signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(STACKS_SIGNAL)
-        asyncio.get_running_loop().call_later(_STACKS_S, end)
+            self.process.send_signal(number)
 
     def _watch(
         self,
