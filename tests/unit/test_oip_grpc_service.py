@@ -816,8 +816,20 @@ async def test_a_server_that_stops_answers_what_is_under_way() -> None:
         stage.infer.gate.set()
         assert numbers_of(await call) == [2, 4]
         assert numbers_of((await stream.read()).infer_response) == [6, 8]
-        assert (await refused(stream.read())).code() is grpc.StatusCode.UNAVAILABLE
+        ended = await refused(stream.read())
+        assert ended.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(ended.trailing_metadata())["retry-after"] == "1"
         assert await asyncio.wait_for(stopping, PATIENCE_S) == 0
+
+
+async def test_a_server_that_stops_answers_what_has_arrived() -> None:
+    """Also the calls that the library has not handed over yet; their callers then open connections elsewhere."""
+    async with staged() as stage:
+        calls = [asyncio.ensure_future(stage.infers(number, 1)) for number in range(200)]
+        await stage.infer.has_begun()
+        assert await stage.server.stop(PATIENCE_S) == 0
+        answers = await asyncio.gather(*calls)
+        assert [numbers_of(answer)[0] for answer in answers] == [2 * number for number in range(200)]
 
 
 async def test_a_server_that_has_waited_long_enough_cuts_off() -> None:
@@ -832,6 +844,8 @@ async def test_a_server_that_has_waited_long_enough_cuts_off() -> None:
 
 def refuses(port: int) -> bool:
     with socket.socket() as sock:
+        # At first nothing answers at all: this must not wait for it in the server's own loop.
+        sock.settimeout(0.01)
         return sock.connect_ex(("127.0.0.1", port)) != 0
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Any, Final
@@ -19,6 +16,7 @@ from stoker import __version__
 from stoker.gateway.descriptors import Descriptors
 from stoker.gateway.direct import DirectProtocol
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.handshakes import HANDSHAKE_S, drop_new_connections
 from stoker.gateway.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 
@@ -37,16 +35,6 @@ _UNREAD_S: Final = 75
 _UNREAD_AT_END_S: Final = 5
 # A client that has connected sends its first request within this time, or is not waited for.
 _FIRST_REQUEST_S: Final = 1.0
-_HANDSHAKE_S: Final = 0.05
-_SO_ATTACH_FILTER: Final = 26
-# Classic BPF on the TCP header: drop what has SYN without ACK in its flags (byte 13), take everything else.
-_DROP_SYN: Final = (
-    (0x30, 0, 0, 13),
-    (0x54, 0, 0, 0x12),
-    (0x15, 0, 1, 0x02),
-    (0x06, 0, 0, 0),
-    (0x06, 0, 0, 0xFFFFFFFF),
-)
 _SERVER: Final = (b"server", b"stoker")
 _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
@@ -159,8 +147,8 @@ class Listener:
         """Stop accepting, but take every connection that the kernel has accepted already."""
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            _drop_new_connections(sock)
-        await asyncio.sleep(_HANDSHAKE_S)
+            drop_new_connections(sock)
+        await asyncio.sleep(HANDSHAKE_S)
         for server in self._servers:
             server.close()
         for sock in self._sockets:
@@ -188,20 +176,6 @@ class Listener:
         if self._ticker is not None:
             self._ticker.cancel()
         return len(self.connections)
-
-
-def _drop_new_connections(sock: socket.socket) -> None:
-    """Let the kernel ignore new handshakes on a listening socket.
-
-    Between the last `accept` and the end of the socket, the kernel would complete handshakes and then reset them. A
-    client whose SYN is dropped sends it again after a second and is refused: it has not sent a request yet.
-    """
-    code = b"".join(struct.pack("HBBI", *instruction) for instruction in _DROP_SYN)
-    buffer = ctypes.create_string_buffer(code)
-    program = struct.pack("HL", len(_DROP_SYN), ctypes.addressof(buffer))
-    # Where filters are not allowed, a few connections may be reset.
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def _reap(connection: DirectProtocol, unread_s: int) -> None:

@@ -32,6 +32,8 @@ BEARER_METADATA: Final = "the metadata 'authorization: Bearer <{}>'"
 """What `stoker.keys.keyring.BEARER_HEADER` is over HTTP."""
 
 _DETAILS_CHARS: Final = 1024
+_LONG_ANSWER_BYTES: Final = 1 << 14
+"""An answer above this size may take several writes; the kernel has room for shorter ones at once."""
 
 
 class Call:
@@ -41,9 +43,10 @@ class Call:
         authorization: The value of the metadata `authorization`.
         ids: Its request id, from the metadata `x-request-id` or a fresh one.
         write: Sends an answer of a stream.
+        context: What the library knows of it.
     """
 
-    __slots__ = ("_context", "authorization", "ids", "write")
+    __slots__ = ("authorization", "context", "ids", "write")
 
     def __init__(self, context: Any) -> None:
         """Read the metadata, and name the call in what goes out behind its answer.
@@ -51,7 +54,7 @@ class Call:
         Raises:
             RequestError: Its request id cannot be taken over.
         """
-        self._context = context
+        self.context = context
         self.write: Callable[[Any], Awaitable[None]] = context.write
         metadata = dict(context.invocation_metadata())
         self.authorization = authorization_of(metadata)
@@ -64,7 +67,7 @@ class Call:
         Raises:
             DeadlineExceeded: The deadline has passed.
         """
-        remaining_s = self._context.time_remaining()
+        remaining_s = self.context.time_remaining()
         if remaining_s is None:
             return timeout_ns
         if remaining_s <= 0:
@@ -108,21 +111,31 @@ def parsed(request: Any) -> Any:
 
 
 class CallsUnderWay:
-    """The calls and streams that have begun and not ended."""
+    """The calls and streams that have begun and not ended.
+
+    Attributes:
+        begun: How many have begun ever.
+    """
 
     def __init__(self) -> None:
+        self.begun = 0
         self._count = 0
+        self._long: dict[Any, int] = {}
         self._none_left: asyncio.Future[None] | None = None
 
     def handler(self, method: Callable[[Any, Call], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """The handler of a method: it ends a call with the status of the error that the method raises."""
 
         async def handle(request: Any, context: Any) -> Any:
+            self.begun += 1
             self._count += 1
             call = None
             try:
                 call = Call(context)
-                return await method(parsed(request), call)
+                answer = await method(parsed(request), call)
+                if type(answer) is bytes:
+                    self.note_answer(answer, call)
+                return answer
             except StokerError as error:
                 _refuse(context, error)
             except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
@@ -133,6 +146,18 @@ class CallsUnderWay:
                     self._none_left.set_result(None)
 
         return handle
+
+    def note_answer(self, answer: bytes, call: Call) -> None:
+        """Take note of the connection on which a long answer goes out, until its call has ended."""
+        context = call.context
+        if len(answer) > _LONG_ANSWER_BYTES and context not in self._long:
+            self._long[context] = int(context.peer().rpartition(":")[2])
+            context.add_done_callback(self._long.pop)
+
+    @property
+    def long_answers(self) -> set[int]:
+        """The peers' ports of the connections on which long answers may be being written."""
+        return set(self._long.values())
 
     async def finish(self, timeout_s: float) -> int:
         """Wait until there are none; return how many are left after `timeout_s`."""

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.grpc.connections import Connections
 from stoker.gateway.grpc.health import Health
 from stoker.gateway.grpc.messages import POOL, SERVICE
 from stoker.gateway.grpc.servicer import Infer, InferenceServicer
@@ -19,6 +20,13 @@ from stoker.gateway.inference import infer as scored
 __all__ = ["GrpcServer"]
 
 _LINGER_S: Final = 1.0
+_LOOK_S: Final = 0.02
+_QUIET_S: Final = 0.25
+"""So long no call has begun: what callers had sent before they were sent away has been handed over."""
+_UNTOLD_QUIET_S: Final = 1.0
+"""The same while some are left who could not be sent away: they read nothing, or a long answer."""
+_TLS_PATIENCE_S: Final = 1.0
+"""How long to look for such a moment among callers who cannot be sent away."""
 _SERVERS: Final = 16
 """How many servers of the library a frontend has, on one port; they share its event loop and the library's threads.
 Each of them asks for the next call only when it has been given the last one, a way through two threads and the event
@@ -51,6 +59,7 @@ class GrpcServer:
         self._servicer = InferenceServicer(gateway, infer)
         health, described = Health(gateway), _described()
         credentials = None
+        self._tls = certificate is not None and key is not None
         if certificate is not None and key is not None:
             pair = (key.read_bytes(), certificate.read_bytes())
             credentials = grpc.ssl_server_credentials([pair])
@@ -81,12 +90,32 @@ class GrpcServer:
 
     async def stop(self, timeout_s: float) -> int:
         """Accept nothing new, answer what is under way, end; return how many were cut off after `timeout_s`."""
-        stopping = asyncio.ensure_future(self._stop(timeout_s + _LINGER_S))
-        cut_off = await self._servicer.finish(timeout_s)
+        now = asyncio.get_running_loop().time
+        deadline_s = now() + timeout_s
+        await self._send_callers_away(min(timeout_s, _TLS_PATIENCE_S) if self._tls else timeout_s)
+        left_s = max(0.0, deadline_s - now())
+        stopping = asyncio.ensure_future(self._stop(left_s + _LINGER_S))
+        cut_off = await self._servicer.finish(left_s)
         # The last answers are on their way; watchers of health would stay for ever.
         await self._stop(_LINGER_S if not cut_off else None)
         await stopping
         return cut_off
+
+    async def _send_callers_away(self, timeout_s: float) -> None:
+        """Return when nobody calls any more: from then on the library may be stopped, which kills what arrives."""
+        now = asyncio.get_running_loop().time
+        connections, servicer = Connections(self.port), self._servicer
+        connections.stop_accepting()
+        begun, quiet_since_s, deadline_s = servicer.begun, now(), now() + timeout_s
+        while now() < deadline_s:
+            await asyncio.sleep(min(_LOOK_S, timeout_s))
+            if servicer.begun != begun:
+                begun, quiet_since_s = servicer.begun, now()
+            untold = None if self._tls else connections.send_away(servicer.long_answers)
+            if not untold:
+                servicer.close_streams()
+            if now() - quiet_since_s >= (_UNTOLD_QUIET_S if untold else _QUIET_S):
+                return
 
     async def _stop(self, grace_s: float | None) -> None:
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))

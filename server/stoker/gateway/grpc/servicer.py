@@ -132,9 +132,23 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             return refusing(_unknown_method(path.removeprefix(_PREFIX)))
         return handler
 
+    @property
+    def begun(self) -> int:
+        """How many calls and streams have begun ever."""
+        return self._under_way.begun
+
+    @property
+    def long_answers(self) -> set[int]:
+        """The peers' ports of the connections on which long answers may be being written."""
+        return self._under_way.long_answers
+
+    def close_streams(self) -> None:
+        """End each stream behind the last answer of what was read from it; no other begins."""
+        self._streams.close()
+
     async def finish(self, timeout_s: float) -> int:
         """Answer what is under way, and end streams behind that; return how much is left after `timeout_s`."""
-        self._streams.close()
+        self.close_streams()
         return await self._under_way.finish(timeout_s)
 
     def _check_key(self, authorization: bytes) -> StokerError | None:
@@ -235,7 +249,9 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
     async def _model_stream_infer(self, requests: AsyncIterator[Any], call: Call) -> None:
         async def reply(request: RequestMessage | StokerError) -> bytes:
             try:
-                return stream_answer(await self._model_infer(parsed(request), call))
+                answer = stream_answer(await self._model_infer(parsed(request), call))
+                self._under_way.note_answer(answer, call)
+                return answer
             except StokerError as error:
                 return _failed(request, error)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the stream

@@ -86,4 +86,4 @@ async def _read(
 
 
 def _closing() -> NotReady:
-    return NotReady("The server is shutting down.")
+    return NotReady("The server is shutting down.", retry_after_s=1)
