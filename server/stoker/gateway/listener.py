@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import socket
+import struct
+import termios
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Any, Final
 
@@ -25,6 +30,7 @@ __all__ = ["Listener"]
 # libuv takes one connection from a listening socket in a turn of the loop. Under load a turn lasts tens of
 # milliseconds, and callers who connect anew would wait for seconds. Each copy of the socket is one more.
 _ACCEPTED_A_TURN: Final = 16
+_CLOSED_A_TURN: Final = 16
 _KEEP_ALIVE_S: Final = 75
 _ARRIVAL_TIMEOUT_S: Final = 10
 # A body that drips would last for ever: it has that time, and longer only as far as it arrives at this rate.
@@ -51,6 +57,20 @@ class _CountedProtocol(DirectProtocol):
             transport.abort()
             return
         super().connection_made(transport)
+
+
+class _Open(set[DirectProtocol]):
+    """The open connections; uvicorn's protocols enter and leave by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none_left = asyncio.Event()
+
+    def discard(self, connection: object) -> None:
+        """Let one leave that has ended."""
+        super().discard(connection)
+        if not self:
+            self.none_left.set()
 
 
 class Listener:
@@ -88,7 +108,9 @@ class Listener:
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._config.load()
+        self._open = _Open()
         self._state = ServerState()
+        self._state.connections = self._open  # type: ignore[assignment]  # all are made by _protocol
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._unread_s = _UNREAD_S
@@ -96,7 +118,7 @@ class Listener:
     @property
     def connections(self) -> set[DirectProtocol]:
         """The open connections."""
-        return self._state.connections  # type: ignore[return-value]  # all are made by _protocol
+        return self._open
 
     def receives_for(self, service: Service) -> bool:
         """Whether the body of a plain request for this service is arriving: it does not know of it yet."""
@@ -166,16 +188,42 @@ class Listener:
         now = asyncio.get_running_loop().time
         patience, deadline = now() + _FIRST_REQUEST_S, now() + timeout_s
         self._unread_s = _UNREAD_AT_END_S
-        # uvicorn's set of connections has no event to wait for.
         while self.connections and now() < deadline:
-            for connection in list(self.connections):
-                expecting = connection.fresh and now() < patience
-                if not (connection.busy or connection.receiving or expecting):
-                    connection.transport.close()
-            await asyncio.sleep(0.01)
+            await self._close_idle(now() < patience)
+            self._open.none_left.clear()
+            if self.connections:
+                # Their answers close them. Those of which nothing has come are looked at again.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        self._open.none_left.wait(), min(_FIRST_REQUEST_S, deadline - now())
+                    )
         if self._ticker is not None:
             self._ticker.cancel()
         return len(self.connections)
+
+    async def _close_idle(self, patient: bool) -> None:
+        """Close the connections on which nothing happens; if `patient`, not those on which nothing has come yet."""
+        for number, connection in enumerate(list(self.connections)):
+            if number % _CLOSED_A_TURN == _CLOSED_A_TURN - 1:
+                # What has arrived meanwhile is read.
+                await asyncio.sleep(0)
+            if not (connection.busy or connection.receiving or (connection.fresh and patient)):
+                _close_unless_readable(connection)
+
+
+def _close_unless_readable(connection: DirectProtocol) -> None:
+    """Close an idle connection, unless a request waits in the kernel: its caller would get a reset for it."""
+    transport = connection.transport
+    if transport.is_closing():
+        return
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
+        (unread_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+        if unread_bytes:
+            return
+        # The transport closes its socket later; the caller is to know before sending one more request.
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+    transport.close()
 
 
 def _reap(connection: DirectProtocol, unread_s: int) -> None:
