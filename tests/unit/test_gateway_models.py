@@ -276,6 +276,26 @@ def test_a_replaced_service_answers_what_it_has_begun(memory: MetricMemory) -> N
     play(memory, scene)
 
 
+def test_who_tells_others_what_is_ready_is_told(memory: MetricMemory) -> None:
+    """When a replica is joined or has gone, when a name means another version, and when the server is to end."""
+
+    async def scene(frontend: Frontend) -> None:
+        gateway, seen = frontend.gateway, []
+        gateway.on_readiness.append(
+            lambda: seen.append([service.ready for service in gateway.services.values()])
+        )
+        frontend.load(1, 3)
+        assert seen == [[]]
+        frontend.route(v3=1)
+        assert seen[1:] == [[True]]
+        frontend.roster.detach(1)
+        assert seen[2:] == [[False]]
+        gateway.start_draining()
+        assert len(seen) == 4
+
+    play(memory, scene)
+
+
 def test_a_service_waits_for_bodies_that_arrive(memory: MetricMemory) -> None:
     """A caller whose body is on its way is answered too, by whichever door it comes."""
 

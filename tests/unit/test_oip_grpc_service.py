@@ -262,6 +262,34 @@ async def test_the_standard_health_service_tells_of_the_server_and_of_each_model
         assert serving((await nobody.read()).status) == "SERVICE_UNKNOWN"
 
 
+async def test_who_watches_health_is_told_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing looks again and again meanwhile; the end of the server ends the watching."""
+    loop, delays_s = asyncio.get_running_loop(), []
+    call_at = loop.call_at
+
+    def noted(when: float, *arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        delays_s.append(when - loop.time())
+        return call_at(when, *arguments, **options)
+
+    async with staged() as stage:
+        monkeypatch.setattr(loop, "call_at", noted)
+        health = health_pb2_grpc.HealthStub(stage.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="letters"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        # Whoever watches waits by now: this takes several turns of the loop.
+        await health.Check(health_pb2.HealthCheckRequest(service="digits"))
+        assert not delays_s
+        monkeypatch.undo()
+        stage.gateway.services["letters"].exchanges = [object()]  # type: ignore[list-item]
+        stage.gateway.tell_readiness()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stage.gateway.route("letters", ServedModel({}, None, {}))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        stopping = asyncio.ensure_future(stage.server.stop(PATIENCE_S))
+        assert (await refused(watch.read())).code() is grpc.StatusCode.UNAVAILABLE
+        assert await stopping == 0
+
+
 async def test_reflection_describes_every_service() -> None:
     """A client without the `.proto` learns the methods and messages from the server."""
     async with staged() as stage:

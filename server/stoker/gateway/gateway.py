@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -67,6 +67,8 @@ class Gateway:
     traffic: Traffic | None = None
     administration: Administration | None = None
     """Who loads and unloads models; set once by the frontend."""
+    on_readiness: list[Callable[[], None]] = field(default_factory=list)
+    """Called when it may have changed what can score; see `tell_readiness`."""
     default_lines: bytes = b""
     """Header lines of every answer, with the date; what the direct door writes and uvicorn adds."""
     heads: dict[bytes, PlainHead] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Gateway:
         self._find_routes()
         # What heads mean was found by the old routes.
         self.heads.clear()
+        self.tell_readiness()
 
     def _find_routes(self) -> None:
         self.routes = {f"{self.path(service)}/score".encode(): service for service in self.services.values()}
@@ -241,6 +244,12 @@ class Gateway:
         self.draining = True
         for service in self.all_services:
             service.draining = True
+        self.tell_readiness()
+
+    def tell_readiness(self) -> None:
+        """Let those look again who tell others what can score; whoever changes that calls this."""
+        for look_again in self.on_readiness:
+            look_again()
 
     def reserve_body(self, size_bytes: int) -> bool:
         """Take a large body's memory from the budget before it is received; False if too many are under way."""

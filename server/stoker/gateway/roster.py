@@ -125,6 +125,7 @@ class Roster:
 
         def on_lost(exchange: Exchange) -> None:
             joined.detach(exchange)
+            self._gateway.tell_readiness()
             if self._exchanges.get(generation) is exchange:
                 del self._exchanges[generation]
             logger.warning(
@@ -154,6 +155,7 @@ class Roster:
         # While nobody knew that the model wants to see heads, its requests went past them.
         self._gateway.heads.clear()
         self._exchanges[generation] = exchange
+        self._gateway.tell_readiness()
         return True
 
     def detach(self, generation: int) -> None:

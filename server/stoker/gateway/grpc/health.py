@@ -14,7 +14,6 @@ from stoker.gateway.grpc.messages import SERVICE
 
 __all__ = ["Health"]
 
-_LOOK_AGAIN_S: Final = 0.1
 _Status: Final = health_pb2.HealthCheckResponse
 
 
@@ -23,6 +22,18 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._changed = asyncio.Event()
+        self._closed = False
+        gateway.on_readiness.append(self._look_again)
+
+    def close(self) -> None:
+        """End what is being watched."""
+        self._closed = True
+        self._look_again()
+
+    def _look_again(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  # the protocol's name
         """Answer with the present status; NOT_FOUND for an unknown name."""
@@ -32,14 +43,17 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
         return _Status(status=status)
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  # the protocol's name
-        """Send the status now and whenever it has changed."""
+        """Send the status now and whenever it has changed; UNAVAILABLE at the end of the server."""
         told = None
-        while True:
+        while not self._closed:
+            changed = self._changed
             status = self._status(request.service)
             if status != told:
                 await context.write(_Status(status=status))
                 told = status
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await changed.wait()
+        context.set_code(grpc.StatusCode.UNAVAILABLE)
+        context.set_details("The server is shutting down.")
 
     def _status(self, name: str) -> int:
         if name in ("", SERVICE):

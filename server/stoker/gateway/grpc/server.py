@@ -57,7 +57,7 @@ class GrpcServer:
         infer: Infer = scored,
     ) -> None:
         self._servicer = InferenceServicer(gateway, infer)
-        health, described = Health(gateway), _described()
+        self._health, described = Health(gateway), _described()
         credentials = None
         self._tls = certificate is not None and key is not None
         if certificate is not None and key is not None:
@@ -73,7 +73,7 @@ class GrpcServer:
                 ]
             )
             server.add_generic_rpc_handlers((self._servicer,))
-            health_pb2_grpc.add_HealthServicer_to_server(health, server)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
             reflection.enable_server_reflection(described, server, POOL)
             if credentials is None:
                 self.port: int = server.add_insecure_port(address)
@@ -94,9 +94,10 @@ class GrpcServer:
         deadline_s = now() + timeout_s
         await self._send_callers_away(min(timeout_s, _TLS_PATIENCE_S) if self._tls else timeout_s)
         left_s = max(0.0, deadline_s - now())
+        self._health.close()
         stopping = asyncio.ensure_future(self._stop(left_s + _LINGER_S))
         cut_off = await self._servicer.finish(left_s)
-        # The last answers are on their way; watchers of health would stay for ever.
+        # The last answers are on their way; those who ask for reflection would stay for ever.
         await self._stop(_LINGER_S if not cut_off else None)
         await stopping
         return cut_off
@@ -114,6 +115,7 @@ class GrpcServer:
             untold = None if self._tls else connections.send_away(servicer.long_answers)
             if not untold:
                 servicer.close_streams()
+                self._health.close()
             if now() - quiet_since_s >= (_UNTOLD_QUIET_S if untold else _QUIET_S):
                 return
 
