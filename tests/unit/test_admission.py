@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import TEXTS, Joined, PuppetRuntime
 
 from stoker.gateway.admission import LimitedService
 from stoker.gateway.call import Call
+from stoker.gateway.infer_dialect import InferDialect
+from stoker.gateway.inference import _Tensors
 from stoker.metrics import MetricMemory
 
 
@@ -150,6 +153,41 @@ def test_a_deadline_in_the_queue_is_a_deadline(joined: Joined) -> None:
     joined.clock.advance_ms(100)
     limited.agenda.run(timers=True)
     assert (answer.status, json.loads(answer.body)["code"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize("joined", ["joining"], indirect=True)
+def test_an_own_timeout_counts_from_the_arrival(joined: Joined) -> None:
+    """Whoever waits less long than the others gets 504 when that time is over, not when it is admitted."""
+    limited = Limited(joined, limit=1, max_wait_ms=500)
+    (name,) = (spec.name for spec in joined.runtime.signature.inputs)
+    tensor = {"name": name, "shape": [1, 2], "datatype": "FP32", "data": [[3, 0]]}
+    _, running = limited.score(1)
+    _, patient = limited.score(2)
+    answers = []
+    for parameters in ({"timeout": 100_000}, {"timeout": 50_000}, {"timeout": "soon"}, {}):
+        body, answer = json.dumps({"inputs": [tensor], "parameters": parameters}).encode(), Answer()
+        limited.service.score(body, None, answer, joined.clock(), dialect=InferDialect(None))
+        answers.append(answer)
+    hasty = Answer()
+
+    async def called() -> _Tensors:
+        return _Tensors({name: np.zeros((1, 2), np.float32)}, 75_000_000)
+
+    tensors = asyncio.run(called())
+    limited.service.score(b"", None, hasty, joined.clock(), dialect=tensors)
+    joined.clock.advance_ms(50)
+    limited.agenda.run(timers=True)
+    assert [answer.status for answer in answers] == [0, 504, 0, 0]
+    joined.clock.advance_ms(25)
+    limited.agenda.run(timers=True)
+    assert ([answer.status for answer in answers], hasty.status) == ([0, 504, 0, 0], 504)
+    joined.clock.advance_ms(25)
+    limited.agenda.run(timers=True)
+    assert [answer.status for answer in answers] == [504, 504, 0, 0]
+    assert [delay for delay, _ in limited.agenda.entries] == [pytest.approx(0.4)]
+    limited.settle()
+    assert [running.status, patient.status] == [200, 200]
+    assert [answer.status for answer in answers] == [504, 504, 400, 200]
 
 
 def test_without_a_wait_the_next_is_refused_at_once(joined: Joined) -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.errors import DeadlineExceeded, Overloaded
 from stoker.gateway.call import Call, JoiningCall
+from stoker.gateway.dialect import TimedDialect
 from stoker.gateway.service import Service
 
 if TYPE_CHECKING:
@@ -29,11 +33,9 @@ _WAIT_LINE: Final = b"server-timing: admission;dur=%.3f\r\n"
 
 
 class _Waiting(NamedTuple):
-    call: _LimitedCall
     body: bytes
     head: RequestHead | None
     since_ns: int
-    until_ns: int
 
 
 class LimitedService(Service):
@@ -65,8 +67,11 @@ class LimitedService(Service):
         self._call_later = call_later
         self._call = _LimitedCall
         self._in_flight = 0
-        self._waiting: deque[_Waiting] = deque()
-        self._timer_runs = False
+        self._waiting: OrderedDict[_LimitedCall, _Waiting] = OrderedDict()
+        self._ends: list[tuple[int, int, _LimitedCall]] = []
+        """A heap of when they have waited too long; those that do not wait any more are passed over."""
+        self._numbers = count()
+        self._looks_ns: int | None = None
 
     def attach(self, exchange: Exchange) -> None:
         """Score through this exchange too from now on."""
@@ -87,14 +92,14 @@ class LimitedService(Service):
 
     def is_staged(self, call: Call) -> bool:
         """Whether a call has not been submitted to a device yet."""
-        return super().is_staged(call) or any(waiting.call is call for waiting in self._waiting)
+        return super().is_staged(call) or call in self._waiting
 
     def _admit_waiting(self) -> None:
         while self._waiting and self._in_flight < self._limit:
-            waiting = self._waiting.popleft()
-            if waiting.call.wanted:
-                waiting.call.waited_ns = self._clock_ns() - waiting.since_ns
-                self._admit(waiting.call, waiting.body, waiting.head)
+            call, waiting = self._waiting.popitem(last=False)
+            if call.wanted:
+                call.waited_ns = self._clock_ns() - waiting.since_ns
+                self._admit(call, waiting.body, waiting.head)
 
     def _submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
         assert isinstance(call, _LimitedCall), "made by this service"
@@ -102,8 +107,13 @@ class LimitedService(Service):
             self._admit(call, body, head)
         elif self._max_wait_ms and len(self._waiting) < _MAX_WAITING:
             now_ns = self._clock_ns()
+            if isinstance(call.dialect, TimedDialect):
+                timeout_ns = call.dialect.timeout_ns(self, body)
+                if timeout_ns is not None:
+                    call.deadline_ns = min(call.deadline_ns, call.received_ns + timeout_ns)
             until_ns = min(now_ns + self._max_wait_ms * 1_000_000, call.deadline_ns)
-            self._waiting.append(_Waiting(call, body, head, now_ns, until_ns))
+            self._waiting[call] = _Waiting(body, head, now_ns)
+            heappush(self._ends, (until_ns, next(self._numbers), call))
             self._watch()
         else:
             call.refuse(self._busy())
@@ -114,19 +124,25 @@ class LimitedService(Service):
         super()._submit(call, body, head)
 
     def _watch(self) -> None:
-        """Look again when the request that has waited longest has waited too long."""
-        if self._timer_runs or not self._waiting:
+        """Look again when the first of those that wait has waited too long."""
+        while self._ends and self._ends[0][2] not in self._waiting:
+            heappop(self._ends)
+        if not self._ends:
             return
-        self._timer_runs = True
-        self._after(max(0.0, (self._waiting[0].until_ns - self._clock_ns()) / 1e9), self._expire)
+        until_ns = self._ends[0][0]
+        if self._looks_ns is None or until_ns < self._looks_ns:
+            self._looks_ns = until_ns
+            self._after(max(0.0, (until_ns - self._clock_ns()) / 1e9), partial(self._expire, until_ns))
 
-    def _expire(self) -> None:
-        self._timer_runs = False
+    def _expire(self, looks_ns: int) -> None:
+        if looks_ns != self._looks_ns:
+            # One who came later waits less long, and has set another time to look.
+            return
+        self._looks_ns = None
         now_ns = self._clock_ns()
-        # All wait equally long: the first in the queue are the first whose time is over.
-        while self._waiting and self._waiting[0].until_ns <= now_ns:
-            call = self._waiting.popleft().call
-            if call.wanted:
+        while self._ends and self._ends[0][0] <= now_ns:
+            _, _, call = heappop(self._ends)
+            if self._waiting.pop(call, None) is not None and call.wanted:
                 late = call.deadline_ns <= now_ns
                 call.refuse(DeadlineExceeded(_LATE) if late else self._busy())
         self._watch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.gateway.exchange import Exchange
     from stoker.gateway.service import Service
 
-__all__ = ["Dialect"]
+__all__ = ["Dialect", "TimedDialect"]
 
 
 class Dialect(Protocol):
@@ -42,3 +42,11 @@ class Dialect(Protocol):
 
     def refusal(self, error: StokerError) -> tuple[int, bytes]:
         """Return status and JSON of an error."""
+
+
+@runtime_checkable
+class TimedDialect(Dialect, Protocol):
+    """One whose requests can say how long their callers wait."""
+
+    def timeout_ns(self, service: Service, body: bytes) -> int | None:
+        """Return how long the caller of a request waits; None if that is not said, or cannot be read."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "signatures_of", "tensors_of"]
 
 JSON_LENGTH: Final = b"inference-header-content-length"
+_TIMEOUT: Final = b'"timeout"'
 _JSON_TYPE: Final = b"content-type: application/json\r\n"
 _BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
@@ -68,6 +69,16 @@ class InferDialect:
             call.deadline_ns = min(call.deadline_ns, call.received_ns + request.timeout_ns)
         call.request = request
         service.submit_tensors(call, exchange, request.inputs)
+
+    def timeout_ns(self, service: Service, body: bytes) -> int | None:
+        """Return the parameter `timeout` of a request that has to wait before it is submitted."""
+        if _TIMEOUT not in body:
+            return None
+        try:
+            return _codec_of(service).decode(body, self._json_bytes).timeout_ns
+        except StokerError:
+            # Its caller is told when it is submitted.
+            return None
 
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
         """Encode the outputs that were asked for."""

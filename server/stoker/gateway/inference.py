@@ -66,6 +66,10 @@ class _Tensors:
             call.deadline_ns = min(call.deadline_ns, call.received_ns + self._timeout_ns)
         service.submit_tensors(call, exchange, self._inputs)
 
+    def timeout_ns(self, service: Service, body: bytes) -> int | None:
+        del service, body
+        return self._timeout_ns
+
     def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> None:
         del call
         # The rows are freed when this returns.
