@@ -175,7 +175,11 @@ async def staged(**arguments: Any) -> AsyncIterator[Stage]:
         services[name].exchanges = [object()]  # type: ignore[list-item]  # ready, and never used
     gateway, infer = Gateway(services, memory), PuppetInfer()
     server = GrpcServer(
-        gateway, arguments.pop("address", "127.0.0.1:0"), max_message_bytes=1 << 16, infer=infer, **arguments
+        gateway,
+        arguments.pop("address", "127.0.0.1:0"),
+        max_message_bytes=arguments.pop("max_message_bytes", 1 << 16),
+        infer=infer,
+        **arguments,
     )
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -804,6 +808,31 @@ async def test_a_stream_that_is_cancelled_gives_its_rows_up() -> None:
 
 
 # --- ports and the end ---
+
+
+async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
+    """Those that it does not cover are told to come again; small ones are not counted, nor what is answered."""
+    mib = 1 << 20
+    large = ModelInferRequest(model_name="digits", raw_input_contents=[bytes(2 * mib)])
+    large.inputs.add(name="x", datatype="FP32", shape=[mib // 4, 2])
+    async with staged(max_message_bytes=4 * mib) as stage:
+        stage.gateway.large_body_budget_bytes = 5 * mib
+        stage.infer.gate = asyncio.Event()
+        method = stage.method("ModelInfer")
+        held = asyncio.ensure_future(method(large, metadata=BEARER, timeout=PATIENCE_S))
+        await stage.infer.has_begun()
+        assert stage.gateway.large_body_budget_bytes == 2 * mib
+        error = await refused(method(large, metadata=BEARER, timeout=PATIENCE_S))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(error.trailing_metadata())["retry-after"] == "1"
+        stream = stage.method("ModelStreamInfer")(metadata=BEARER)
+        await stream.write(large)
+        assert "Too many large" in (await stream.read()).error_message
+        await stream.done_writing()
+        stage.infer.gate.set()
+        assert numbers_of(await stage.infers(1, 2)) == [2, 4]
+        await held
+        assert stage.gateway.large_body_budget_bytes == 5 * mib
 
 
 async def test_servers_share_a_port() -> None:

@@ -45,6 +45,7 @@ class RequestMessage(NamedTuple):
         model_name, model_version, id: What it says.
         raw: Its raw contents.
         form: The rest of it as bytes: what callers repeat with every request.
+        size_bytes: How long all of it is.
     """
 
     model_name: str
@@ -52,6 +53,7 @@ class RequestMessage(NamedTuple):
     id: str
     raw: list[memoryview]
     form: bytes
+    size_bytes: int
 
     @classmethod
     def read(cls, content: bytes) -> RequestMessage:
@@ -63,7 +65,9 @@ class RequestMessage(NamedTuple):
         """
         try:
             (name, version, identifier), raw, form = _take_apart(content)
-            return cls(str(name, "utf-8"), str(version, "utf-8"), str(identifier, "utf-8"), raw, form)
+            return cls(
+                str(name, "utf-8"), str(version, "utf-8"), str(identifier, "utf-8"), raw, form, len(content)
+            )
         except (IndexError, ValueError):
             # Not as clients write it. It can be a message all the same, and the library is to say that.
             return cls._read_otherwise(content)
@@ -80,7 +84,7 @@ class RequestMessage(NamedTuple):
         del message.raw_input_contents[:]
         message.id = ""
         form = message.SerializeToString()
-        return cls(message.model_name, message.model_version, identifier, raw, form)
+        return cls(message.model_name, message.model_version, identifier, raw, form, len(content))
 
 
 def _take_apart(content: bytes) -> tuple[list[memoryview], list[memoryview], bytes]:

@@ -11,6 +11,8 @@ import numpy as np
 
 from stoker import __version__
 from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
+from stoker.gateway.bodies import Allowance
+from stoker.gateway.direct import LARGE_BODY_BYTES
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.answers import AnswerWriter, stream_answer
 from stoker.gateway.grpc.calls import (
@@ -220,11 +222,19 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
     # --- inference ---
 
     async def _model_infer(self, request: RequestMessage, call: Call) -> bytes:
-        """Return a `ModelInferResponse`."""
+        """Return a `ModelInferResponse`; a long message is held on the budget of large bodies meanwhile."""
+        if request.size_bytes <= LARGE_BODY_BYTES:
+            return await self._answer(request, call)
+        with Allowance(self._gateway) as allowance:
+            return await self._answer(request, call, allowance)
+
+    async def _answer(self, request: RequestMessage, call: Call, allowance: Allowance | None = None) -> bytes:
         service = self._gateway.find(request.model_name, request.model_version or None)
         try:
             if not service.authorized(call.authorization):
                 raise service.unauthorized(call.authorization, BEARER_METADATA)
+            if allowance is not None:
+                allowance.cover(request.size_bytes)
             tensors = tensors_of(service)
             codec = self._codec(service, tensors)
             decoded = codec.decoder.decode(request)
