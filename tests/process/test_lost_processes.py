@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.http.raw_http import Connection, request, rows_body, scoring
+from tests.http.raw_http import Answer, Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, wait_until
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
@@ -221,7 +221,7 @@ def test_rows_of_a_killed_frontend_do_not_run(serve: Serve, tmp_path: Path) -> N
 
 
 def test_a_killed_supervisor_leaves_no_orphans(serve: Serve, tmp_path: Path) -> None:
-    """Frontends and device processes end by themselves, even while a script runs, and the port is free."""
+    """Frontends and devices end by themselves, even while a script runs; whoever is let in has an answer."""
     script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
     server = serve(script, "--frontends", "2")
     assert len(server.pids()) >= 4
@@ -230,8 +230,20 @@ def test_a_killed_supervisor_leaves_no_orphans(serve: Serve, tmp_path: Path) -> 
         wait_until(lambda: Gate(script.parent).entered, "the script holds a request")
         server.process.kill()
         server.process.wait()
+        while (answer := _answer_of_a_newcomer(server)) is not None:
+            assert answer.status == 200
 
         wait_until(lambda: not server.pids(), "every process has ended", timeout_s=5)
+
+
+def _answer_of_a_newcomer(server: LiveServer) -> Answer | None:
+    """What somebody gets who connects now; None for one who is not let in."""
+    try:
+        connection = server.connect()
+    except (ConnectionRefusedError, TimeoutError):
+        return None
+    with connection:
+        return connection.ask(request("GET", "/v2/health/live"))
 
 
 def test_a_device_that_keeps_dying_is_tried_again_ever_more_slowly(serve: Serve, tmp_path: Path) -> None:

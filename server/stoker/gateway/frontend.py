@@ -65,6 +65,8 @@ __all__ = ["main"]
 logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.025
+_LEAVE_S: Final = 1.0
+"""How long a frontend without a supervisor goes on, to answer those who have come."""
 
 
 class _Frontend:
@@ -78,6 +80,7 @@ class _Frontend:
         self._grpc: GrpcServer | None = None
         self._grpc_rules: GrpcRules | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._channel_failed = False
         self._inbox: asyncio.Queue[tuple[ToFrontend, list[int]] | None] = asyncio.Queue()
         self._loop.add_reader(channel.fileno(), self._on_message)
 
@@ -86,7 +89,9 @@ class _Frontend:
         try:
             while (received := await self._inbox.get()) is not None:
                 await self._handle(*received)
-            if self._stopping is not None and self._stopping.done():
+            if self._stopping is None:
+                await self._leave()
+            elif self._stopping.done():
                 self._stopping.result()
         finally:
             if self._roster is not None:
@@ -97,6 +102,7 @@ class _Frontend:
             received = self._channel.receive()
         except OSError as error:
             logger.error("ending: %s", error)  # noqa: TRY400  # its successor is told everything anew
+            self._channel_failed = True
             received = None
         if received is None:
             self._loop.remove_reader(self._channel.fileno())
@@ -220,6 +226,18 @@ class _Frontend:
         self._loop.call_later(_SWEEP_S, self._sweep)
         self._page.beat()
         self._roster.sweep()
+
+    async def _leave(self) -> None:
+        """Close the door first when the supervisor has gone: who came in while this process ends would be reset."""
+        if self._gateway is None or self._listener is None or self._channel_failed:
+            # Its successor listens on the same sockets, and they stay as they are.
+            return
+        self._gateway.start_draining()
+        calls = self._loop.create_task(self._grpc.stop(_LEAVE_S)) if self._grpc is not None else None
+        await self._listener.stop_listening()
+        await self._listener.finish(_LEAVE_S)
+        if calls is not None:
+            await calls
 
     async def _stop(self, gateway: Gateway, roster: Roster, timeout_s: float) -> None:
         assert self._listener is not None, "stop comes after start"
