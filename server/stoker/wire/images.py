@@ -10,8 +10,6 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Sequence
-from email.message import Message
-from email.parser import BytesHeaderParser
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +26,7 @@ from stoker.errors import (
 )
 from stoker.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec
+from stoker.wire.forms import form_images
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.scoring import decode_document
 
@@ -164,7 +163,7 @@ class ImageReader:
         media_type = content_type.partition(b";")[0].strip().lower().decode("latin-1")
         media_type = _ALIASES.get(media_type, media_type)
         if media_type == "multipart/form-data":
-            return self._opened(_form_images(body, content_type, self._max_images + _MAX_OTHER_PARTS))
+            return self._opened(form_images(body, content_type, self._max_images + _MAX_OTHER_PARTS))
         if media_type in IMAGE_TYPES or _FIRST_BYTES.match(body):
             return self._opened([body])
         if is_media(content_type):
@@ -324,48 +323,6 @@ def _jpeg_scans(content: bytes) -> int:
         scans += content[marker.end() - 1] == _JPEG_SCAN
         at = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
     return scans
-
-
-def _form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]:
-    """The image parts of a multipart form, in order: those with an image's type or with a file name."""
-    boundary = _boundary(content_type)
-    if not boundary:
-        raise MalformedBody("The Content-Type multipart/form-data names no boundary.")
-    # A boundary stands at the beginning of a line; the first one may stand at the very beginning.
-    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1"), max_parts + 2)
-    if len(pieces) == max_parts + 3:
-        raise BodyTooLarge(f"The multipart form has more than {max_parts} parts.")
-    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
-        raise MalformedBody("The multipart form is cut short: its last boundary is missing.")
-    images = []
-    for piece in pieces[1:-1]:
-        # What follows the boundary in its line is padding.
-        head, found, content = piece.partition(b"\r\n\r\n")
-        if not found:
-            raise MalformedBody("A part of the multipart form has no end of its headers.")
-        if _announces_image(head.partition(b"\r\n")[2]):
-            images.append(content)
-    if not images:
-        raise InvalidInput("The multipart form holds no image: no part has an image's type or a file name.")
-    return images
-
-
-def _boundary(content_type: bytes) -> str | None:
-    header = Message()
-    header["content-type"] = content_type.decode("latin-1")
-    try:
-        return header.get_boundary()
-    except Exception as error:
-        raise MalformedBody("The parameters of the Content-Type cannot be read.") from error
-
-
-def _announces_image(head: bytes) -> bool:
-    try:
-        part = BytesHeaderParser().parsebytes(head)
-        return part.get_content_maintype() == "image" or part.get_filename() is not None
-    except Exception as error:
-        # The parser of the standard library raises whatever odd parameters drive it to.
-        raise MalformedBody("The headers of a part of the multipart form cannot be read.") from error
 
 
 def _base64_texts(document: Any) -> list[str] | None:
