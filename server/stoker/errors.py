@@ -169,7 +169,7 @@ class BodyTooLarge(RequestError):
 
 
 class ImageTooLarge(RequestError):
-    """Decoding the image would take too much memory or time: more pixels than `max_image_mpx`, too many scans."""
+    """Decoding the image would take too much memory or time: too many pixels, scans or parts."""
 
     status, code = 413, "image_too_large"
 

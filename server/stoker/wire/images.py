@@ -27,6 +27,7 @@ from stoker.errors import (
 from stoker.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.forms import form_images
+from stoker.wire.image_files import ImageFile, begins_like_an_image, not_an_image, read_image_file
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.scoring import decode_document
 
@@ -36,16 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["IMAGE_TYPES", "ImageReader", "OpenedImages", "image_layout", "is_media"]
 
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
-_FORMATS: Final = ("JPEG", "PNG", "WEBP")
 _ALIASES: Final = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
-_FIRST_BYTES: Final = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|RIFF....WEBP", re.DOTALL)
 _DATA_URL: Final = re.compile(r"data:[^,]{0,200};base64,")
 _MAX_OTHER_PARTS: Final = 100
-_JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8", 0xDA, 0xD9
-# After the head of a scan: the next marker that is neither a stuffed 0xFF nor a restart within the scan.
-_JPEG_MARKER: Final = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-# Encoders write about ten. Each may be 40 bytes long and cost a pass over all pixels.
-_MAX_JPEG_SCANS: Final = 64
 # A JPEG is decoded at a fraction of its scale where that leaves this many times the pixels that are needed.
 _REDUCING_GAP: Final = 3
 
@@ -148,7 +142,7 @@ class ImageReader:
             # Rows of numbers have no strings: another quotation mark behind the key means more than rows.
             key = body.find(b'"data"')
             return key >= 0 and body.find(b'"', key + 6) >= 0
-        return _FIRST_BYTES.match(body) is not None or b'"data"' in body[:64]
+        return begins_like_an_image(body) or b'"data"' in body[:64]
 
     def open(self, body: bytes, content_type: bytes) -> OpenedImages | list[np.ndarray]:
         """Find the images of a body and read their headers; a body of numbers gives its rows at once.
@@ -164,7 +158,7 @@ class ImageReader:
         media_type = _ALIASES.get(media_type, media_type)
         if media_type == "multipart/form-data":
             return self._opened(form_images(body, content_type, self._max_images + _MAX_OTHER_PARTS))
-        if media_type in IMAGE_TYPES or _FIRST_BYTES.match(body):
+        if media_type in IMAGE_TYPES or begins_like_an_image(body):
             return self._opened([body])
         if is_media(content_type):
             raise UnsupportedEncoding(
@@ -180,8 +174,8 @@ class ImageReader:
     def _opened(self, contents: Sequence[bytes]) -> OpenedImages:
         self._check_count(len(contents))
         names = [f"Image {index}" for index in range(len(contents))] if len(contents) > 1 else ["The image"]
-        images = [self._open_one(content, name) for content, name in zip(contents, names, strict=True)]
-        return OpenedImages(self, images, names)
+        files = [self._open_one(content, name) for content, name in zip(contents, names, strict=True)]
+        return OpenedImages(self, files, names)
 
     def _check_count(self, count: int) -> None:
         if count > self._max_images:
@@ -189,40 +183,38 @@ class ImageReader:
                 f"The request holds {count} images; at most {self._max_images} are taken at once."
             )
 
-    def _open_one(self, content: bytes, name: str) -> Image:
-        try:
-            image: Image = _pillow().open(BytesIO(content), formats=_FORMATS)
-        except Exception as error:
-            raise _not_an_image(name) from error
-        width, height = image.size
-        if width * height > self._max_pixels:
+    def _open_one(self, content: bytes, name: str) -> ImageFile:
+        file = read_image_file(content, name)
+        if file.width * file.height > self._max_pixels:
             raise ImageTooLarge(
-                f"{name} has {width} × {height} pixels; at most {self._max_pixels / 1e6:g} million are decoded."
+                f"{name} has {file.width} × {file.height} pixels; "
+                f"at most {self._max_pixels / 1e6:g} million are decoded."
             )
-        if content.startswith(_JPEG_START) and _jpeg_scans(content) > _MAX_JPEG_SCANS:
-            raise ImageTooLarge(f"{name} is a JPEG of more than {_MAX_JPEG_SCANS} scans.")
-        return image
+        return file
 
-    def row(self, image: Image, name: str) -> np.ndarray:
-        """Decode an opened image to a row: `[*row_shape]` in the input's dtype.
+    def row(self, file: ImageFile, name: str) -> np.ndarray:
+        """Decode an image to a row: `[*row_shape]` in the input's dtype.
 
         Raises:
             MalformedBody: It is cut short or damaged.
         """
         try:
-            return self._pixels(image).reshape(self._spec.shape)
+            return self._pixels(file).reshape(self._spec.shape)
         except Exception as error:
             # Pillow's decoders raise whatever the bytes drive them to.
-            raise _not_an_image(name) from error
+            raise not_an_image(name) from error
 
-    def _pixels(self, image: Image) -> np.ndarray:
+    def _pixels(self, file: ImageFile) -> np.ndarray:
         """One image in the model's size, values and order: `[h, w]`, `[h, w, 3]` or `[3, h, w]`."""
         from PIL.Image import Resampling
 
-        if image.format == "JPEG":
+        image = _pillow().open(BytesIO(file.bare()), formats=[file.kind])
+        if image.size != (file.width, file.height):
+            raise ValueError("the decoder reads another size than was checked")
+        if file.kind == "JPEG":
             side = _REDUCING_GAP * max(self._size)
             image.draft(None, (side, side))
-        plain = _flatten(_upright(image), self._mode)
+        plain = _flatten(_upright(image, file.orientation), self._mode)
         if plain.size != self._size:
             plain = plain.resize(self._size, Resampling.BILINEAR)
         pixels = np.asarray(plain)
@@ -234,17 +226,17 @@ class ImageReader:
 
 
 class OpenedImages:
-    """The images of one request; their headers have been read and checked, their pixels not yet.
+    """The images of one request; their structure has been read and checked, their pixels not yet.
 
     Attributes:
         pixels: Pixels to work on: of each image its own, or its row's if those are more.
     """
 
-    def __init__(self, reader: ImageReader, images: Sequence[Image], names: Sequence[str]) -> None:
+    def __init__(self, reader: ImageReader, files: Sequence[ImageFile], names: Sequence[str]) -> None:
         self._reader = reader
-        self._images = images
+        self._files = files
         self._names = names
-        self.pixels = sum(max(image.width * image.height, reader.row_pixels) for image in images)
+        self.pixels = sum(max(file.width * file.height, reader.row_pixels) for file in files)
 
     def rows(self, check: Callable[[], None]) -> list[np.ndarray]:
         """Decode them: one row each, in order, `[[rows, *row_shape]]` in the input's dtype.
@@ -256,10 +248,9 @@ class OpenedImages:
             MalformedBody: An image is cut short or damaged.
         """
         rows = []
-        for image, name in zip(self._images, self._names, strict=True):
+        for file, name in zip(self._files, self._names, strict=True):
             check()
-            with image:
-                rows.append(self._reader.row(image, name))
+            rows.append(self._reader.row(file, name))
         return [np.stack(rows)]
 
 
@@ -274,10 +265,6 @@ def _pillow() -> Any:
     return Image
 
 
-def _not_an_image(name: str) -> MalformedBody:
-    return MalformedBody(f"{name} is not a JPEG, PNG or WebP image, or is damaged or cut short.")
-
-
 def _value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
     """What each of the 256 values of each channel becomes: `[channels, 256]` in the input's dtype."""
     levels = np.arange(256, dtype=np.float64)
@@ -290,14 +277,20 @@ def _value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
     return np.ascontiguousarray(values.astype(spec.numpy_dtype))
 
 
-def _upright(image: Image) -> Image:
-    """Turn a photo the way its EXIF orientation says."""
-    from PIL import ImageOps
+def _upright(image: Image, orientation: int) -> Image:
+    """Turn a photo the way its Exif orientation says."""
+    from PIL.Image import Transpose
 
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # noqa: BLE001  # damaged metadata raise anything, and the pixels may still be whole
-        return image
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
 
 
 def _flatten(image: Image, mode: str) -> Any:
@@ -311,18 +304,6 @@ def _flatten(image: Image, mode: str) -> Any:
         paper = pillow.new("RGBA", coloured.size, "white")
         image = pillow.alpha_composite(paper, coloured)
     return image.convert(mode)
-
-
-def _jpeg_scans(content: bytes) -> int:
-    """Count the scans of a JPEG, up to one more than are allowed; damage ends the count."""
-    scans, at = 0, len(_JPEG_START)
-    while scans <= _MAX_JPEG_SCANS:
-        marker = _JPEG_MARKER.search(content, at)
-        if marker is None or content[marker.end() - 1] == _JPEG_END:
-            break
-        scans += content[marker.end() - 1] == _JPEG_SCAN
-        at = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
-    return scans
 
 
 def _base64_texts(document: Any) -> list[str] | None:
