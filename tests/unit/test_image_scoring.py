@@ -12,7 +12,7 @@ import pytest
 from tests.puppets import Joined, PuppetRuntime
 from tests.unit.test_service_staging import Answers
 
-from stoker.errors import StokerError, UnsupportedEncoding
+from stoker.errors import DeadlineExceeded, StokerError, UnsupportedEncoding
 from stoker.gateway.call import Call
 from stoker.gateway.image_scoring import ImageScoring
 from stoker.gateway.service import Service
@@ -41,6 +41,8 @@ class HandThread(Executor):
 
     def do_next(self) -> None:
         future, work = self.work.pop(0)
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work())
         except StokerError as error:
@@ -202,6 +204,46 @@ def test_a_deadline_that_passes_while_others_are_decoded(
     monkeypatch.setattr("time.monotonic_ns", lambda: 61_000_000_000)
     scene.decode_next()
     assert [status for status, _ in answers.got] == [504]
+
+
+def test_who_waits_for_a_thread_is_answered_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose time passes while others keep the threads busy gets its 504 then, not when its turn comes."""
+    late, gone, again = Answers(), Answers(), Answers()
+    scene.score(png(5, LARGE_SIDE), late)
+    scene.score(png(5, LARGE_SIDE), gone).abandon()
+    scene.service.sweep(0)
+    assert late.got == []
+    monkeypatch.setattr("time.monotonic_ns", lambda: 61_000_000_000)
+    for _ in range(2):
+        scene.service.sweep(0)
+    assert ([status for status, _ in late.got], gone.got) == ([504], [])
+    scene.joined.settle()
+    assert scene.service.idle
+    for future, _ in scene.thread.work:
+        assert future.cancelled()
+    scene.thread.work.clear()
+    monkeypatch.setattr("time.monotonic_ns", lambda: 1_000_000_000)
+    scene.score(png(5, LARGE_SIDE), again)
+    scene.decode_next()
+    assert again.got == [answer_of(5)]
+
+
+def test_a_thread_that_is_busy_is_not_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is being decoded when its time passes is answered too, once; its work counts until it ends."""
+    answers = Answers()
+    scene.score(png(5, LARGE_SIDE), answers)
+    ((future, work),) = scene.thread.work
+    future.set_running_or_notify_cancel()
+    monkeypatch.setattr("time.monotonic_ns", lambda: 61_000_000_000)
+    scene.service.sweep(0)
+    assert [status for status, _ in answers.got] == [504]
+    assert not scene.service.idle
+    with pytest.raises(DeadlineExceeded):
+        work()
+    future.set_result([np.zeros((1, 4), np.float32)])
+    scene.joined.settle()
+    assert (len(answers.got), scene.joined.runtime.batches) == (1, [])
+    assert scene.service.idle
 
 
 def test_a_device_that_is_lost_meanwhile(scene: Scene) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from stoker.errors import Overloaded
+from stoker.errors import Overloaded, StokerError
 from stoker.image_input import ImageInput
 from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
@@ -46,7 +46,7 @@ class ImageScoring:
         self._max_rows_bytes = max_rows_bytes
         self._threads = threads or _shared_threads()
         self._reader: ImageReader | None = None
-        self._waiting = 0
+        self._waiting: set[_Decoding] = set()
 
     def attach(self, signature: Signature) -> None:
         """Read images for a model with this signature from now on.
@@ -92,20 +92,53 @@ class ImageScoring:
         if isinstance(opened, list):
             take(opened)
             return
-        if self._waiting >= _MAX_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             take(Overloaded("Too many images wait to be decoded; try again later.", retry_after_s=1))
             return
-        self._waiting += 1
-        work = asyncio.get_running_loop().run_in_executor(
-            self._threads, _decode, reader, body, content_type, opened, check
-        )
+        work = self._threads.submit(_decode, reader, body, content_type, opened, check)
+        decoding = _Decoding(work, check, take)
+        self._waiting.add(decoding)
 
         def finish(done: asyncio.Future[list[np.ndarray]]) -> None:
-            self._waiting -= 1
+            self._waiting.discard(decoding)
             if not done.cancelled():
-                take(done.exception() or done.result())
+                decoding.tell(done.exception() or done.result())
 
-        work.add_done_callback(finish)
+        asyncio.wrap_future(work).add_done_callback(finish)
+
+    def sweep(self) -> None:
+        """Give up what nobody waits for any more; call this every few dozen milliseconds, on the event loop."""
+        # Telling somebody may bring what waits next.
+        for decoding in list(self._waiting):
+            decoding.give_up_if_unwanted()
+
+
+class _Decoding:
+    """A request whose images are being decoded, or wait for a thread."""
+
+    def __init__(
+        self,
+        work: Future[list[np.ndarray]],
+        check: Callable[[], None],
+        take: Callable[[Rows | BaseException], None],
+    ) -> None:
+        self._work = work
+        self._check = check
+        self._take: Callable[[Rows | BaseException], None] | None = take
+
+    def tell(self, outcome: Rows | BaseException) -> None:
+        """Hand over the rows, or why there are none, unless the request was given up."""
+        take, self._take = self._take, None
+        if take is not None:
+            take(outcome)
+
+    def give_up_if_unwanted(self) -> None:
+        """Answer at once who would wait in vain; a thread that works for it already ends with its next image."""
+        try:
+            self._check()
+        except StokerError as error:
+            self._work.cancel()
+            self.tell(error)
 
 
 def content_type_of(head: RequestHead | None) -> bytes:

@@ -212,6 +212,8 @@ class Service:
         for exchange in (*self.exchanges, *self.larger_rows.exchanges):
             exchange.sweep(now_ns)
         self.larger_rows.sweep(now_ns)
+        if self.images is not None:
+            self.images.sweep()
 
     def leave_exchanges(self) -> None:
         """Stop using all exchanges, and close them; requests in flight are answered with an error."""
