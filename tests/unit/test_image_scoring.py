@@ -12,9 +12,11 @@ import pytest
 from tests.puppets import Joined, PuppetRuntime
 from tests.unit.test_service_staging import Answers
 
-from stoker.errors import DeadlineExceeded, StokerError, UnsupportedEncoding
+from stoker.errors import DeadlineExceeded, Overloaded, StokerError, UnsupportedEncoding
 from stoker.gateway.call import Call
+from stoker.gateway.freed_memory import give_back
 from stoker.gateway.image_scoring import ImageScoring
+from stoker.gateway.pixel_budget import PixelBudget
 from stoker.gateway.service import Service
 from stoker.image_input import ImageInput
 from stoker.metrics import MetricMemory
@@ -60,6 +62,7 @@ class Scene:
             max_pixels=LARGE_SIDE**2,
             max_rows_bytes=1000,
             threads=self.thread,
+            budget=PixelBudget(128 * LARGE_SIDE**2),
         )
         self.service = Service(
             "m",
@@ -267,6 +270,84 @@ def test_too_many_waiting_images_are_refused(scene: Scene) -> None:
     scene.decode_next()
     scene.score(body, later)
     assert (waiting.got, later.got) == ([answer_of(1)], [])
+
+
+def test_images_of_a_frontend_share_a_budget_in_pixels(scene: Scene) -> None:
+    """What waits counts with its pixels; a long body that nobody has looked into as one image of the largest size."""
+    thread, budget = HandThread(), PixelBudget(5_000_000)
+    images = ImageScoring(
+        ImageInput(2, 2, 1), max_pixels=2_000_000, max_rows_bytes=1000, threads=thread, budget=budget
+    )
+    images.attach(FOUR)
+    taken: list[Any] = []
+    short = png(1, 1000)
+    texts = [base64.b64encode(short).decode()] * 4
+    long = json.dumps({"data": texts, "comment": "x" * 100_000}).encode()
+
+    async def read(*bodies: bytes) -> None:
+        for body in bodies:
+            images.read(body, None, lambda: None, taken.append)
+
+    def refused() -> list[Any]:
+        return [type(outcome) for outcome in taken if isinstance(outcome, Exception)]
+
+    run = scene.joined._loop.run_until_complete
+    run(read(long, short, short, short))
+    assert (refused(), len(thread.work)) == ([], 4)
+    run(read(short))
+    assert (refused(), len(thread.work)) == ([Overloaded], 4)
+    # The long one has four million pixels, and there is room for two.
+    thread.do_next()
+    scene.joined.settle()
+    assert refused() == [Overloaded] * 2
+    run(read(short, short, short))
+    assert (len(refused()), len(thread.work)) == (3, 5)
+    while thread.work:
+        thread.do_next()
+    scene.joined.settle()
+    run(read(long))
+    thread.do_next()
+    scene.joined.settle()
+    assert (len(refused()), len(taken), images.idle) == (3, 9, True)
+
+
+@pytest.mark.parametrize(("side", "large"), [(LARGE_SIDE, False), (1100, True)])
+def test_memory_is_given_back_when_nobody_needs_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, side: int, large: bool
+) -> None:
+    """What large images have left goes back to the system, once, when for a second none has come."""
+    given_back: list[int] = []
+    monkeypatch.setattr("stoker.gateway.image_scoring.give_back", lambda: given_back.append(1))
+    thread = HandThread()
+    images = ImageScoring(
+        ImageInput(2, 2, 1), max_pixels=2_000_000, max_rows_bytes=1000, threads=thread, budget=PixelBudget(1)
+    )
+    images.attach(FOUR)
+
+    async def read() -> None:
+        images.read(png(1, side), None, lambda: None, lambda rows: None)
+
+    def decode_one() -> None:
+        scene.joined._loop.run_until_complete(read())
+        images.sweep(0)
+        thread.do_next()
+        scene.joined.settle()
+
+    decode_one()
+    images.sweep(1_000_000_000)
+    images.sweep(1_900_000_000)
+    decode_one()
+    for now_ns in (3_000_000_000, 3_900_000_000, 4_000_000_000, 9_000_000_000):
+        assert thread.work == []
+        images.sweep(now_ns)
+        if now_ns == 4_000_000_000 and large:
+            thread.do_next()
+    assert given_back == [1] * large
+
+
+def test_freed_memory_can_be_given_back() -> None:
+    """The C library is asked, or there is nothing to ask for."""
+    give_back()
 
 
 def test_a_fault_of_the_decoder_is_told_as_ours(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -533,6 +534,64 @@ def test_the_bomb_in_a_form_is_named() -> None:
     )
     with pytest.raises(ImageTooLarge, match="Image 1 has 5000 × 5000 pixels"):
         reader().open(body, content_type.encode())
+
+
+def test_very_long_sides_are_refused() -> None:
+    """Millions of lines of one pixel, and what would grow beyond the limit while it is resized, are not decoded."""
+    with pytest.raises(ImageTooLarge, match="1 × 65536 pixels; at most 65535 on a side"):
+        reader().open(_png_header(1, 65_536), b"image/png")
+    wide = ImageInput(2, 100, channels=1)
+    upright, lying = encoded(Image.new("L", (1, 10_001))), encoded(Image.new("L", (10_001, 1)))
+    made = reader(wide)
+    with pytest.raises(ImageTooLarge, match="too long a side to be resized to 100 × 2"):
+        made.open(upright, b"image/png")
+    assert rows(made, lying).shape == (1, 200)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(Image.new("L", (10_001, 1)), exif=exif)
+    with pytest.raises(ImageTooLarge, match="too long a side"):
+        made.open(turned, b"image/png")
+    assert rows(reader(wide, max_pixels=1_000_100), upright).shape == (1, 200)
+
+
+def test_many_large_images_in_one_request_are_refused() -> None:
+    """One request may keep a thread for no longer than sixteen images of the largest size do."""
+    image = ("Content-Type: image/png", encoded(Image.new("L", (40, 50))))
+    made = reader(max_pixels=2000)
+    assert rows(made, *form(*[image] * 16)).shape == (16, 24)
+    body, content_type = form(*[image] * 17)
+    with pytest.raises(
+        ImageTooLarge, match=r"have 0\.034 million pixels together; at most 16 times the 0\.002"
+    ):
+        made.open(body, content_type.encode())
+
+
+def test_images_are_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an image is begun nothing is left of the one before it but its row."""
+    alive: list[weakref.ref[Any]] = []
+    open_image = Image.open
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        assert all(reference() is None for reference in alive)
+        image = open_image(*arguments, **options)
+        alive.append(weakref.ref(image))
+        return image
+
+    monkeypatch.setattr(Image, "open", watched)
+    assert rows(reader(), *form(*[("Content-Type: image/png", grey_png())] * 3)).shape == (3, 24)
+    assert len(alive) == 3
+
+
+def test_transparency_is_laid_on_paper_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image is flattened piece by piece, and comes out as if it were flattened at once."""
+    random = np.random.default_rng(8)
+    image = Image.fromarray(random.integers(0, 256, (9, 6, 4), np.uint8))
+    bodies = [encoded(image), encoded(image.quantize(20))]
+    made = reader(ImageInput(9, 6), signature(9, 6, 3))
+    whole = [rows(made, body) for body in bodies]
+    monkeypatch.setattr("stoker.wire.images._STRIP_PIXELS", 15)
+    for body, expected in zip(bodies, whole, strict=True):
+        np.testing.assert_array_equal(rows(made, body), expected)
 
 
 def test_a_jpeg_with_a_thousand_scans_is_refused() -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from stoker.errors import Overloaded, StokerError
+from stoker.gateway.freed_memory import give_back
+from stoker.gateway.pixel_budget import PixelBudget, PixelShare
 from stoker.image_input import ImageInput
 from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
@@ -23,9 +25,14 @@ __all__ = ["ImageScoring", "content_type_of"]
 
 _THREADS: Final = 2
 _MAX_WAITING: Final = 128
+# What they may have together, in images of the largest size: half a minute for the threads.
+_MAX_LARGEST_IMAGES: Final = 128
 # Below both, decoding takes less than a millisecond, which is not worth a change of threads.
 _QUICK_BODY_BYTES: Final = 1 << 16
 _QUICK_PIXELS: Final = 1 << 16
+# What larger requests leave behind is given back when no other has come for a while, which would take it again.
+_LARGE_PIXELS: Final = 1 << 20
+_QUIET_NS: Final = 1_000_000_000
 
 
 class ImageScoring:
@@ -36,17 +43,27 @@ class ImageScoring:
         max_pixels: Largest image, in pixels.
         max_rows_bytes: What the rows of one request may add up to.
         threads: Where larger images are decoded; by default all models of the process share two threads.
+        budget: What the images that are under way may have together; by default all models of the process share one.
     """
 
     def __init__(
-        self, image: ImageInput, *, max_pixels: int, max_rows_bytes: int, threads: Executor | None = None
+        self,
+        image: ImageInput,
+        *,
+        max_pixels: int,
+        max_rows_bytes: int,
+        threads: Executor | None = None,
+        budget: PixelBudget | None = None,
     ) -> None:
         self._image = image
         self._max_pixels = max_pixels
         self._max_rows_bytes = max_rows_bytes
         self._threads = threads or _shared_threads()
+        self._budget = budget or _shared_budget(max_pixels)
         self._reader: ImageReader | None = None
         self._waiting: set[_Decoding] = set()
+        self._leftovers = False
+        self._quiet_since_ns: int | None = None
 
     def attach(self, signature: Signature) -> None:
         """Read images for a model with this signature from now on.
@@ -95,22 +112,38 @@ class ImageScoring:
         if len(self._waiting) >= _MAX_WAITING:
             take(Overloaded("Too many images wait to be decoded; try again later.", retry_after_s=1))
             return
-        work = self._threads.submit(_decode, reader, body, content_type, opened, check)
+        try:
+            # Of a long body nobody has looked yet what is in it.
+            share = PixelShare(self._budget, self._max_pixels if opened is None else opened.pixels)
+        except Overloaded as error:
+            take(error)
+            return
+        work = self._threads.submit(_decode, reader, body, content_type, opened, check, share)
         decoding = _Decoding(work, check, take)
         self._waiting.add(decoding)
 
         def finish(done: asyncio.Future[list[np.ndarray]]) -> None:
             self._waiting.discard(decoding)
+            self._leftovers |= share.pixels > _LARGE_PIXELS
+            self._quiet_since_ns = None
+            share.become(0)
             if not done.cancelled():
                 decoding.tell(done.exception() or done.result())
 
         asyncio.wrap_future(work).add_done_callback(finish)
 
-    def sweep(self) -> None:
-        """Give up what nobody waits for any more; call this every few dozen milliseconds, on the event loop."""
+    def sweep(self, now_ns: int) -> None:
+        """Give up what nobody waits for, and memory that nobody uses; call this every few dozen milliseconds."""
         # Telling somebody may bring what waits next.
         for decoding in list(self._waiting):
             decoding.give_up_if_unwanted()
+        if not self._leftovers or self._waiting:
+            return
+        if self._quiet_since_ns is None:
+            self._quiet_since_ns = now_ns
+        elif now_ns - self._quiet_since_ns >= _QUIET_NS:
+            self._leftovers = False
+            self._threads.submit(give_back)
 
 
 class _Decoding:
@@ -167,12 +200,21 @@ def _decode(
     content_type: bytes,
     opened: OpenedImages | None,
     check: Callable[[], None],
+    share: PixelShare,
 ) -> list[np.ndarray]:
     check()
     found = opened or reader.open(body, content_type)
-    return found.rows(check) if isinstance(found, OpenedImages) else found
+    if not isinstance(found, OpenedImages):
+        return found
+    share.become(found.pixels)
+    return found.rows(check)
 
 
 @cache
 def _shared_threads() -> Executor:
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
+
+
+@cache
+def _shared_budget(max_pixels: int) -> PixelBudget:
+    return PixelBudget(_MAX_LARGEST_IMAGES * max_pixels)

@@ -213,7 +213,7 @@ class Service:
             exchange.sweep(now_ns)
         self.larger_rows.sweep(now_ns)
         if self.images is not None:
-            self.images.sweep()
+            self.images.sweep(now_ns)
 
     def leave_exchanges(self) -> None:
         """Stop using all exchanges, and close them; requests in flight are answered with an error."""

@@ -37,11 +37,19 @@ if TYPE_CHECKING:
 __all__ = ["IMAGE_TYPES", "ImageReader", "OpenedImages", "image_layout", "is_media"]
 
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
+# Exif orientations of pictures that lie on a side.
+_LYING: Final = (5, 6, 7, 8)
 _ALIASES: Final = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
 _DATA_URL: Final = re.compile(r"data:[^,]{0,200};base64,")
 _MAX_OTHER_PARTS: Final = 100
 # A JPEG is decoded at a fraction of its scale where that leaves this many times the pixels that are needed.
 _REDUCING_GAP: Final = 3
+# As of JPEG. Pillow keeps a pointer and a block for each line, which millions of lines make gigabytes.
+_MAX_SIDE_PIXELS: Final = 65_535
+# What the images of one request may have together, in images of the largest size.
+_MAX_LARGEST_IMAGES: Final = 16
+# What is transparent is laid on paper in strips of this many pixels: each step has a copy of its own.
+_STRIP_PIXELS: Final = 1 << 20
 
 
 def is_media(content_type: bytes) -> bool:
@@ -175,7 +183,14 @@ class ImageReader:
         self._check_count(len(contents))
         names = [f"Image {index}" for index in range(len(contents))] if len(contents) > 1 else ["The image"]
         files = [self._open_one(content, name) for content, name in zip(contents, names, strict=True)]
-        return OpenedImages(self, files, names)
+        opened = OpenedImages(self, files, names)
+        if opened.pixels > _MAX_LARGEST_IMAGES * max(self._max_pixels, self.row_pixels):
+            raise ImageTooLarge(
+                f"The images of the request have {opened.pixels / 1e6:.4g} million pixels together; at most "
+                f"{_MAX_LARGEST_IMAGES} times the {self._max_pixels / 1e6:g} million of one are decoded. "
+                "Send them in parts."
+            )
+        return opened
 
     def _check_count(self, count: int) -> None:
         if count > self._max_images:
@@ -190,7 +205,25 @@ class ImageReader:
                 f"{name} has {file.width} × {file.height} pixels; "
                 f"at most {self._max_pixels / 1e6:g} million are decoded."
             )
+        if max(file.width, file.height) > _MAX_SIDE_PIXELS:
+            raise ImageTooLarge(
+                f"{name} has {file.width} × {file.height} pixels; at most {_MAX_SIDE_PIXELS} on a side are decoded."
+            )
+        if self.work_pixels(file) > max(self._max_pixels, self.row_pixels):
+            raise ImageTooLarge(
+                f"{name} has {file.width} × {file.height} pixels, which is too long a side to be resized to "
+                f"{self._size[0]} × {self._size[1]}."
+            )
         return file
+
+    def work_pixels(self, file: ImageFile) -> int:
+        """Return the most pixels that an image has at once on its way: as it is, with its new width, or as a row."""
+        height = file.width if file.orientation in _LYING else file.height
+        return max(file.width * file.height, self._size[0] * height, self.row_pixels)
+
+    def empty_rows(self, count: int) -> np.ndarray:
+        """Return room for rows: `[count, *row_shape]` in the input's dtype."""
+        return np.empty((count, *self._spec.shape), self._spec.numpy_dtype)
 
     def row(self, file: ImageFile, name: str) -> np.ndarray:
         """Decode an image to a row: `[*row_shape]` in the input's dtype.
@@ -214,10 +247,12 @@ class ImageReader:
         if file.kind == "JPEG":
             side = _REDUCING_GAP * max(self._size)
             image.draft(None, (side, side))
-        plain = _flatten(_upright(image, file.orientation), self._mode)
-        if plain.size != self._size:
-            plain = plain.resize(self._size, Resampling.BILINEAR)
-        pixels = np.asarray(plain)
+        # One name: what a step was made of is not kept through the next one.
+        image = _upright(image, file.orientation)
+        image = _flatten(image, self._mode)
+        if image.size != self._size:
+            image = image.resize(self._size, Resampling.BILINEAR)
+        pixels = np.asarray(image)
         if pixels.ndim == 2:
             grey: np.ndarray = self._values[0, pixels]
             return grey
@@ -229,17 +264,16 @@ class OpenedImages:
     """The images of one request; their structure has been read and checked, their pixels not yet.
 
     Attributes:
-        pixels: Pixels to work on: of each image its own, or its row's if those are more.
+        pixels: Pixels to work on: of each image the most that it has at once.
     """
 
     def __init__(self, reader: ImageReader, files: Sequence[ImageFile], names: Sequence[str]) -> None:
         self._reader = reader
-        self._files = files
-        self._names = names
-        self.pixels = sum(max(file.width * file.height, reader.row_pixels) for file in files)
+        self._files = list(zip(files, names, strict=True))
+        self.pixels = sum(map(reader.work_pixels, files))
 
     def rows(self, check: Callable[[], None]) -> list[np.ndarray]:
-        """Decode them: one row each, in order, `[[rows, *row_shape]]` in the input's dtype.
+        """Decode them: one row each, in order, `[[rows, *row_shape]]` in the input's dtype; this can be done once.
 
         Args:
             check: Called before each image; what it raises ends the work.
@@ -247,11 +281,13 @@ class OpenedImages:
         Raises:
             MalformedBody: An image is cut short or damaged.
         """
-        rows = []
-        for file, name in zip(self._files, self._names, strict=True):
+        rows = self._reader.empty_rows(len(self._files))
+        # Each file goes when its row is there: forms of hundreds of images would be held twice until the answer.
+        self._files.reverse()
+        for row in range(len(rows)):
             check()
-            rows.append(self._reader.row(file, name))
-        return [np.stack(rows)]
+            rows[row] = self._reader.row(*self._files.pop())
+        return [rows]
 
 
 @cache
@@ -293,17 +329,24 @@ def _upright(image: Image, orientation: int) -> Image:
     return image.transpose(turns[orientation]) if orientation in turns else image
 
 
-def _flatten(image: Image, mode: str) -> Any:
+def _flatten(image: Image, mode: str) -> Image:
     """Bring an image of any mode to 8 bits of grey or RGB; what is transparent becomes white."""
     pillow = _pillow()
     if image.mode.startswith("I"):
         # 16 bits of grey: Pillow's own conversion would clip them.
-        return pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert(mode)
-    if image.has_transparency_data:
-        coloured = image.convert("RGBA")
-        paper = pillow.new("RGBA", coloured.size, "white")
-        image = pillow.alpha_composite(paper, coloured)
-    return image.convert(mode)
+        grey: Image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return grey if mode == "L" else grey.convert(mode)
+    if not image.has_transparency_data:
+        # Pillow would copy what is in the mode already.
+        return image if image.mode == mode else image.convert(mode)
+    flat: Image = pillow.new(mode, image.size)
+    lines = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, lines):
+        box = (0, top, image.width, min(top + lines, image.height))
+        strip = image.crop(box).convert("RGBA")
+        paper = pillow.new("RGBA", strip.size, "white")
+        flat.paste(pillow.alpha_composite(paper, strip).convert(mode), box)
+    return flat
 
 
 def _base64_texts(document: Any) -> list[str] | None:
