@@ -485,3 +485,24 @@ def test_any_request_is_read_or_refused(content: dict[str, Any]) -> None:
                 continue
             for info in tensors.inputs:
                 assert info.fits(decoded.inputs[info.name].shape)
+
+
+@pytest.mark.parametrize("odd", [b"", b"\xfa\x01\x02ab"], ids=["as-written", "with-unknown-fields"])
+def test_ids_are_bounded(odd: bytes) -> None:
+    """An answer repeats the id of its request, so a message whose id is long is refused, however it is written."""
+    message = ModelInferRequest(model_name="m", id="i" * 1024)
+    assert RequestMessage.read(message.SerializeToString() + odd).id == "i" * 1024
+    message.id += "i"
+    with pytest.raises(MalformedBody, match="'id' has more than 1024 characters"):
+        RequestMessage.read(message.SerializeToString() + odd)
+
+
+def test_a_message_about_a_name_repeats_little_of_it() -> None:
+    """However long the name of an input is, the message about it is short."""
+    long = ModelInferRequest()
+    long.inputs.add(name="x" * 5000)
+    with pytest.raises(InvalidInput) as refused:
+        RequestDecoder("m", ModelTensors((), (), batched=True)).decode(
+            RequestMessage.read(long.SerializeToString())
+        )
+    assert len(str(refused.value)) < 200

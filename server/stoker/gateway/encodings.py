@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from stoker.echo import quoted
 from stoker.errors import MalformedBody, UnsupportedEncoding
 
 __all__ = ["ENCODINGS", "PIECE_BYTES", "Inflater", "inflater_for"]
@@ -38,7 +39,7 @@ def inflater_for(encodings: Iterable[bytes]) -> Inflater | None:
         case _:
             shown = b", ".join(named).decode("latin-1")
             raise UnsupportedEncoding(
-                f"The content encoding {shown!r} is not read; send gzip, deflate, or the body as it is.",
+                f"The content encoding {quoted(shown)} is not read; send gzip, deflate, or the body as it is.",
                 accepted=ENCODINGS,
             )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
+from stoker.echo import cut, quoted
 from stoker.errors import NotReady, UnknownService
 from stoker.gateway.cors import Cors
 from stoker.gateway.served_models import ServedModel, ServedVersion
@@ -149,7 +150,7 @@ class Gateway:
                 if names
                 else "No service is here now: none is loaded."
             )
-        raise UnknownService(f"There is no service {name!r}; served here: {names}.")
+        raise UnknownService(f"There is no service {quoted(name)}; served here: {names}.")
 
     def deployment(self, headers: Mapping[bytes, bytes]) -> Service:
         """Find who scores a request to a path that names nobody: a deployment of the endpoint, or the only model.
@@ -165,7 +166,7 @@ class Gateway:
             name = asked.decode("latin-1")
             if name not in shares:
                 raise UnknownService(
-                    f"There is no deployment {name!r} of the endpoint; there are: {', '.join(shares)}."
+                    f"There is no deployment {quoted(name)} of the endpoint; there are: {', '.join(shares)}."
                 )
             return self.service(name)
         served = next((self.services[name] for name in shares if name in self.services), None)
@@ -208,9 +209,9 @@ class Gateway:
         served = None if model is None or number is None else model.versions.get(number)
         if served is not None and served.service is not None:
             return served.service
-        shown = f"'{name}'"
+        shown = f"'{cut(name)}'"
         if version is not None or label is not None:
-            shown += f" version {version}" if label is None else f" label {label!r}"
+            shown += f" version {cut(version)}" if label is None else f" label {quoted(label)}"
         if served is not None:
             _check_loaded(shown, served)
         raise UnknownService(f"Request for unknown model: {shown} is not found")

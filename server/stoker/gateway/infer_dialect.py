@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from stoker.echo import cut
 from stoker.errors import InvalidInput, MalformedBody, NotReady, StokerError
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
@@ -59,7 +60,9 @@ class InferDialect:
         if not value:
             return cls(None)
         if not re.fullmatch(rb"[0-9]{1,18}", value):
-            raise MalformedBody(f"inference header size should be a number, got: {value.decode('latin-1')}")
+            raise MalformedBody(
+                f"inference header size should be a number, got: {cut(value.decode('latin-1'))}"
+            )
         return cls(int(value))
 
     def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:

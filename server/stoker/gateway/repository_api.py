@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse, Response
 
+from stoker.echo import cut, quoted
 from stoker.errors import BodyTooLarge, Forbidden, MalformedBody, NotFound, NotSupported
 from stoker.gateway.metadata_access import check_metadata_access
 from stoker.versions import read_versions
@@ -91,9 +92,11 @@ def versions_to_load(
         if key.startswith("file:"):
             raise Forbidden("files cannot be uploaded: put the model into the repository, and load it then")
         if key != "config" or not takes_config:
-            raise MalformedBody(f"failed to load '{name}', the parameter '{key}' is not known")
+            raise MalformedBody(f"failed to load '{cut(name)}', the parameter '{cut(key)}' is not known")
         if not isinstance(value, str):
-            raise MalformedBody(f"failed to load '{name}', the parameter 'config' has to be a text of JSON")
+            raise MalformedBody(
+                f"failed to load '{cut(name)}', the parameter 'config' has to be a text of JSON"
+            )
         versions = version_policy(name, value)
     return versions
 
@@ -107,9 +110,9 @@ def check_unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:
     for key, value in parameters.items():
         # No model depends on another one, so both answers to this mean the same.
         if key != "unload_dependents":
-            raise MalformedBody(f"failed to unload '{name}', the parameter '{key}' is not known")
+            raise MalformedBody(f"failed to unload '{cut(name)}', the parameter '{cut(key)}' is not known")
         if not isinstance(value, bool):
-            raise MalformedBody(f"failed to unload '{name}', 'unload_dependents' has to be a boolean")
+            raise MalformedBody(f"failed to unload '{cut(name)}', 'unload_dependents' has to be a boolean")
 
 
 def version_policy(name: str, config: str) -> str | tuple[int, ...] | None:
@@ -122,7 +125,7 @@ def version_policy(name: str, config: str) -> str | tuple[int, ...] | None:
     Raises:
         MalformedBody: It is malformed, or would change what a load does not.
     """
-    problem = f"failed to load '{name}', "
+    problem = f"failed to load '{cut(name)}', "
     try:
         values = json.loads(config)
     except (ValueError, RecursionError):
@@ -131,12 +134,13 @@ def version_policy(name: str, config: str) -> str | tuple[int, ...] | None:
         raise MalformedBody(problem + "its config is not an object")
     unknown = sorted(set(values) - _CONFIG_KEYS)
     if unknown:
+        shown = cut(", ".join(map(cut, unknown[:100])))
         raise MalformedBody(
-            f"{problem}config cannot change {', '.join(unknown)}, only version_policy; the rest is in the server's "
-            "settings"
+            f"{problem}config cannot change {shown}, only version_policy; the rest is in the "
+            "server's settings"
         )
     if values.get("name", name) != name:
-        raise MalformedBody(problem + f"its config is that of another model: {values['name']!r}")
+        raise MalformedBody(problem + f"its config is that of another model: {quoted(values['name'])}")
     policy = values.get("version_policy")
     if policy is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.echo import cut
 from stoker.errors import UnknownService
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def statistics(gateway: Gateway, name: str | None = None, version: str | None = 
         UnknownService: There is no such model or version.
     """
     if name is not None and name not in gateway.models:
-        raise UnknownService(f"Request for unknown model: '{name}' is not found")
+        raise UnknownService(f"Request for unknown model: '{cut(name)}' is not found")
     gateway.flush_metrics()
     totals = gateway.metrics.totals()
     found = [
@@ -38,7 +39,7 @@ def statistics(gateway: Gateway, name: str | None = None, version: str | None = 
         if (served.service is not None if version is None else number == version)
     ]
     if version is not None and not found:
-        raise UnknownService(f"Request for unknown model: '{name}' version {version} is not found")
+        raise UnknownService(f"Request for unknown model: '{name}' version {cut(version)} is not found")
     return found
 
 

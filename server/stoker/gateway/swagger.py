@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker.echo import cut
 from stoker.errors import NotFound
 from stoker.gateway.service import Service
 from stoker.tensors import TensorSpec
@@ -62,12 +63,12 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
     supported = _supported(service)
     if number not in VERSIONS:
         shown = ", ".join(supported)
-        raise NotFound(f"Swagger version [{asked}] is not valid. Supported versions: [{shown}].")
+        raise NotFound(f"Swagger version [{cut(asked)}] is not valid. Supported versions: [{shown}].")
     if number in service.own_swagger:
         return service.own_swagger[number]
     if number not in supported:
         raise NotFound(
-            f"Swagger version [{asked}] is not supported for the scoring script. "
+            f"Swagger version [{cut(asked)}] is not supported for the scoring script. "
             f"Supported swagger versions: [{', '.join(supported)}]."
         )
     title = naming.title or service.name

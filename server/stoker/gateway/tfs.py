@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stoker.echo import cut
 from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
 from stoker.gateway.answers import code_line, error_lines, split_lines
 from stoker.gateway.call import Call
@@ -157,7 +158,7 @@ class _Endpoint:
         if request.method == "GET" and path.rstrip("/").lower() == "/v1/models":
             raise MalformedBody("Missing model name in request.")
         if request.method not in ("GET", "HEAD") or target is None or target["verb"]:
-            raise MalformedBody(f"Malformed request: {request.method} {path}")
+            raise MalformedBody(f"Malformed request: {cut(request.method)} {cut(path)}")
         if target["metadata"]:
             service = self._service(target)
             authorization = request.headers.get("authorization", "").encode("latin-1")
@@ -169,12 +170,12 @@ class _Endpoint:
         name = unquote(target["name"])
         model = self._gateway.models.get(name)
         if model is None:
-            raise NotFound(f"Could not find any versions of model {name}")
+            raise NotFound(f"Could not find any versions of model {cut(name)}")
         number = _version(target) if target["label"] is None else self._service(target).version
         versions = model.versions
         if number is not None:
             if number not in versions:
-                raise NotFound(f"Could not find version {number} of model {name}")
+                raise NotFound(f"Could not find version {cut(number)} of model {cut(name)}")
             versions = {number: versions[number]}
         return {"model_version_status": [_version_status(number, one) for number, one in versions.items()]}
 
@@ -182,13 +183,13 @@ class _Endpoint:
         name, number, label = unquote(target["name"]), _version(target), target["label"]
         states = self._gateway.model_versions(name)
         if not states or (number is not None and number not in states):
-            asked = f"Latest({name})" if number is None else f"Specific({name}, {number})"
+            asked = f"Latest({cut(name)})" if number is None else f"Specific({cut(name)}, {cut(number)})"
             raise NotFound(f"Servable not found for request: {asked}")
         try:
             return self._gateway.find(name, number, None if label is None else unquote(label))
         except StokerError as error:
             if label is not None:
-                raise MalformedBody(f"Unrecognized servable version label: {unquote(label)}") from error
+                raise MalformedBody(f"Unrecognized servable version label: {cut(unquote(label))}") from error
             raise
 
 
@@ -198,7 +199,7 @@ def _version(target: re.Match[str]) -> str | None:
         return None
     digits = target["version"].lstrip("0") or "0"
     if len(digits) > _MAX_DIGITS or int(digits) > _MAX_VERSION:
-        raise MalformedBody(f"Failed to convert version: {target['version'][:100]} to numeric.")
+        raise MalformedBody(f"Failed to convert version: {cut(target['version'])} to numeric.")
     return digits
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakValueDictionary
 
+from stoker.echo import cut
 from stoker.errors import LoadFailed, LoadTimeout, NotReady, OperatorError, RequestError, UnknownService
 from stoker.names import is_name
 from stoker.supervisor.background import in_thread
@@ -170,7 +171,7 @@ class Rollout:
                 version in model.available if version is not None else model.wanted
             )
             if model is None or not loaded:
-                shown = f"'{name}'" if version is None else f"'{name}' version {version}"
+                shown = f"'{cut(name)}'" if version is None else f"'{cut(name)}' version {version}"
                 raise UnknownService(f"failed to unload {shown}: it is not loaded")
             if version is None:
                 await self._retire_all(model)
@@ -256,7 +257,7 @@ class Rollout:
         if not is_name(name):
             # 'digits:1' would be found, as a registered model with settings of its own.
             raise UnknownService(
-                f"failed to load '{name}': no model can be called so, and versions have their own path"
+                f"failed to load '{cut(name)}': no model can be called so, and versions have their own path"
             )
         try:
             return await in_thread(self._stock.offer, name)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.echo import quoted
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
 from stoker.wire.packed import check_string_count, has_too_many_elements
@@ -48,11 +49,11 @@ def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str |
         raise InvalidInput(f"{info.name} holds strings, which have no fixed size; send them as JSON.")
     if dtype is not None and dtype not in NUMERIC_DTYPES:
         raise MalformedBody(
-            f"{dtype[:100]!r} is no dtype; expected one of {', '.join(sorted(NUMERIC_DTYPES))}."
+            f"{quoted(dtype)} is no dtype; expected one of {', '.join(sorted(NUMERIC_DTYPES))}."
         )
     if shape is not None and not _SHAPE.fullmatch(shape):
         raise MalformedBody(
-            f"{shape[:100]!r} is no shape; expected sizes separated by commas, such as 2,784."
+            f"{quoted(shape)} is no shape; expected sizes separated by commas, such as 2,784."
         )
     kind = np.dtype(dtype or info.dtype).newbyteorder("<")
     sizes = (
@@ -146,7 +147,7 @@ def _dtype(description: Any) -> np.dtype[Any]:
         except TypeError:
             pass
     raise MalformedBody(
-        f"Arrays of {str(description)[:100]!r} are not read; send numbers, booleans or strings."
+        f"Arrays of {quoted(str(description))} are not read; send numbers, booleans or strings."
     )
 
 

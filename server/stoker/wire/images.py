@@ -6,7 +6,6 @@ Nothing here trusts an image: what its header announces is checked before anythi
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from stoker.echo import cut
 from stoker.errors import (
     BodyTooLarge,
     ImageTooLarge,
@@ -170,14 +170,17 @@ class ImageReader:
             return self._opened([body])
         if is_media(content_type):
             raise UnsupportedEncoding(
-                f"{media_type} is not read; send {', '.join(IMAGE_TYPES)}, multipart/form-data or JSON."
+                f"{cut(media_type)} is not read; send {', '.join(IMAGE_TYPES)}, multipart/form-data or JSON."
             )
         document = parse_document(body)
         texts = _base64_texts(document)
         if texts is None:
             return decode_document(document, self._signature)
         self._check_count(len(texts))
-        return self._opened([_decode_base64(text, index) for index, text in enumerate(texts)])
+        # Each text goes when its bytes are there; one may be as long as the body.
+        del document
+        texts.reverse()
+        return self._opened([_decode_base64(texts.pop(), index) for index in range(len(texts))])
 
     def _opened(self, contents: Sequence[bytes]) -> OpenedImages:
         self._check_count(len(contents))
@@ -365,9 +368,15 @@ def _base64_texts(document: Any) -> list[str] | None:
 
 
 def _decode_base64(text: str, index: int) -> bytes:
-    if prefix := _DATA_URL.match(text):
-        text = text[prefix.end() :]
+    # Nothing keeps the whole text when this has cut it.
+    text = text[_data_url_chars(text) :]
     try:
-        return base64.b64decode(text, validate=True)
+        # Other than by base64, without a copy of the text.
+        return binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):
         raise MalformedBody(f'"data": row {index} is a text, but not base64.') from None
+
+
+def _data_url_chars(text: str) -> int:
+    prefix = _DATA_URL.match(text)
+    return prefix.end() if prefix else 0

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from stoker.echo import cut, quoted
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, TensorInfo
@@ -27,9 +28,11 @@ from stoker.wire.tensor_json import as_tensor, check_rows
 __all__ = [
     "DATATYPES",
     "MAX_AXES",
+    "MAX_ID_CHARS",
     "InferRequest",
     "WantedOutput",
     "all_inputs",
+    "check_id",
     "check_parameters",
     "checked_shape",
     "classified",
@@ -70,6 +73,8 @@ _MAX_DEPTH: Final = 100
 _MAX_CLASSIFIED: Final = 1_000_000
 _MAX_CLASSES: Final = 100_000
 _MAX_TIMEOUT_US: Final = 1 << 40
+MAX_ID_CHARS: Final = 1024
+"""The longest id of a request."""
 MAX_AXES: Final = 32
 """The most axes of an input: no array has more than 64, and the product of a million sizes takes hours."""
 
@@ -166,7 +171,21 @@ def _identifier(document: Mapping[str, Any]) -> str:
     identifier = document.get("id", "")
     if not isinstance(identifier, str):
         raise MalformedBody("'id' must be a string")
+    check_id(len(identifier))
     return identifier
+
+
+def check_id(size: int) -> None:
+    """Refuse the id of a request, which its answer repeats, if it is long.
+
+    Args:
+        size: Its length, in characters or bytes.
+
+    Raises:
+        MalformedBody: It has more than 1024.
+    """
+    if size > MAX_ID_CHARS:
+        raise MalformedBody(f"'id' has more than {MAX_ID_CHARS} characters")
 
 
 def _parameters(owner: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -187,7 +206,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         if name.startswith("triton_"):
             raise MalformedBody(
-                f"parameter keys starting with 'triton_' are reserved for Triton usage, got '{name}'"
+                f"parameter keys starting with 'triton_' are reserved for Triton usage, got '{cut(name)}'"
             )
         if name in ("sequence_id", "sequence_start", "sequence_end") and value not in (0, "", False):
             raise InvalidInput(f"'{name}' needs a model that keeps state for a sequence; this one has none")
@@ -239,7 +258,7 @@ def decode_inputs(
         name = entry.get("name")
         info = infos.get(name) if isinstance(name, str) else None
         if info is None:
-            raise InvalidInput(f"unexpected inference input {name!r} for model '{model}'")
+            raise InvalidInput(f"unexpected inference input {quoted(name)} for model '{model}'")
         if name in arrays:
             raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
         shape = checked_shape(model, info, entry.get("datatype"), entry.get("shape"))
@@ -289,7 +308,7 @@ def checked_shape(model: str, info: TensorInfo, datatype: Any, shape: Any) -> tu
     expected = DATATYPES[info.dtype]
     if datatype != expected:
         raise InvalidInput(
-            f"inference input '{info.name}' data-type is '{datatype}', but model '{model}' expects '{expected}'"
+            f"inference input '{info.name}' data-type is '{cut(datatype)}', but model '{model}' expects '{expected}'"
         )
     if isinstance(shape, list) and len(shape) > MAX_AXES:
         raise MalformedBody(f"the shape of input '{info.name}' has more than {MAX_AXES} axes")
@@ -432,7 +451,7 @@ def decode_wanted(
     for entry in listed:
         name = entry.get("name")
         if name not in names:
-            raise InvalidInput(f"unexpected inference output {name!r} for model '{model}'")
+            raise InvalidInput(f"unexpected inference output {quoted(name)} for model '{model}'")
         if name in wanted:
             raise InvalidInput(f"output '{name}' is asked for twice from model '{model}'")
         parameters = _parameters(entry)

@@ -16,14 +16,14 @@ import orjson
 
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors
-from stoker.wire.oip import InferRequest, WantedOutput, decode_infer, encode_infer, to_raw
+from stoker.wire.oip import MAX_ID_CHARS, InferRequest, WantedOutput, decode_infer, encode_infer, to_raw
 
 __all__ = ["InferCodec"]
 
 _MAX_FORMS: Final = 256
 _MAX_REMEMBERED_BYTES: Final = 4096
 # As clients write it that send one: first, and without anything that has to be escaped.
-_ID: Final = re.compile(rb'\{"id": ?"([ !#-\[\]-~]+)", ?')
+_ID: Final = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,%d})", ?' % MAX_ID_CHARS)
 
 
 class _Place(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import simdjson
 
+from stoker.echo import quoted_names
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import Signature, TensorSpec
@@ -163,7 +164,7 @@ def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
     if missing or unknown:
         raise InvalidInput(
             f'"data" must hold the inputs {", ".join(names)}; '
-            f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(map(repr, unknown)) or 'none'}."
+            f"missing: {', '.join(missing) or 'none'}; unknown: {quoted_names(unknown) or 'none'}."
         )
     arrays = [_rows(data[spec.name], spec, f'"{spec.name}"') for spec in signature.inputs]
     if len({len(array) for array in arrays}) > 1:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from stoker.echo import quoted_names
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, TensorInfo
@@ -51,7 +52,7 @@ def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
     if len(names) == 1 and not isinstance(data, dict):
         data = {names[0]: data}
     if not isinstance(data, dict) or set(data) != set(names):
-        came = ", ".join(map(repr, data)) if isinstance(data, dict) else kind_of(data)
+        came = quoted_names(data) if isinstance(data, dict) else kind_of(data)
         raise InvalidInput(f'"data" must be an object with the inputs {", ".join(names)}; got {came}.')
     arrays = {info.name: as_tensor(data[info.name], info, encoded=True) for info in tensors.inputs}
     check_rows(arrays, tensors)

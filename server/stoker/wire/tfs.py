@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from stoker.echo import cut, json_beginning, quoted
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
@@ -117,7 +118,7 @@ def named_signature(signatures: Sequence[NamedSignature], document: Mapping[str,
             return signature
     served = ", ".join(signature.name for signature in signatures)
     raise InvalidInput(
-        f'Serving signature name: "{name[:100]}" not found in signature def; served here: {served}'
+        f'Serving signature name: "{cut(name)}" not found in signature def; served here: {served}'
     )
 
 
@@ -167,7 +168,7 @@ def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
         known = {info.name for info in infos}
         unknown = next(name for name in inputs if name not in known)
         raise InvalidInput(
-            f"Unknown named input: {unknown!r}; the inputs are {', '.join(i.name for i in infos)}"
+            f"Unknown named input: {quoted(unknown)}; the inputs are {', '.join(i.name for i in infos)}"
         )
     return {info.name: tensor_of(inputs[info.name], info) for info in infos}
 
@@ -199,7 +200,7 @@ def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
     except TypeError:
         other = next(item for item in elements.items if not fits_kind(item, kind))
         raise InvalidInput(
-            f"JSON Value: {json.dumps(other)[:100]} Type: {_type(other)} is not of expected type: {info.dtype}"
+            f"JSON Value: {json_beginning(other)} Type: {_type(other)} is not of expected type: {info.dtype}"
         ) from None
     except OverflowError:
         raise InvalidInput(f"a number of {info.name} does not fit {info.dtype}") from None
@@ -222,7 +223,7 @@ def string_of(leaf: Any, name: str) -> bytes:
     if is_base64(leaf):
         return from_base64(leaf["b64"], name)
     raise InvalidInput(
-        f"JSON Value: {json.dumps(leaf)[:100]} Type: {_type(leaf)} is not of expected type: string"
+        f"JSON Value: {json_beginning(leaf)} Type: {_type(leaf)} is not of expected type: string"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from stoker.echo import quoted
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import NamedSignature, TensorInfo
@@ -130,7 +131,7 @@ def _entry(name: str, value: Any) -> bytes:
     try:
         return entry_of(name, _values(name, kinds, values))
     except OverflowError:
-        raise InvalidInput(f"a number of feature {name!r} does not fit") from None
+        raise InvalidInput(f"a number of feature {quoted(name)} does not fit") from None
 
 
 def _values(name: str, kinds: set[str | None], values: list[Any]) -> Feature:
@@ -186,7 +187,7 @@ def _featuretensor_of(features: list[Any], info: TensorInfo) -> np.ndarray:
 
 def _several_types(name: str) -> InvalidInput:
     return InvalidInput(
-        f"Unexpected element type in feature {name!r}: one list holds values of several types"
+        f"Unexpected element type in feature {quoted(name)}: one list holds values of several types"
     )
 
 
@@ -194,7 +195,7 @@ def _kinds(name: str, values: list[Any]) -> set[str | None]:
     types = set(map(type, values))
     kinds = {_FEATURE_KINDS.get(kind) for kind in types}
     if None in kinds or (dict in types and not all(isinstance(v, str) or is_base64(v) for v in values)):
-        raise InvalidInput(f"feature {name!r} must hold numbers or strings")
+        raise InvalidInput(f"feature {quoted(name)} must hold numbers or strings")
     return kinds
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from stoker.echo import quoted
 from stoker.errors import NotReady
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.messages import SERVICE
@@ -39,7 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
         """Answer with the present status; NOT_FOUND for an unknown name."""
         status = self._status(request.service)
         if status == _Status.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no model {request.service!r}.")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no model {quoted(request.service)}.")
         return _Status(status=status)
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  # the protocol's name

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from stoker.echo import quoted
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.gateway.grpc.contents import from_typed, no_data
 from stoker.gateway.grpc.messages import ModelInferRequest
@@ -17,6 +18,7 @@ from stoker.wire.oip import (
     InferRequest,
     WantedOutput,
     all_inputs,
+    check_id,
     check_parameters,
     checked_shape,
     decode_wanted,
@@ -60,11 +62,12 @@ class RequestMessage(NamedTuple):
         """Take a message apart; its raw contents stay where they are.
 
         Raises:
-            MalformedBody: The bytes are no message.
+            MalformedBody: The bytes are no message, or its id is too long.
             BodyTooLarge: It has too many parts.
         """
         try:
             (name, version, identifier), raw, form = _take_apart(content)
+            check_id(len(identifier))
             return cls(
                 str(name, "utf-8"), str(version, "utf-8"), str(identifier, "utf-8"), raw, form, len(content)
             )
@@ -81,6 +84,7 @@ class RequestMessage(NamedTuple):
         except DecodeError:
             raise MalformedBody("the message is no ModelInferRequest") from None
         raw, identifier = [memoryview(part) for part in message.raw_input_contents], message.id
+        check_id(len(identifier.encode()))
         del message.raw_input_contents[:]
         message.id = ""
         form = message.SerializeToString()
@@ -192,7 +196,7 @@ class RequestDecoder:
             name = tensor.name
             info = infos.get(name)
             if info is None:
-                raise InvalidInput(f"unexpected inference input {name!r} for model '{model}'")
+                raise InvalidInput(f"unexpected inference input {quoted(name)} for model '{model}'")
             if name in arrays:
                 raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
             _checked_parameters(tensor)

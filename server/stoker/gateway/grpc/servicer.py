@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 
 from stoker import __version__
+from stoker.echo import cut
 from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
 from stoker.gateway.bodies import Allowance
 from stoker.gateway.direct import LARGE_BODY_BYTES
@@ -274,7 +275,7 @@ def _failed(request: RequestMessage | StokerError, error: StokerError) -> bytes:
     """A `ModelStreamInferResponse` with an error."""
     named = None
     if isinstance(request, RequestMessage):
-        named = ModelInferResponse(model_name=request.model_name, id=request.id)
+        named = ModelInferResponse(model_name=cut(request.model_name), id=request.id)
     answer = ModelStreamInferResponse(error_message=shown(error), infer_response=named)
     content: bytes = answer.SerializeToString()
     return content
@@ -284,4 +285,4 @@ def _unknown_method(name: str) -> StokerError:
     for beginning, extension in _EXTENSIONS.items():
         if name.startswith(beginning):
             return NotSupported(f"{extension} extension is not supported")
-    return NotSupported(f"The service has no method {name}.")
+    return NotSupported(f"The service has no method {cut(name)}.")
