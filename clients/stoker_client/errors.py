@@ -31,7 +31,8 @@
           ├─ DeadlineExceeded   504 deadline_exceeded     the server's own time limit has passed
           ├─ ModelFailed        500 model_failed          the message holds an error id for the server's log
           ├─ ScoringTimeout     500 scoring_timeout       the entry script took longer than the server's limit
-          └─ OutputTooLarge     500 output_too_large
+          ├─ OutputTooLarge     500 output_too_large
+          └─ NonFiniteOutput    500 non_finite_output     NaN or infinity, which the server is told to refuse
 
 The class follows from the answer's `code`, and from its status where the code is absent or unknown, so
 answers of a proxy in front of the server are classified too.
@@ -57,6 +58,7 @@ __all__ = [
     "MalformedBody",
     "MethodNotAllowed",
     "ModelFailed",
+    "NonFiniteOutput",
     "NotFound",
     "NotReady",
     "NotSupported",
@@ -249,6 +251,10 @@ class OutputTooLarge(ServiceFailed):
     """The model's answer is larger than the space that its rows have."""
 
 
+class NonFiniteOutput(ServiceFailed):
+    """The answer holds NaN or infinity, and the server's setting `non_finite` says that this is an error."""
+
+
 _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "malformed_body": MalformedBody,
     "unauthorized": Unauthorized,
@@ -273,6 +279,7 @@ _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "deadline_exceeded": DeadlineExceeded,
     "model_failed": ModelFailed,
     "output_too_large": OutputTooLarge,
+    "non_finite_output": NonFiniteOutput,
 }
 
 _BY_STATUS: dict[int, type[ErrorAnswer]] = {
