@@ -21,7 +21,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-__all__ = ["WIDTH", "ZOO", "graph_of", "model_of", "node"]
+__all__ = ["WIDTH", "ZOO", "classifier", "graph_of", "model_of", "node"]
 
 WIDTH = 4
 """Numbers in a row of `x`."""
@@ -422,3 +422,33 @@ ZOO: dict[str, tuple[Make, Make]] = {
     "padding to the longest": (lambda: _split_text("words"), lambda: _split_text("count")),
 }
 """By what they do: a maker of a model whose rows see each other, and one of its twin; both give the file's bytes."""
+
+
+def classifier(classes: tuple[Any, ...], *, alone: bool = False) -> bytes:
+    """What is made of a classifier: the class of each row, unless scores stand alone, and these with their names."""
+    words = isinstance(classes[0], str)
+    key = TensorProto.STRING if words else TensorProto.INT64
+    nodes = [
+        helper.make_node(
+            "LinearClassifier",
+            ["x"],
+            ["label", "scores"],
+            "linear",
+            domain="ai.onnx.ml",
+            coefficients=np.eye(3, 4).reshape(-1).tolist(),
+            intercepts=[0.0, 0.5, 1.0],
+            **{"classlabels_strings" if words else "classlabels_ints": classes},
+        ),
+        helper.make_node(
+            "ZipMap",
+            ["scores"],
+            ["probabilities"],
+            "zip",
+            domain="ai.onnx.ml",
+            **{"classlabels_strings" if words else "classlabels_int64s": classes},
+        ),
+    ]
+    maps = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    scores = helper.make_value_info("probabilities", helper.make_sequence_type_proto(maps))
+    label = [] if alone else [tensor("label", "rows", dtype=key)]
+    return model_of(graph_of(nodes, given=[*label, scores]), ml=1)

@@ -120,6 +120,7 @@ class Servable:
         image: How its input is made from images; None if it takes none.
         warm_up: Requests that it is to be warmed up with, where its configuration for another server has some.
         declaration: What that says of its tensors; None if it has none.
+        zipmap: Whether outputs that are ZipMaps are objects, rather than tensors, in JSON that can say so.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Servable:
     image: ImageInput | None = None
     warm_up: tuple[WarmUpRequest, ...] = ()
     declaration: Declaration | None = None
+    zipmap: Literal["tensor", "objects"] = "tensor"
 
     @property
     def sample_file(self) -> Path | None:

@@ -209,6 +209,12 @@ class ModelSettings:
         "NaN and infinities in the JSON of its answers: words, null or error (default: the server's)",
         "WHAT",
     )
+    zipmap: Literal["tensor", "objects"] = _setting(
+        "tensor",
+        choice_of("tensor", "objects"),
+        "what an ONNX model's ZipMap is in JSON that can have both: tensor, or objects by the names of the classes",
+        "WHAT",
+    )
     image: ImageInput | None = _setting(
         None, read_image_input, "how its input is made from images (default: as it was registered)", "MAPPING"
     )

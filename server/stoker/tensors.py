@@ -64,6 +64,7 @@ class TensorSpec:
         variable: The row holds up to `shape[0]` bytes, and its length is kept beside it. Used for whole
             request bodies and for answers that are JSON text.
         labels: What the columns of an output are called, such as the classes of scores; empty where nobody says.
+        as_objects: Whether JSON has objects by these labels in place of its innermost lists.
     """
 
     name: str
@@ -71,6 +72,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     variable: bool = False
     labels: tuple[str, ...] = ()
+    as_objects: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in NUMERIC_DTYPES:
@@ -110,13 +112,15 @@ class TensorSpec:
             "shape": list(self.shape),
             "variable": self.variable,
             "labels": list(self.labels),
+            "as_objects": self.as_objects,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TensorSpec:
         """Inverse of `to_json`."""
         variable, labels = bool(value.get("variable", False)), tuple(value.get("labels", ()))
-        return cls(value["name"], value["dtype"], tuple(value["shape"]), variable, labels)
+        as_objects = bool(value.get("as_objects", False))
+        return cls(value["name"], value["dtype"], tuple(value["shape"]), variable, labels, as_objects)
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class TensorInfo:
         shape: Its sizes; -1 for those that may change from request to request.
         any_rank: Whether it may have any number of axes; then `shape` says nothing, and is empty.
         labels: See `TensorSpec`.
+        as_objects: See `TensorSpec`.
     """
 
     name: str
@@ -136,6 +141,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     any_rank: bool = False
     labels: tuple[str, ...] = ()
+    as_objects: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape is one."""
@@ -170,7 +176,8 @@ class ModelTensors:
         """Return it as JSON can hold it."""
         return {
             side: [
-                [info.name, info.dtype, list(info.shape), info.any_rank, list(info.labels)] for info in infos
+                [info.name, info.dtype, list(info.shape), info.any_rank, list(info.labels), info.as_objects]
+                for info in infos
             ]
             for side, infos in (("inputs", self.inputs), ("outputs", self.outputs))
         } | {
@@ -182,8 +189,9 @@ class ModelTensors:
         """Inverse of `to_json`."""
         inputs, outputs = (
             tuple(
-                TensorInfo(name, dtype, tuple(shape), any_rank, tuple(labels))
-                for name, dtype, shape, any_rank, labels in value[side]
+                TensorInfo(name, dtype, tuple(shape), any_rank, tuple(labels), *as_objects)
+                # Versions that were registered before have no such entry.
+                for name, dtype, shape, any_rank, labels, *as_objects in value[side]
             )
             for side in ("inputs", "outputs")
         )
@@ -257,7 +265,9 @@ class Signature:
             tuple(
                 TensorInfo(spec.name, "string", (-1,))
                 if spec.variable
-                else TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels)
+                else TensorInfo(
+                    spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels, as_objects=spec.as_objects
+                )
                 for spec in specs
             )
             for specs in (self.inputs, self.outputs)

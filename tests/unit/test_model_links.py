@@ -162,6 +162,8 @@ def test_only_a_script_uses_models(
         serve(workspace, leases, path=script, batching="rows")
     with pytest.raises(InvalidSettings, match="digits is no SavedModel: signature is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", signature=("embed",))
+    with pytest.raises(InvalidSettings, match="app is no ONNX model: zipmap is for those alone"):
+        serve(workspace, leases, path=script, zipmap="objects")
     with pytest.raises(InvalidSettings, match="environment_variables is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", environment_variables={"A": "1"})
     with pytest.raises(InvalidSettings, match="writes its answers itself: leave non_finite out"):

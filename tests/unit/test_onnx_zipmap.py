@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 from tests.contract.in_process import InProcessServer
-from tests.zoo import graph_of, model_of, tensor
+from tests.zoo import classifier
 
 from stoker.control.device_messages import DEVICE_END, SUPERVISOR_END, Loaded
 from stoker.runtimes.base import Runtime
@@ -23,35 +22,6 @@ from stoker.tensors import Signature
 
 NUMBERS, WORDS = (4, 5, 6), ("cat", "dog", "emu")
 ROWS = np.array([[1, 2, 3, 4], [6, 5, 4, 3]], np.float32)
-
-
-def classifier(classes: tuple[Any, ...]) -> bytes:
-    """What is made of a classifier: the class of each row, and scores with their classes' names."""
-    words = isinstance(classes[0], str)
-    key = TensorProto.STRING if words else TensorProto.INT64
-    nodes = [
-        helper.make_node(
-            "LinearClassifier",
-            ["x"],
-            ["label", "scores"],
-            "linear",
-            domain="ai.onnx.ml",
-            coefficients=np.eye(3, 4).reshape(-1).tolist(),
-            intercepts=[0.0, 0.5, 1.0],
-            **{"classlabels_strings" if words else "classlabels_ints": classes},
-        ),
-        helper.make_node(
-            "ZipMap",
-            ["scores"],
-            ["probabilities"],
-            "zip",
-            domain="ai.onnx.ml",
-            **{"classlabels_strings" if words else "classlabels_int64s": classes},
-        ),
-    ]
-    maps = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
-    scores = helper.make_value_info("probabilities", helper.make_sequence_type_proto(maps))
-    return model_of(graph_of(nodes, given=[tensor("label", "rows", dtype=key), scores]), ml=1)
 
 
 def runtime(path: Path) -> Runtime:

@@ -14,7 +14,6 @@ from tests.http.raw_http import rows_body
 from tests.puppets import TEXTS, Joined, PuppetRuntime
 
 from stoker.errors import StokerError
-from stoker.gateway import call as call_module
 from stoker.gateway.admission import LimitedService
 from stoker.gateway.call import Call
 from stoker.gateway.exchange import Exchange
@@ -70,8 +69,8 @@ def test_a_batch_that_cannot_be_encoded_is_encoded_row_by_row(
     joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is too much for all rows may be little enough for each."""
-    monkeypatch.setattr(call_module, "encode_each", fail)
     callers = Callers(joined)
+    monkeypatch.setattr(callers.service, "encode_each", fail)
     for number in (1, 2):
         callers.score(number)
     joined.settle()
@@ -87,7 +86,7 @@ def test_an_answer_that_cannot_be_encoded_is_an_error(
     """Nobody waits for ever; the log has the reason under the request's id."""
     with Joined(runtime) as joined:
         callers = Callers(joined)
-        monkeypatch.setattr(call_module, "encode_each", fail)
+        monkeypatch.setattr(callers.service, "encode_each", fail)
         monkeypatch.setattr(callers.service, "encode", fail)
         call = callers.score(1)
         callers.score(2)
@@ -105,7 +104,7 @@ def test_an_answer_that_cannot_be_encoded_leaves_its_place_to_the_next(
     """A service with a limit would else take one request less for the rest of its life."""
     callers = Callers(joined, limit=1, max_wait_ms=0)
     with monkeypatch.context() as patched:
-        patched.setattr(call_module, "encode_each", fail)
+        patched.setattr(callers.service, "encode_each", fail)
         patched.setattr(callers.service, "encode", fail)
         callers.score(1)
         joined.settle()

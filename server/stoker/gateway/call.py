@@ -32,7 +32,6 @@ from stoker.gateway.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.ticket import Ticket
 from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.packed import unpack
-from stoker.wire.scoring import encode_each
 
 if TYPE_CHECKING:
     from stoker.gateway.dialect import Dialect
@@ -317,7 +316,7 @@ class JoiningCall(Call):
             self._complete_each(tickets, outputs)
             return
         try:
-            bodies = encode_each(outputs, self._service.non_finite)
+            bodies = self._service.encode_each(outputs, self._service.non_finite)
         except NonFiniteOutput:
             self._complete_each(tickets, outputs)
             return
@@ -339,7 +338,8 @@ class JoiningCall(Call):
         """Answer with the only row of the only output, `[1, *row_shape]`."""
         try:
             if self.dialect is None:
-                self.answer_scored(encode_each(row, self._service.non_finite)[0], time.monotonic_ns())
+                body = self._service.encode_each(row, self._service.non_finite)[0]
+                self.answer_scored(body, time.monotonic_ns())
             else:
                 self._answer_in(self.dialect, {self.exchange.arena.signature.outputs[0].name: row})
         except StokerError as error:

@@ -38,12 +38,13 @@ from stoker.metrics import ModelMetrics
 from stoker.non_finite import WORDS, NonFinite
 from stoker.script_form import ScriptForm
 from stoker.tensors import ModelTensors, Signature
+from stoker.wire.column_names import ColumnNames
 from stoker.wire.envelope import RequestHead, ScriptRequest
 from stoker.wire.images import is_media
 from stoker.wire.json_bodies import check_text
 from stoker.wire.merging import row_count
 from stoker.wire.packed import pack, unpack
-from stoker.wire.scoring import ScoringDecoder, encode_outputs, encode_texts
+from stoker.wire.scoring import ScoringDecoder, encode_each, encode_outputs, encode_texts
 from stoker.wire.tensor_json import decode_tensors, encode_tensors
 
 if TYPE_CHECKING:
@@ -105,6 +106,9 @@ class Service:
         """Whether the value of the `Authorization` header carries a valid key or token, or none is needed."""
         self._decoder: ScoringDecoder | None = None
         self._call: type[Call] = Call
+        self.encode_each = encode_each
+        """Writes each row of the only output as an answer of its own."""
+        self._encode_outputs, self._encode_tensors = encode_outputs, encode_tensors
         self._parser = simdjson.Parser()
         self._staged: list[tuple[Call, bytes]] = []
         self._tensors: ModelTensors | None = None
@@ -162,10 +166,22 @@ class Service:
         self._tensors = self.signature.tensors
         outputs = self.signature.outputs
         self._call = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
+        self._choose_encoders(self.signature)
         if self.images is not None:
             self.images.attach(self.signature)
         self.exchanges.append(exchange)
         self._find_only_exchange()
+
+    def _choose_encoders(self, signature: Signature) -> None:
+        """Choose here how answers are written, so that no request has to ask."""
+        tensors = signature.model_tensors
+        if tensors is None or not any(info.as_objects for info in tensors.outputs):
+            self.encode_each = encode_each
+            self._encode_outputs, self._encode_tensors = encode_outputs, encode_tensors
+            return
+        names = ColumnNames(tensors.outputs)
+        self.encode_each = names.encode_each
+        self._encode_outputs, self._encode_tensors = names.encode_outputs, names.encode_tensors
 
     def detach(self, exchange: Exchange) -> None:
         """Stop using an exchange whose device process has gone."""
@@ -426,10 +442,10 @@ class Service:
         """The answer's body for a ticket without an error."""
         signature = ticket.exchange.arena.signature
         if signature.tensors is not None:
-            return encode_tensors(unpack(ticket.output_texts(0)[0]), self.non_finite)
+            return self._encode_tensors(unpack(ticket.output_texts(0)[0]), self.non_finite)
         if signature.outputs[0].variable:
             return encode_texts(ticket.output_texts(0))
-        return encode_outputs(signature.outputs, ticket.outputs(), self.non_finite)
+        return self._encode_outputs(signature.outputs, ticket.outputs(), self.non_finite)
 
 
 def _check(verifier: KeyVerifier | None, tokens: TokenVerifier | None) -> Callable[[bytes], bool]:

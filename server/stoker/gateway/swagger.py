@@ -220,6 +220,10 @@ def _output(service: Service) -> dict[str, Any]:
 def _rows(spec: TensorSpec) -> dict[str, Any]:
     kind = {"b": "boolean", "i": "integer", "u": "integer"}.get(spec.dtype[0], "number")
     schema: dict[str, Any] = {"type": kind, "format": spec.dtype}
-    for size in reversed(spec.shape):
+    sizes = spec.shape
+    if spec.as_objects:
+        properties = dict.fromkeys(spec.labels, schema)
+        schema, sizes = {"type": "object", "properties": properties, "required": list(properties)}, sizes[:-1]
+    for size in reversed(sizes):
         schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
     return {"type": "array", "items": schema}

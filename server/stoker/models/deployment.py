@@ -201,6 +201,8 @@ def _used_models(
             f"{source.name} is an entry script, which writes its answers itself: leave non_finite out"
         )
     _check_batching(model, source)
+    if model.zipmap != ModelSettings().zipmap and source.framework != "onnx":
+        raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
     if not model.uses:
         return None
     if model.model_dir is not None:
@@ -277,6 +279,7 @@ def _deployed(
         acceleration=acceleration,
         declaration=_declaration(model, source),
         warm_up=() if source.config is None else source.config.warm_up,
+        zipmap=model.zipmap,
     )
     placement = place(
         model.device or settings.device,

@@ -82,7 +82,8 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
         session = sessions.open()
     model = _SessionTensors(session)
     outputs = tuple(
-        _labelled(_info(value, servable), labels.get(value.name, ())) for value in session.get_outputs()
+        _labelled(_info(value, servable), labels.get(value.name, ()), servable)
+        for value in session.get_outputs()
     )
     if on_cuda and servable.acceleration.precision == "fp16":
         original = partial(sessions.open_on_cpu, _without_maps(servable.path)[0] if labels else servable.path)
@@ -95,7 +96,10 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
             return cuda_runtime(sessions, session, signature)
         return CopiedExecution(session, signature)
 
-    return as_runtime(servable, model.run, tensors, rows_runtime, partial(read_onnx, source))
+    runtime = as_runtime(servable, model.run, tensors, rows_runtime, partial(read_onnx, source))
+    if servable.zipmap == "objects":
+        _check_objects(servable, runtime.signature.model_tensors)
+    return runtime
 
 
 def _runs_channels_last(
@@ -190,10 +194,27 @@ def _without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, tuple[st
         return model, {}
 
 
-def _labelled(info: TensorInfo, labels: tuple[str, ...]) -> TensorInfo:
+def _labelled(info: TensorInfo, labels: tuple[str, ...], servable: Servable) -> TensorInfo:
     """An output with what its columns are called, and as many of them if the file does not say its sizes."""
     shape = info.shape or ((-1, len(labels)) if labels else ())
-    return dataclasses.replace(info, shape=shape, labels=labels)
+    as_objects = bool(labels) and servable.zipmap == "objects"
+    return dataclasses.replace(info, shape=shape, labels=labels, as_objects=as_objects)
+
+
+def _check_objects(servable: Servable, tensors: ModelTensors | None) -> None:
+    """Raise LoadFailed unless some output is written as objects, and each that is has a column for each of them."""
+    found = [info for info in (tensors.outputs if tensors is not None else ()) if info.as_objects]
+    if not found:
+        raise LoadFailed(
+            f"{servable.path} has no output that is a ZipMap with named classes: leave zipmap out for "
+            f"{servable.name}"
+        )
+    for info in found:
+        if not info.shape or info.shape[-1] not in (-1, len(info.labels)):
+            raise LoadFailed(
+                f"{servable.path} gives {info}, which cannot be written as objects with its "
+                f"{len(info.labels)} classes: leave zipmap out for {servable.name}"
+            )
 
 
 def _inputs(

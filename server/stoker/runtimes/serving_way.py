@@ -145,5 +145,9 @@ def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Sig
     if shapes[0] != shapes[1]:
         return None
     labels = {info.name: info.labels for info in tensors.outputs}
-    outputs = (TensorSpec(name, *kind, labels=labels.get(name, ())) for name, kind in shapes[0].items())
+    as_objects = {info.name for info in tensors.outputs if info.as_objects}
+    outputs = (
+        TensorSpec(name, *kind, labels=labels.get(name, ()), as_objects=name in as_objects)
+        for name, kind in shapes[0].items()
+    )
     return Signature(tuple(specs), tuple(outputs))

@@ -30,6 +30,7 @@ __all__ = [
     "from_base64",
     "is_base64",
     "to_lists",
+    "writable",
 ]
 
 _WORDS: Final = {"b": "booleans", "i": "integers", "u": "non-negative integers", "f": "numbers"}
@@ -156,14 +157,15 @@ def from_base64(text: str, name: str) -> bytes:
 
 def encode_tensors(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
     """Return the only output as lists, or an object of outputs by name; see `encode_outputs` for NaN."""
-    listed: Any = {name: _writable(array) for name, array in outputs.items()}
+    listed: Any = {name: writable(array) for name, array in outputs.items()}
     if len(outputs) == 1:
         (listed,) = listed.values()
     text = orjson.dumps(listed, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
     return rewritten(text, listed, to_lists, non_finite) if b"null" in text else text
 
 
-def _writable(array: np.ndarray) -> Any:
+def writable(array: np.ndarray) -> Any:
+    """What orjson writes, which takes only arrays of numbers that have axes."""
     return to_lists(array) if array.dtype == object or not array.ndim else array
 
 

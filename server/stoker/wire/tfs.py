@@ -18,6 +18,7 @@ from stoker.echo import cut, json_beginning, quoted
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
+from stoker.wire.column_names import named_columns
 from stoker.wire.json_bodies import check_slow, check_values, finite, load, nesting_depth
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
 from stoker.wire.non_finite import rewritten
@@ -260,9 +261,10 @@ def encode_predict(
         NonFiniteOutput: A number is not finite, and that is to be refused.
         InvalidInput: Row format was asked for, and an output has no batch axis.
     """
-    names = [info.name for info in request.signature.tensors.outputs]
+    infos = request.signature.tensors.outputs
+    names = [info.name for info in infos]
     if not request.rows:
-        columns = {name: _lists(name, outputs[name]) for name in names}
+        columns = {info.name: _lists(info, outputs[info.name]) for info in infos}
         value = columns[names[0]] if len(names) == 1 else columns
         return _keyed("outputs" if key is None else key, value, non_finite)
     sizes = {outputs[name].shape[0] if outputs[name].ndim else -1 for name in names}
@@ -270,8 +272,8 @@ def encode_predict(
         raise InvalidInput("The outputs have no common batch dimension; ask in column format ('inputs')")
     key = "predictions" if key is None else key
     if len(names) == 1:
-        return _keyed(key, _lists(names[0], outputs[names[0]]), non_finite)
-    listed = [_lists(name, outputs[name]) for name in names]
+        return _keyed(key, _lists(infos[0], outputs[names[0]]), non_finite)
+    listed = [_lists(info, outputs[info.name]) for info in infos]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*listed, strict=True)]
     return _keyed(key, rows, non_finite)
 
@@ -280,9 +282,11 @@ def _keyed(key: str, value: Any, non_finite: NonFinite) -> bytes:
     return dump({key: value} if key else value, non_finite)
 
 
-def _lists(name: str, array: np.ndarray) -> Any:
+def _lists(info: TensorInfo, array: np.ndarray) -> Any:
+    if info.as_objects:
+        return named_columns(array, info.labels)
     if array.dtype == object:
-        return _string_lists(array.tolist(), encoded=name.endswith("_bytes"))
+        return _string_lists(array.tolist(), encoded=info.name.endswith("_bytes"))
     return np.ascontiguousarray(array) if array.ndim else array[()]
 
 
