@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import RowFailure
+from stoker.isolation.audit import audit
+from stoker.runtimes.base import JoiningRuntime, RowFailure
 from stoker.runtimes.packed import PackedRuntime
 from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.servable import Servable
@@ -62,10 +63,10 @@ def named(name: str, *, batched: bool = True) -> NamedSignature:
 class Puppet:
     """A model of two signatures; `sizes` has the length of each batch of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *signatures: NamedSignature) -> None:
         self.sizes: list[tuple[str, int]] = []
         servable = Servable("m", 1, "tensorflow", PATH, PATH, 8, 1000)
-        signatures = [named("twice"), named("less", batched=False)]
+        signatures = signatures or (named("twice"), named("less", batched=False))
         self.runtime = SignaturesRuntime(
             signatures,
             {one.name: PackedRuntime(self._run(one.name), one.tensors, servable) for one in signatures},
@@ -104,6 +105,24 @@ def test_a_request_that_fails_costs_the_other_signature_nothing() -> None:
     first, second, third = Puppet().ask(("twice", np.nan), ("less", 2), ("twice", 3))
     assert isinstance(first, ValueError)
     assert (second, third) == ([1.0], [6.0])
+
+
+def test_the_batches_of_all_signatures_are_watched() -> None:
+    """Rows that are kept for an audit run again by the signature that had answered them."""
+    puppet = Puppet(named("twice"), named("less"))
+    runtime = puppet.runtime
+    assert isinstance(runtime, JoiningRuntime)
+    for name in ("less", "twice"):
+        for seen in (runtime, runtime.fork()):
+            seen.watch.takes = True
+            puppet.ask(("twice", 1), ("less", 2), (name, 3), runtime=seen)
+            taken, seen.watch.taken = seen.watch.taken, None
+            assert taken is not None
+            assert audit(seen.run_tensors, taken).result == "passed"
+            assert puppet.sizes[-1] == (name, 2)
+    with np.errstate(over="ignore"):
+        puppet.ask(("less", np.inf), ("twice", 3e38))
+    assert runtime.watch.non_finite_rows == 1
 
 
 def test_signatures_travel_with_the_rows() -> None:

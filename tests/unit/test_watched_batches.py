@@ -393,6 +393,19 @@ def test_a_request_of_free_sizes_is_audited_within_its_batch() -> None:
     assert audit(lambda feeds: {"y": feeds["x"]}, taken).result == "failed"
 
 
+def test_each_instance_of_free_sizes_watches_its_own_batches() -> None:
+    """What one thread keeps for its audit, or counts, is not another one's to take away."""
+    runtime = packed(lambda x: 2 * x)
+    fork = runtime.fork()
+    runtime.watch.takes = True
+    run(fork, [[1.0]], [[2.0]])
+    assert runtime.watch.takes
+    assert (runtime.watch.taken, fork.watch.taken) == (None, None)
+    run(runtime, [[1.0]], [[2.0]])
+    assert runtime.watch.taken is not None
+    assert fork.watch.taken is None
+
+
 def test_requests_that_are_not_finite_are_joined_with_none() -> None:
     """Where NaN was no part of the proof, of three requests of one shape two run as one batch."""
     sizes: list[int] = []

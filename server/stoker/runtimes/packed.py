@@ -77,8 +77,10 @@ class PackedRuntime:
 
     def fork(self) -> PackedRuntime:
         """A further one of the same model."""
-        # Nothing of it changes once it is made.
-        return copy(self)
+        fork = copy(self)
+        # Of the rest nothing changes once it is made.
+        fork.watch = BatchWatch()
+        return fork
 
     def run_tensors(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
         """Run one batch of tensors that have been joined."""

@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import LoadFailed
+from stoker.isolation.batch_watch import BatchWatch
 from stoker.runtimes.base import Outputs, RowFailure
-from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.packed import Feeds, PackedRuntime
 from stoker.tensors import DEFAULT_SIGNATURE, NamedSignature
 from stoker.wire.packed import signature_of
 
@@ -54,17 +55,26 @@ def chosen_signatures(path: Path, present: Sequence[str], wanted: Sequence[str])
 
 
 class SignaturesRuntime:
-    """Runs packed requests, each through the signature that it names."""
+    """Runs packed requests, each through the signature that it names.
+
+    Attributes:
+        signature: What it takes and gives.
+        watch: What is looked at in the batches of all signatures.
+    """
 
     def __init__(self, signatures: Sequence[NamedSignature], runtimes: Mapping[str, PackedRuntime]) -> None:
         """Serve several signatures, the first of them to requests that name none.
 
         Args:
             signatures: The signatures.
-            runtimes: What runs each, by name.
+            runtimes: What runs each, by name; their batches are watched here from now on.
         """
         self._default = signatures[0].name
         self._runtimes = dict(runtimes)
+        self._taken_from = self._default
+        self.watch = BatchWatch()
+        for runtime in self._runtimes.values():
+            runtime.watch = self.watch
         self.signature = dataclasses.replace(
             self._runtimes[self._default].signature, signatures=tuple(signatures)
         )
@@ -77,10 +87,17 @@ class SignaturesRuntime:
             places.setdefault(signature_of(packed) or self._default, []).append(place)
         answers: list[bytes | RowFailure] = [b""] * len(requests)
         for name, asking in places.items():
+            taken = self.watch.taken
             (given,) = self._runtimes[name].run([[requests[place] for place in asking]])
+            if self.watch.taken is not taken:
+                self._taken_from = name
             for place, answer in zip(asking, given, strict=True):
                 answers[place] = answer
         return [answers]
+
+    def run_tensors(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
+        """Run one batch of tensors of the signature whose rows `watch` has kept last."""
+        return self._runtimes[self._taken_from].run_tensors(feeds)
 
     def fork(self) -> SignaturesRuntime:
         """A further one of the same model."""
