@@ -192,8 +192,12 @@ def test_azures_body_gets_bare_predictions(model: MlflowModel, value: Any) -> No
         ({"dataframe_split": {"columns": ["rooms"], "data": [[1]]}}, "column 'size' is missing"),
         ({"dataframe_split": {"columns": ["rooms", "size"], "data": [[1]]}}, "one value for each column"),
         ({"dataframe_split": {"columns": ["rooms", "rooms"], "data": ROWS}}, "different names"),
+        ({"dataframe_split": {"columns": [{}, "rooms"], "data": ROWS}}, "different names"),
+        ({"dataframe_split": {"columns": ["rooms"], "data": []}}, "column 'size' is missing"),
         ({"dataframe_records": [{"rooms": 1}, {"rooms": 1, "size": 2}]}, "column 'size' is missing"),
         ({"dataframe_records": "x"}, "list of objects"),
+        ({"inputs": 5}, "must be a list of lists"),
+        ("[[1, 2.5]]", "got a list"),
         ({"inputs": [[1.5, 2]]}, "'rooms' is long, got 1.5"),
         ({"inputs": [[None, 2]]}, "'rooms' is long, got null"),
         ({"inputs": [["1", 2]]}, "'rooms' is long"),
@@ -256,6 +260,30 @@ def test_tensors_have_the_types_of_the_signature(monkeypatch: pytest.MonkeyPatch
     assert ask(model, {"instances": [{"a": [1, 2], "b": [3, 4]}]}) == expected
     with pytest.raises(RequestError, match="inputs b are missing"):
         ask(model, {"inputs": {"a": [[1, 2]]}})
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("int32", 1 << 31), ("uint8", -1), ("uint8", 256)])
+def test_whole_numbers_become_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, number: int
+) -> None:
+    """A number that the dtype of the signature cannot hold is refused, not cut to what it can."""
+    spec = {"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": [-1]}}
+    model = echoing(monkeypatch, write_mlmodel(tmp_path, PYFUNC, [spec]), lambda data: data)
+    assert ask(model, {"inputs": [1, 127]}) == {"predictions": [1, 127]}
+    with pytest.raises(RequestError, match=f"is {dtype}, which cannot hold"):
+        ask(model, {"inputs": [1, number]})
+
+
+@pytest.mark.parametrize("value", ["?", "Ω", "YQ"])
+def test_binary_columns_are_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str) -> None:
+    """Letters that are none of it are not passed over."""
+    columns = [{"name": "content", "type": "binary"}]
+    model = echoing(
+        monkeypatch, write_mlmodel(tmp_path, PYFUNC, columns), lambda table: [len(table["content"][0])]
+    )
+    assert ask(model, {"inputs": [["YQ=="]]}) == {"predictions": [1]}
+    with pytest.raises(RequestError, match="'content' is binary"):
+        ask(model, {"inputs": [[value]]})
 
 
 def test_mlflow_loads_what_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ rows it has come with.
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import inspect
 import io
@@ -60,6 +61,8 @@ class MlflowModel:
         Raises:
             RequestError: It is none of these, or does not fit the signature.
         """
+        if body.lstrip().startswith("["):
+            raise RequestError(f"{_EXPECTED}; got a list.")
         if not body.lstrip().startswith("{"):
             return {"predictions": _plain(self._predict(self._table_of_csv(body)))}
         document = json.loads(body)
@@ -123,7 +126,7 @@ class MlflowModel:
         """A table as the signature has it: its columns in its order with its types, others left out."""
         import pandas as pd
 
-        if columns is not None and (not isinstance(columns, list) or len(set(columns)) < len(columns)):
+        if columns is not None and not _are_names(columns):
             raise RequestError("columns must be a list of different names.")
         widths = {len(row) if isinstance(row, list) else -1 for row in rows}
         if widths - {len(columns) if columns is not None else max(widths, default=0)} or -1 in widths:
@@ -143,6 +146,8 @@ class MlflowModel:
             values = [_ABSENT] * len(rows) if place is None else [row[place] for row in rows]
             if not column.required and all(value is _ABSENT for value in values):
                 continue
+            if place is None:
+                raise _missing(name)
             made[name] = _column(column, values)
         return pd.DataFrame(made)
 
@@ -151,7 +156,9 @@ class MlflowModel:
         tensors = {one.name: one for one in self._inputs if isinstance(one, TensorInput)}
         if not isinstance(value, dict):
             if self._has_columns:
-                return self._table(None, value if isinstance(value, list) else [])
+                if not isinstance(value, list):
+                    raise RequestError("Rows must be a list of lists with one value for each column.")
+                return self._table(None, value)
             only = next(iter(tensors.values())) if len(tensors) == 1 else None
             array = _array(only, value, "inputs")
             return array if only is None or only.name is None else {only.name: array}
@@ -177,7 +184,7 @@ def _column(column: Column, values: list[Any]) -> Any:
     name, kind = column.name, column.type
     for value in values:
         if value is _ABSENT:
-            raise RequestError(f"The column {name!r} is missing.")
+            raise _missing(name)
         if not _fits(kind, value):
             raise RequestError(f"The column {name!r} is {kind}, got {json.dumps(value)[:100]}.")
     try:
@@ -187,13 +194,15 @@ def _column(column: Column, values: list[Any]) -> Any:
             return np.array(values, _DTYPES[kind])
         if kind == "datetime":
             return pd.Series([pd.Timestamp(value) for value in values], dtype="datetime64[ns]")
+        if kind == "binary":
+            return pd.Series([base64.b64decode(one, validate=True) for one in values], dtype="object")
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"The column {name!r} is {kind}: {error}.") from error
-    if kind == "binary":
-        import base64
-
-        return pd.Series([None if one is None else base64.b64decode(one) for one in values], dtype="object")
     return pd.Series(values, dtype="object")
+
+
+def _missing(name: str | int | None) -> RequestError:
+    return RequestError(f"The column {name!r} is missing.")
 
 
 def _fits(kind: str, value: Any) -> bool:
@@ -230,11 +239,22 @@ def _array(tensor: TensorInput | None, value: Any, name: str) -> np.ndarray:
     is_whole = array.dtype.kind == "i" and np.dtype(tensor.dtype).kind in "uf"
     if not is_whole and not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
         raise RequestError(f"The input {name!r} is {tensor.dtype}, got {array.dtype}.")
-    array = array.astype(tensor.dtype)
+    typed = array.astype(tensor.dtype)
+    if typed.dtype.kind in "iu" and not np.array_equal(typed, array):
+        raise RequestError(f"The input {name!r} is {tensor.dtype}, which cannot hold all of its numbers.")
+    array = typed
     sizes = zip(array.shape, tensor.shape, strict=False)
     if array.ndim != len(tensor.shape) or any(wanted not in (-1, size) for size, wanted in sizes):
         raise RequestError(f"The input {name!r} has the shape {list(tensor.shape)}, got {list(array.shape)}.")
     return array
+
+
+def _are_names(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(one, str | int | float) for one in value)
+        and len(set(value)) == len(value)
+    )
 
 
 def _are_objects(value: Any) -> bool:
