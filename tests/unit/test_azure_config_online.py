@@ -327,9 +327,10 @@ def test_the_command_line(project: Path) -> None:
     assert made.endpoint == Endpoint("my-endpoint", {"blue": 90, "green": 10})
     assert (made.auth, made.token_auth) == (False, True)
     assert any("blue 90 %, green 10 %" in note for note in made.notes)
-    chosen = settings(*files, "--auth", "--batching", "none", "--system-managed")
+    chosen = settings(*files, "--auth", "--batching", "none", "--system-managed", "--signature", "a,b")
     assert chosen.auth
     assert {(model.batching, model.environment_managed) for model in chosen.models} == {("none", "system")}
+    assert {model.signature for model in chosen.models} == {("a", "b")}
     assert keys_owner(made.endpoint, "green") == "my-endpoint"
     assert keys_owner(made.endpoint, "other") == keys_owner(None, "other") == "other"
 

@@ -433,6 +433,16 @@ def test_a_scripts_models_and_variables(tmp_path: Path) -> None:
     assert several.environment_variables == {"A": "b", "N": "2", "F": "true"}
 
 
+@pytest.mark.parametrize("how", ["auto", "merge", "handle", "rows", "none"])
+def test_the_command_line_takes_each_way_of_batching(tmp_path: Path, how: str) -> None:
+    """What the start says of a model, `batching: rows`, can be said without a file too."""
+    (model,) = load(tmp_path, f"models: [{{path: m, batching: {how}}}]").models
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    (named,) = serve.serve_settings(parser.parse_args(["m", "--batching", how])).models
+    assert named.batching == model.batching == how
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [("embed", ("embed",)), ("'a, b'", ("a", "b")), ("[b, '*']", ("b", "*")), ("'*'", ("*",))],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stoker.image_input import image_argument
 from stoker.settings import (
@@ -34,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="PATH",
-        help="model.onnx, a SavedModel folder, score.py, or a folder in Triton's or TensorFlow Serving's layout",
+        help="model.onnx, a SavedModel folder, score.py, a folder of MLflow, or one in Triton's or TensorFlow "
+        "Serving's layout",
     )
     parser.add_argument(
         "--model",
@@ -95,14 +97,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batching",
-        choices=("auto", "merge", "handle", "none"),
-        help="how requests to score.py are batched (default: auto, what its self-check allows)",
+        choices=("auto", "merge", "handle", "rows", "none"),
+        help="how requests are batched: auto (the default, as far as is found to be safe), none; rows for a model, "
+        "merge or handle for score.py",
     )
     parser.add_argument(
         "--sample-input",
         type=Path,
         metavar="FILE",
-        help="a request body for that check (default: sample_input.json beside score.py)",
+        help="a request that PATH is known to answer (default: sample_input.json beside it)",
     )
     parser.add_argument(
         "--signature",
@@ -192,9 +195,7 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
     endpoint = OnlineEndpoint() if args.endpoint is None else OnlineEndpoint.from_file(args.endpoint)
     imported.append(endpoint.imported(deployments))
     run_dir = Workspace.find(args.workspace).run_dir
-    given = {
-        name: getattr(args, name) for name in ("image", "batching", "sample_input") if getattr(args, name)
-    }
+    given = _given(args, ("image", "batching", "sample_input"))
     own = ModelSettings(
         environment=args.environment,
         environment_managed="system" if args.system_managed else "user",
@@ -203,15 +204,21 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
     return tuple(own.over(deployment.model(run_dir)) for deployment in deployments)
 
 
+def _given(args: argparse.Namespace, options: Sequence[str]) -> dict[str, Any]:
+    """The settings of `PATH`, or of what stands for it, that were given among these options, and its signature."""
+    given = {name: getattr(args, name) for name in options if getattr(args, name)}
+    if args.signature:
+        given["signature"] = model_settings({"signature": args.signature}, "command line").signature
+    return given
+
+
 def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSettings, ...]:
     """The models that the arguments name; `script` is what an inference configuration says of one."""
     from stoker.errors import InvalidSettings
 
     models = tuple(ModelSettings(registered=reference) for reference in args.model)
     options = ("name", "model_dir", "image", "batching", "sample_input")
-    given = {name: getattr(args, name) for name in options if getattr(args, name)}
-    if args.signature:
-        given["signature"] = model_settings({"signature": args.signature}, "command line").signature
+    given = _given(args, options)
     if args.use_model:
         given["uses"] = tuple(args.use_model)
     if args.path is not None and script.path is not None:
