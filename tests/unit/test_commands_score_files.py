@@ -128,11 +128,13 @@ def shutdown(): print("shut down")
 """
 
 
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
 def test_too_many_failures_end_it(
-    score: Score, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    score: Score, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, error: str
 ) -> None:
     """What has failed is counted by files; beyond the threshold the rest is not tried, and the exit code is 1."""
-    assert score(FAILING, "--mini-batch-size", "1", "--error-threshold", "1", *FILES) == 1
+    script = FAILING.replace("ValueError", error)
+    assert score(script, "--mini-batch-size", "1", "--error-threshold", "1", *FILES) == 1
     output, errors = capsys.readouterr()
     assert [Path(line).name for line in output.splitlines()] == ["0.txt", "2.txt"]
     assert "2 of 4 files have failed, and --error-threshold is 1: it ended with 2 results" in errors

@@ -91,7 +91,8 @@ class MiniBatchScript:
         self.tally.items += len(mini_batch)
         try:
             lines = lines_of(finish(self._run(mini_batch)))
-        except Exception:
+        except (Exception, SystemExit):
+            # The command must not end as if all had been scored.
             logger.exception("run() raised: %d items have no result", len(mini_batch))
             self.tally.failed += len(mini_batch)
             return
