@@ -76,7 +76,7 @@ def test_the_header_chooses(both: InProcessServer) -> None:
     assert [said(both.ask("POST", "/score", body=b"x")) for _ in range(4)] == before
     missing = both.ask("POST", "/score", [(HEADER, "red")], b"x")
     assert missing.status == 404
-    assert "blue, green" in json.loads(missing.body)["message"]
+    assert "no deployment 'red'" in json.loads(missing.body)["message"]
 
 
 def test_strangers_take_no_turn(both: InProcessServer) -> None:

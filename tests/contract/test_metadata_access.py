@@ -12,10 +12,13 @@ from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, bearer, request
 
 from stoker.control.frontend_messages import Ask, Reply
+from stoker.endpoint import Endpoint
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.keyring import Keys, KeyVerifier
 
+HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"
 GUARDED = [
     ("GET", "/swagger.json"),
@@ -122,6 +125,25 @@ def test_a_key_is_for_its_model() -> None:
             ("/v2/models/gone/versions/1/stats", (200, 200)),
         ):
             assert tuple(ask(running, "GET", path, key).status for key in (KEY, other)) == statuses
+
+
+def test_a_wrong_name_tells_nobody_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which services and deployments there are is metadata, and what asks for another one has shown no key."""
+    echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
+    endpoint = Endpoint("endpoint", {"blue": 0, "green": 0})
+    wrong = ["/api/v1/service/red/score", "/score", "/invocations"]
+    with InProcessServer({"blue": script(echo), "green": script(echo)}, key=KEY) as running:
+        monkeypatch.setattr(running.gateway, "only", None)
+        for traffic, headers in ((None, []), (Traffic(endpoint), []), (Traffic(endpoint), [(HEADER, "red")])):
+            monkeypatch.setattr(running.gateway, "traffic", traffic)
+            for opened in (False, True):
+                monkeypatch.setattr(running.gateway, "metadata_need_key", not opened)
+                for path in wrong:
+                    with running.connect() as connection:
+                        connection.send(request("POST", path, [bearer(KEY), *headers], b"x"))
+                        answer = connection.answer()
+                    assert answer.status == 404
+                    assert ("blue, green" in answer.json()["message"]) == opened
 
 
 def test_without_a_model_the_admin_key_is_needed(

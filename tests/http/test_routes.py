@@ -59,14 +59,14 @@ def test_unknown_paths_are_not_found(served: Served, path: str, method: str) -> 
     assert answer.header("x-request-id")
 
 
-def test_unknown_services_are_told_with_those_that_there_are(served: Served) -> None:
-    """A wrong service name is answered with the right ones."""
-    answer = served.server.score([1], path=served.path("nobody"))
+def test_unknown_services_are_told_without_those_that_there_are(served: Served) -> None:
+    """Whoever asks for a wrong one has shown no key, and what is served is for callers who have one."""
+    answer = served.server.score([1], path=served.path("nothing"))
 
     assert (answer.status, answer.error_code()) == (404, "unknown_service")
-    assert "'nobody'" in answer.json()["message"]
+    assert "'nothing'" in answer.json()["message"]
     for name in SERVICES:
-        assert name in answer.json()["message"]
+        assert name not in answer.json()["message"]
 
 
 def test_score_without_a_name_needs_a_single_service(served: Served, narrow_server: Served) -> None:

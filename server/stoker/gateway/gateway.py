@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -143,14 +143,18 @@ class Gateway:
             model = self.models.get(meant)
             if model is not None and model.default is not None:
                 _check_loaded(f"'{meant}'", model.versions[model.default])
-        names = ", ".join(self.services)
-        if name is None:
+        if name is not None:
             raise UnknownService(
-                f"Several services are here, use {SERVICE_PATH}<name>/score with one of: {names}."
-                if names
-                else "No service is here now: none is loaded."
+                f"There is no service {quoted(name)}{self._told('; served here: ', self.services)}."
             )
-        raise UnknownService(f"There is no service {quoted(name)}; served here: {names}.")
+        if self.services:
+            which = self._told(" with one of: ", self.services)
+            raise UnknownService(f"Several services are here, use {SERVICE_PATH}<name>/score{which}.")
+        raise UnknownService("No service is here now: none is loaded.")
+
+    def _told(self, before: str, names: Iterable[str]) -> str:
+        """Names as the end of a message; nothing where only callers with a key may know them."""
+        return "" if self.metadata_need_key else before + ", ".join(names)
 
     def deployment(self, headers: Mapping[bytes, bytes]) -> Service:
         """Find who scores a request to a path that names nobody: a deployment of the endpoint, or the only model.
@@ -165,9 +169,8 @@ class Gateway:
         if asked is not None:
             name = asked.decode("latin-1")
             if name not in shares:
-                raise UnknownService(
-                    f"There is no deployment {quoted(name)} of the endpoint; there are: {', '.join(shares)}."
-                )
+                there = self._told("; there are: ", shares)
+                raise UnknownService(f"There is no deployment {quoted(name)} of the endpoint{there}.")
             return self.service(name)
         served = next((self.services[name] for name in shares if name in self.services), None)
         if served is not None and not served.authorized(headers.get(b"authorization", b"")):
@@ -177,7 +180,7 @@ class Gateway:
         if chosen is None:
             raise UnknownService(
                 "No deployment has a share of the endpoint's requests; name one with the header "
-                f"{DEPLOYMENT_HEADER.decode()}: {', '.join(shares)}."
+                f"{DEPLOYMENT_HEADER.decode()}{self._told(': ', shares)}."
             )
         if chosen not in self.services:
             raise NotReady(f"The deployment {chosen} is not served now.", retry_after_s=1)
