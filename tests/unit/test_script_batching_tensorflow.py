@@ -24,7 +24,8 @@ import tensorflow as tf
 
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathering import GatheredCalls
-from stoker.scripts.self_check import Disproved, Sample, check_gathering
+from stoker.scripts.gather_check import check_gathering
+from stoker.scripts.self_check import Disproved, Sample
 from stoker.wire.envelope import ScriptRequest
 
 FOUND = {}

@@ -14,9 +14,11 @@ from typing import Final
 from stoker.errors import LoadFailed
 from stoker.script_form import Batching, ScriptForm
 from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.gather_check import check_gathering
 from stoker.scripts.gathering import MAX_THREADS, GatheredCalls
+from stoker.scripts.merge_check import check_mergeable, check_merging
 from stoker.scripts.merging import MergedCalls
-from stoker.scripts.self_check import Disproved, Sample, check_gathering, check_mergeable, check_merging
+from stoker.scripts.self_check import Disproved, Sample
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 
