@@ -98,6 +98,23 @@ def test_a_model_that_begins_to_leak_is_not_batched_any_more(caplog: pytest.LogC
     assert re.search(r"digits: .* given: [0-9a-f]{16}, of the other one: [0-9a-f]{16};", record.getMessage())
 
 
+def test_rows_that_run_alone_in_a_bucket_are_not_audited_any_more() -> None:
+    """What fills the bucket up is nobody's; one failure stands for the model, however long it serves."""
+    with Joined(
+        puppet(leaky), policy=BatchPolicy(4, buckets=(2, 4)), sizes=BatchSizes((2, 4)), audit=audited([])
+    ) as joined:
+        for _ in range(2):
+            joined.submit(1), joined.submit(2), joined.submit(3)
+            joined.settle()
+        assert joined.totals().audits()["failed"] == 1
+        joined.runtime.batches.clear()
+        for _ in range(3):
+            joined.submit(3), joined.submit(5000)
+            joined.settle()
+        assert sizes_of(joined.runtime) == [2] * 6
+        assert joined.totals().audits()["failed"] == 1
+
+
 def test_who_vouches_for_a_model_is_warned_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """It is batched all the same; the metric counts each audit."""
     verdicts: list[Verdict] = []

@@ -299,7 +299,8 @@ class Worker:
             self._metrics.count_non_finite(instance.watch.non_finite_rows)
             instance.watch.non_finite_rows = 0
         if self._auditor is not None:
-            instance.watch.takes = self._auditor.schedule.count(elapsed_ns)
+            # Beside a row that runs alone there is only what fills its bucket up.
+            instance.watch.takes = self._auditor.schedule.count(elapsed_ns) and not self._cap.separate
 
     def _audit(self, instance: Instance, elapsed_ns: int) -> None:
         """Audit the row that was kept of the last batch, unless somebody waits for the device."""
