@@ -131,7 +131,7 @@ def test_rows_of_another_width_do_not_fail_the_request(
 ) -> None:
     """Whoever is scored does not suffer from names that do not fit: the log says it."""
     ModelDataCollector("best_model", "inputs", ["a", "b"]).collect([[1, 2, 3]])
-    assert "a row has 3 values, and ModelDataCollector 2 columns (a, b)" in caplog.text
+    assert "a row that a script collects has 3 values, and there are 2 columns (a, b)" in caplog.text
     collecting.data.write_queued()
     assert not collecting.folder.exists()
 

@@ -141,7 +141,7 @@ def _table(data: Any, names: list[str] | None) -> tuple[list[str], list[list[Any
     for row in rows:
         if len(row) != len(names):
             raise ValueError(
-                f"a row has {len(row)} values, and ModelDataCollector {len(names)} columns "
+                f"a row that a script collects has {len(row)} values, and there are {len(names)} columns "
                 f"({', '.join(names[:_SHOWN])})"
             )
     return names, rows
