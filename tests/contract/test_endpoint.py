@@ -133,15 +133,18 @@ def test_no_share_needs_the_header() -> None:
         assert said(server.ask("POST", "/score", [(HEADER, "blue")], b"x")) == "blue"
 
 
-def test_a_mirror_gets_copies_and_is_not_heard() -> None:
+def test_a_mirror_gets_copies_and_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the requests reach the mirror too, in order; callers get the other deployment's answers alone."""
     endpoint = Endpoint("shop", {"blue": 100, "green": 0}, {"green": 50})
+    monkeypatch.setattr("stoker.gateway.scoring.LARGE_BODY_BYTES", 100)
     with served(endpoint) as server:
         answers = [server.ask("POST", "/score", body=b"fail %d" % number) for number in range(4)]
         answers += [server.ask("POST", "/score", body=b"%d" % number) for number in range(4, 8)]
         assert said(server.ask("POST", "/score", [(HEADER, "blue")], b"named")) == "blue"
+        # It takes the turn of a copy, and none is made of it.
+        large = [server.ask("POST", "/score", body=b"x" * 101) for _ in range(2)]
         wait_until(lambda: len(SEEN["green"]) == 4, "the copies have arrived")
-    assert [answer.status for answer in answers] == [200] * 8
+    assert [answer.status for answer in (*answers, *large)] == [200] * 10
     assert {answer.header(HEADER) for answer in answers} == {"blue"}
     assert SEEN["green"] == ["fail 1", "fail 3", "5", "7"]
     assert "named" in SEEN["blue"]

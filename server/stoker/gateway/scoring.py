@@ -26,6 +26,7 @@ from stoker.gateway.answers import (
 from stoker.gateway.binary_dialect import BinaryDialect
 from stoker.gateway.bodies import Allowance, content_length, receive_body
 from stoker.gateway.cors import is_preflight
+from stoker.gateway.direct import LARGE_BODY_BYTES
 from stoker.gateway.encodings import Inflater, inflater_for
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.heads import NOT_ALLOWED, SCORING_METHODS
@@ -261,7 +262,8 @@ async def _score(
 
 def _score_copy(service: Service, content: _Content, headers: Mapping[bytes, bytes]) -> None:
     """Score a request again for nobody: its answer goes nowhere, and what fails is counted alone."""
-    if not service.ready:
+    # The budget of large bodies holds one only until its own request is answered, and a copy may wait longer.
+    if not service.ready or len(content.body) > LARGE_BODY_BYTES:
         return
     try:
         service.check_media(headers.get(b"content-type", b""))
