@@ -1,5 +1,6 @@
 """The test without a tolerance: models as functions of numpy arrays, and the zoo under ONNX Runtime."""
 
+import zlib
 from collections.abc import Callable, Mapping
 from itertools import count
 
@@ -54,6 +55,7 @@ MIXED: dict[str, Function] = {
     "the row before": lambda x: x + np.roll(x, 1, axis=0) * np.float32(1e-6),
     "how many rows": lambda x: x / np.float32(len(x)),
     "which row": lambda x: x + np.arange(len(x), dtype=np.float32)[:, None],
+    "a row that is far away": lambda x: np.where(np.abs(x) > 100, x - np.float32(1e-3) * x.mean(axis=0), x),
     "rank": lambda x: x[:, :1].argsort(axis=0),
     "one answer": lambda x: x.mean(axis=0),
     "no answer": lambda x: x.sum(),
@@ -157,6 +159,35 @@ def test_texts_of_other_lengths_are_seen() -> None:
     assert evidence(padded, TEXTS).finding == "mixed"
     lengths: Function = lambda x: np.array([len(text) for text in x], np.float32)  # noqa: E731
     assert evidence(lengths, TEXTS).finding == "apart"
+
+
+def _weights(word: bytes, seed: int) -> list[float]:
+    return [zlib.crc32(word, 3 * seed + number) / 2**32 - 0.3 for number in range(3)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_order_of_adding_up_is_seen(seed: int) -> None:
+    """Weights of words are padded to the most words of the batch, with zeros: only the last bits are others."""
+
+    def bag(x: np.ndarray) -> np.ndarray:
+        texts = [[_weights(word, seed) for word in text.split()] for text in x]
+        padded = np.zeros((len(x), 3, max(1, *map(len, texts))), np.float32)
+        for place, weights in enumerate(texts):
+            padded[place, :, : len(weights)] = np.reshape(weights, (-1, 3)).T
+        return padded.sum(axis=2)
+
+    assert evidence(bag, TEXTS, tick_s=0.01).finding == "mixed"
+
+
+def test_a_model_that_refuses_sentences_is_tried_with_words() -> None:
+    """What is made up first is not all that is made up."""
+
+    def lookup(x: np.ndarray) -> np.ndarray:
+        if any(b" " in text for text in x):
+            raise ValueError("one word, please")
+        return np.array([len(text) for text in x])
+
+    assert evidence(lookup, TEXTS).finding == "apart"
 
 
 def test_a_model_that_takes_only_its_sample_is_tried_with_that() -> None:

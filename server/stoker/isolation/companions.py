@@ -24,9 +24,17 @@ Row = Mapping[str, np.ndarray]
 
 NON_FINITE: Final = ("nan", "infinite", "negative infinite")
 _FLOAT_KINDS: Final = ("zero", "large", "huge", "negative", *NON_FINITE, "denormal")
+_SENTENCES: Final = (
+    b"the of and to in is you that it he was for on are as with his they at be this have from",
+    b"how many good days will she take from us",
+    b"one had by word but not what all were we when your can said there use an each which do their time if up other "
+    b"about out",
+)
+"""Texts of different numbers of common words: of a single word a sum over words is the same in any order."""
 _TEXTS: Final = {
     "empty": [b""],
     "short": [b"a"],
+    "words": [b" ".join(_SENTENCES)],
     "long": [b"stoker " * 143],
     "foreign": ["Ωмега 漢字 \U0001f525".encode(), b"stoker"],
 }
@@ -40,9 +48,11 @@ _LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
 def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
     """Yield different ways to make up rows, the most likely first; a model may refuse some of them."""
     sizes = _FREE_SIZES if any(-1 in info.shape[1:] for info in inputs) else _FREE_SIZES[:1]
+    has_texts = any(info.dtype == "string" for info in inputs)
     for size in sizes:
-        yield Companions([made_up(inputs, size, seed) for seed in range(_ROWS)])
-    if any(info.dtype == "string" for info in inputs):
+        for texts in (_SENTENCES, ()) if has_texts else ((),):
+            yield Companions([made_up(inputs, size, seed, texts[seed : seed + 1]) for seed in range(_ROWS)])
+    if has_texts:
         pictures = [_png(seed) for seed in range(_ROWS)]
         for contents in (pictures, [b""] * _ROWS):
             yield Companions(
@@ -91,6 +101,11 @@ class Companions:
         self.rows = list(rows[:_ROWS])
         while len(self.rows) < _ROWS:
             self.rows.append(_reordered(self.rows[0], len(self.rows)))
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether a row has texts."""
+        return any(array.dtype == object for array in self.rows[0].values())
 
     @property
     def takes_floats(self) -> bool:

@@ -124,7 +124,8 @@ class _RowTest:
     def __init__(self, run: Run, companions: Companions, clock_s: Callable[[], float]) -> None:
         self._model = run
         self._clock_s = clock_s
-        self._rows = companions.rows
+        self._rows: list[Row] = list(companions.rows)
+        self._ordinary = range(len(self._rows))
         self._companions = companions
         self._beside: dict[str, Row] = {}
         self._references: dict[tuple[int, int, int], list[np.ndarray]] = {}
@@ -181,7 +182,11 @@ class _RowTest:
         for place in (0, 1):
             self._compare(2, place, 1, *found[:2])
         for beside in (found[:3], found[3:]) if slow else [[kind] for kind in found]:
-            self._compare(3, 1, 0, *beside)
+            # A text of other words may be added up in the same order whatever is beside it.
+            for row in self._ordinary if self._companions.takes_texts and not proven else (0,):
+                self._compare(3, 1, row, *beside)
+        if not (slow or proven):
+            self._compare_companions(found)
         begun_s = self._clock_s()
         for size, place, row, pair in self._further(sizes):
             if self._clock_s() - begun_s + size * self._row_s > _BUDGET_S:
@@ -212,6 +217,13 @@ class _RowTest:
                     # It makes so many of something that the next step could take all memory.
                     break
 
+    def _compare_companions(self, kinds: Sequence[str]) -> None:
+        """Look at the answers to companions too: a row may see others only where it is far from ordinary itself."""
+        for number, kind in enumerate(kinds):
+            if kind != "same":
+                self._rows.append(self._beside[kind])
+                self._compare(3, 1, len(self._rows) - 1, kinds[number - 1], kinds[(number + 1) % len(kinds)])
+
     def _further(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
         kinds = list(self._beside)
         row_bytes = sum(array.nbytes for array in self._rows[0].values())
@@ -221,7 +233,7 @@ class _RowTest:
                 for position, place in enumerate((0, size // 2, size - 1)):
                     first = kinds[(turn + number + position) % len(kinds)]
                     second = kinds[(turn + number + 2 * position + 1) % len(kinds)]
-                    yield size, place, (turn + position) % len(self._rows), (first, second)
+                    yield size, place, (turn + position) % len(self._ordinary), (first, second)
 
     def _compare(self, size: int, place: int, row: int, *kinds: str) -> None:
         """Compare with companions of these kinds in turn, as far as the model takes them."""
@@ -270,7 +282,7 @@ class _RowTest:
         return self._references[key]
 
     def _others(self, row: int) -> list[Row]:
-        return [other for number, other in enumerate(self._rows) if number != row]
+        return [self._rows[number] for number in self._ordinary if number != row]
 
     def _batch(self, size: int, place: int, row: int, beside: Sequence[Row]) -> list[Row]:
         others = islice(cycle(beside), size - 1)
@@ -280,6 +292,8 @@ class _RowTest:
         """Compare answers alone with those in a batch: an answer that is another one for every row is no rounding."""
         by_place: dict[tuple[int, int], list[float]] = {}
         for (size, place, row), answers in self._references.items():
+            if row not in self._ordinary:
+                continue
             if row not in self._alone:
                 self._alone[row] = _at(self._run([self._rows[row]]), 0)
             by_place.setdefault((size, place), []).append(largest_difference(self._alone[row], answers))
