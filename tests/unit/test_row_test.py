@@ -240,6 +240,19 @@ def test_a_model_of_one_row_is_found_out() -> None:
     assert "fails on a batch of two: I take one row" in found.reason
 
 
+def test_a_row_that_is_answered_only_beside_others_is_found_out() -> None:
+    """It names its row in the batch, so that it is refused alone; that is no fault of the model's file."""
+
+    def named(x: np.ndarray) -> np.ndarray:
+        if x.max() >= len(x):
+            raise ValueError("there is no such row")
+        return x
+
+    found = evidence(named, (TensorInfo("x", "int64", (-1,)),))
+    assert found.finding == "mixed"
+    assert "refused alone: there is no such row" in found.reason
+
+
 def test_nan_that_is_refused_is_no_part_of_the_proof() -> None:
     """The finding holds for numbers alone, and says so."""
 

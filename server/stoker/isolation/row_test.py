@@ -295,7 +295,7 @@ class _RowTest:
             if row not in self._ordinary:
                 continue
             if row not in self._alone:
-                self._alone[row] = _at(self._run([self._rows[row]]), 0)
+                self._alone[row] = self._answer_alone(row)
             by_place.setdefault((size, place), []).append(largest_difference(self._alone[row], answers))
         largest = max(difference for found in by_place.values() for difference in found)
         # What is not comparable, such as another class, is all of it.
@@ -303,6 +303,13 @@ class _RowTest:
         for (size, place), differences in by_place.items():
             if len(differences) > 1 and min(differences) > _OTHER_ANSWER:
                 raise _Mixed(f"row {place + 1} of {size} gets another answer than alone, whatever it holds")
+
+    def _answer_alone(self, row: int) -> list[np.ndarray]:
+        try:
+            return _at(self._run([self._rows[row]]), 0)
+        except Exception as error:
+            told = " ".join(str(error).split())[:_SHOWN]
+            raise _Mixed(f"a row is answered in a batch of two, and refused alone: {told}") from error
 
 
 def _at(outputs: Mapping[str, np.ndarray], place: int) -> list[np.ndarray]:
