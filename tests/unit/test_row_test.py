@@ -298,6 +298,21 @@ def test_a_slow_model_that_is_proven_is_tried_with_few_batches() -> None:
     assert few < 16 < rows[0] < 64
 
 
+def test_what_only_the_first_batches_cost_makes_no_model_slow() -> None:
+    """Graphs are optimised at the first runs; the tests that follow are as many as of a model that is quick."""
+
+    def companions(first_s: float) -> int:
+        seconds, runs = [0.0], count()
+
+        def run(feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            seconds[0] += first_s if next(runs) < 2 else 1e-4
+            return {"y": feeds["x"] * 2}
+
+        return try_rows(run, FLOATS, [16], clock_s=lambda: seconds[0]).companions
+
+    assert companions(first_s=0.1) == companions(first_s=1e-4)
+
+
 def test_the_largest_difference_to_answers_alone_is_told() -> None:
     """It is a matter of accuracy: other kernels for other shapes."""
     found = evidence(lambda x: x * np.float32(1 + 1e-6 * (len(x) > 1)))
