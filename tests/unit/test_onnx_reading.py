@@ -363,6 +363,20 @@ def test_unknown_operators_leave_it_to_the_test() -> None:
     assert read_onnx(model(both, constants={"zero": np.int64(0)})).finding == "mixed"
 
 
+def test_regions_of_pictures_that_an_input_names_are_mixed() -> None:
+    """Made-up numbers of pictures may all be such as fit; a caller's number is that of another caller's picture."""
+    regions = one("RoiAlign", "x regions numbers", output_height=2, output_width=2)
+    taken = [
+        tensor("x", "rows", 2, 8, 8),
+        tensor("regions", "rows", 4),
+        tensor("numbers", "rows", dtype=onnx.TensorProto.INT64),
+    ]
+    read = read_onnx(model_of(graph_of(regions, None, taken)))
+    assert (read.finding, "RoiAlign" in read.reason) == ("mixed", True)
+    by_place = graph_of(regions, {"numbers": np.arange(3)}, taken[:2])
+    assert read_onnx(model_of(by_place)).finding == "unknown"
+
+
 def test_an_output_without_the_rows_in_front_is_not_apart() -> None:
     """Answers are cut along the first axis: an output with the rows along another one would be cut wrongly."""
     read = read_onnx(model(one("Transpose", perm=[1, 0])))

@@ -89,6 +89,13 @@ def _transposed_convolution(call: Call) -> Value:
     return call.give([shape[0], channels, *sides], call.batch_axis(0))
 
 
+@rule("RoiAlign")
+def _regions(call: Call) -> Value:
+    if call.batch_axis(0) is not None and call.batch_axis(2) is not None:
+        call.mixed("reads the rows that another input names")
+    call.undecided("treats rows by their place in the batch")
+
+
 @rule("MaxPool", "AveragePool", "LpPool")
 @rule("QLinearAveragePool", domain=MICROSOFT)
 def _pool(call: Call) -> list[Value]:
