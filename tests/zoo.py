@@ -380,6 +380,49 @@ def _softmax_of_reshaped(sizes: Sequence[int]) -> bytes:
     return model_of(graph_of(nodes, {"other": np.array(sizes, np.int64)}))
 
 
+def _pool(*, over_rows: bool) -> bytes:
+    """Means of neighbours in a picture of one channel: of all rows, or of one row each."""
+    nodes = [
+        node("Unsqueeze", "x axes", "picture"),
+        node("AveragePool", "picture", "means", kernel_shape=[3, 1] if over_rows else [1, 3]),
+        node("Pad", "means room", "padded"),
+        node("Squeeze", "padded axes", "y"),
+    ]
+    room = [0, 0, 1, 0, 0, 0, 1, 0] if over_rows else [0] * 8
+    constants = {
+        "axes": np.array([0, 1] if over_rows else [1, 2], np.int64),
+        "room": np.array(room, np.int64),
+    }
+    return model_of(graph_of(nodes, constants))
+
+
+def _mean_and_variance(axes: Sequence[int]) -> bytes:
+    return model_of(graph_of([node("MeanVarianceNormalization", "x", "y", axes=axes)]))
+
+
+def _longest(*, of_the_batch: bool) -> bytes:
+    """How much of a mask of lengths is set; the mask is as long as the longest of the batch, or as 7."""
+    longest = node("ReduceMax", "bounded", "width", keepdims=0)
+    nodes = [
+        node("ReduceMax", "x", "largest", axes=[1], keepdims=1),
+        node("Clip", "largest one seven", "clipped"),
+        node("Cast", "clipped", "bounded", to=TensorProto.INT64),
+        longest if of_the_batch else node("Identity", "fixed", "width"),
+        node("Range", "zero width step", "places"),
+        node("Less", "places bounded", "mask"),
+        node("Cast", "mask", "set", to=TensorProto.FLOAT),
+        node("ReduceMean", "set", "y", axes=[1]),
+    ]
+    constants = {
+        "one": np.float32(1),
+        "seven": np.float32(7),
+        "fixed": np.int64(7),
+        "zero": np.int64(0),
+        "step": np.int64(1),
+    }
+    return model_of(graph_of(nodes, constants))
+
+
 def _split_text(output: str) -> bytes:
     """Words of texts, which are padded to the most words of the batch; or how many they are."""
     kind = TensorProto.STRING if output == "words" else TensorProto.INT64
@@ -419,6 +462,9 @@ ZOO: dict[str, tuple[Make, Make]] = {
     ),
     "einsum": (lambda: _einsum("ij,kj,kl->il"), lambda: _einsum("ij,ij,ik->ik")),
     "reshape": (lambda: _softmax_of_reshaped([1, -1]), lambda: _softmax_of_reshaped([-1, 2])),
+    "pool": (lambda: _pool(over_rows=True), lambda: _pool(over_rows=False)),
+    "mean and variance": (lambda: _mean_and_variance([0]), lambda: _mean_and_variance([1])),
+    "mask of the longest": (lambda: _longest(of_the_batch=True), lambda: _longest(of_the_batch=False)),
     "padding to the longest": (lambda: _split_text("words"), lambda: _split_text("count")),
 }
 """By what they do: a maker of a model whose rows see each other, and one of its twin; both give the file's bytes."""
