@@ -500,3 +500,39 @@ def test_an_input_of_any_rank_is_served_unbatched(tmp_path: Path) -> None:
     declared = runtime(scalar).signature.tensors
     assert declared is not None
     assert not declared.inputs[0].any_rank
+
+
+@pytest.mark.parametrize(("counts", "batched"), [(True, True), (False, False)])
+def test_padded_words_that_are_only_counted_are_batched(tmp_path: Path, counts: bool, batched: bool) -> None:
+    """What scikit-learn's text classifiers become; where the words themselves are the answer, rows see each other."""
+    tokenizer = helper.make_node(
+        "Tokenizer",
+        ["x"],
+        ["words"],
+        domain="com.microsoft",
+        mark=0,
+        mincharnum=1,
+        pad_value="#",
+        tokenexp="[a-z]+",
+    )
+    vectorizer = node(
+        "TfIdfVectorizer",
+        "words",
+        "y",
+        max_gram_length=1,
+        max_skip_count=0,
+        min_gram_length=1,
+        mode="TF",
+        ngram_counts=[0],
+        ngram_indexes=[0, 1],
+        pool_strings=["word", "stoker"],
+    )
+    nodes = [tokenizer, vectorizer] if counts else [tokenizer]
+    outputs = [("y", FLOAT, ["n", 2])] if counts else [("words", STRING, ["n", "m"])]
+    path = write(tmp_path, nodes, [("x", STRING, ["n"])], outputs)
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, path)
+    verdict = runtime(path).signature.verdict
+    assert verdict is not None
+    assert (verdict.batched, verdict.how) == (batched, "tested")
