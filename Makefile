@@ -27,7 +27,7 @@ serve: install  ## train if nothing is registered, register, serve; prints the s
 
 $(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(KSERVE)
-	VIRTUAL_ENV=$(KSERVE) $(BIN)/uv pip install --quiet -r $(KSERVE_NEEDS)
+	VIRTUAL_ENV=$(KSERVE) $(BIN)/uv pip install --no-config --quiet -r $(KSERVE_NEEDS)
 	touch $@
 
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
@@ -61,7 +61,7 @@ constraints:  ## refresh the lock of the other targets
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in
-	echo kserve | $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
+	echo kserve | $(BIN)/uv pip compile --no-config --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 - > $(KSERVE_NEEDS)
 
 clean:  ## remove what the targets made, but not the workspace
