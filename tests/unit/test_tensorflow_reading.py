@@ -349,6 +349,8 @@ def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
 
     v1 = tf.compat.v1
     with v1.Graph().as_default(), v1.Session() as session:
+        # Training, which other tests do in this process, asks for determinism from then on.
+        v1.set_random_seed(1)
         x = v1.placeholder(tf.float32, [None, 4], "x")
         training = v1.placeholder_with_default(False, [], "training")
         w = v1.get_variable("w", [4, 3], use_resource=True)
