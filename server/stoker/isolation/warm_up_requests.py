@@ -18,6 +18,7 @@ from stoker.errors import LoadFailed, RequestError
 from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.tensors import TensorInfo
 from stoker.wire.oip import DATATYPES, from_raw
+from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
 
 __all__ = ["read_recorded_requests", "warm_up_feeds"]
 
@@ -28,8 +29,6 @@ _PREDICT_LOG: Final = 6
 _REQUEST: Final = 1
 _INPUTS: Final = 2
 _KEY, _VALUE = 1, 2
-_SKIPPED_BYTES: Final = {1: 8, 5: 4}
-_VARINT, _LENGTH_DELIMITED = 0, 2
 
 
 def read_recorded_requests(path: Path, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray] | None:
@@ -86,41 +85,17 @@ def _predict_inputs(record: bytes) -> dict[str, bytes] | None:
     return inputs
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+def _fields(message: bytes) -> list[tuple[int, bytes]]:
     """The length-delimited fields of a protobuf message: number and content; others are skipped.
 
     Raises:
         ValueError: It is no message.
     """
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        kind = key & 7
-        if kind == _VARINT:
-            _, place = _varint(message, place)
-            continue
-        size = _SKIPPED_BYTES.get(kind)
-        if kind == _LENGTH_DELIMITED:
-            size, place = _varint(message, place)
-        if size is None or place + size > len(message):
-            raise ValueError("a record is no protobuf message")
-        if kind == _LENGTH_DELIMITED:
-            yield key >> 3, message[place : place + size]
-        place += size
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, the lowest first, and where it ends."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if place >= len(message):
-            break
-        byte = message[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-    raise ValueError("a record is no protobuf message")
+    try:
+        found = list(fields_of(message, 0, len(message)))
+    except (MalformedMessage, IndexError) as error:
+        raise ValueError("a record is no protobuf message") from error
+    return [(number, message[begin:end]) for number, wire, _, begin, end in found if wire == BYTES]
 
 
 def _array(content: bytes) -> np.ndarray:

@@ -16,9 +16,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.onnx.graph import read_model
+from stoker.isolation.onnx.graph import MalformedModel, read_model
 from stoker.isolation.onnx.reading import read_onnx
-from stoker.isolation.onnx.wire import MalformedModel
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.isolation.onnx.graph import Model, Node, read_model
-from stoker.isolation.onnx.wire import BYTES, Field, fields_of
+from stoker.wire.protobuf import BYTES, Field, field, fields_of
 
 __all__ = ["with_tensors_for_maps"]
 
@@ -64,11 +64,11 @@ def _changed_model(content: bytes, read: Model, maps: Mapping[str, Node]) -> Ite
     for begin, part in _parts(content, 0, len(content)):
         number, wire, _, start, end = part
         if (number, wire) == (_MODEL_GRAPH, BYTES):
-            yield _field(_MODEL_GRAPH, b"".join(_changed_graph(content, start, end, maps)))
+            yield field(_MODEL_GRAPH, b"".join(_changed_graph(content, start, end, maps)))
         else:
             yield content[begin:end]
     if "" not in read.opsets:
-        yield _field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
+        yield field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
 
 
 def _changed_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node]) -> Iterator[bytes]:
@@ -78,9 +78,9 @@ def _changed_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node
         if node is None:
             yield content[first:stop]
         elif number == _GRAPH_NODE:
-            yield _field(_GRAPH_NODE, _identity(node))
+            yield field(_GRAPH_NODE, _identity(node))
         else:
-            yield _field(_GRAPH_OUTPUT, _field(1, names[0].encode()) + _field(2, _FLOAT_TENSOR))
+            yield field(_GRAPH_OUTPUT, field(1, names[0].encode()) + field(2, _FLOAT_TENSOR))
 
 
 def _parts(content: bytes, begin: int, end: int) -> Iterator[tuple[int, Field]]:
@@ -108,15 +108,4 @@ def _identity(node: Node) -> bytes:
         (_NODE_NAME, node.name),
         (_NODE_OPERATOR, "Identity"),
     )
-    return b"".join(_field(number, word.encode("utf-8", "surrogateescape")) for number, word in words)
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A field of bytes, as protobuf writes it."""
-    size = len(content)
-    length = bytearray()
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    length.append(size)
-    return bytes([number << 3 | BYTES]) + bytes(length) + content
+    return b"".join(field(number, word.encode("utf-8", "surrogateescape")) for number, word in words)

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from stoker.wire.protobuf import field, varint_bytes
+
 __all__ = ["Feature", "entry_of", "example_of"]
 
 Feature = Sequence[Any]
@@ -26,7 +28,7 @@ _INT64_MASK: Final = (1 << 64) - 1
 
 def example_of(entries: Iterable[bytes]) -> bytes:
     """Return an example with these entries of `entry_of`, the last of those with one name."""
-    return _field(_FEATURES, b"".join(entries))
+    return field(_FEATURES, b"".join(entries))
 
 
 def entry_of(name: str, values: Feature) -> bytes:
@@ -35,37 +37,22 @@ def entry_of(name: str, values: Feature) -> bytes:
     Raises:
         OverflowError: A number does not fit its type.
     """
-    key = _field(_KEY, name.encode(errors="surrogatepass"))
-    return _field(_ENTRY, key + _field(_VALUE, _feature(values)))
+    key = field(_KEY, name.encode(errors="surrogatepass"))
+    return field(_ENTRY, key + field(_VALUE, _feature(values)))
 
 
 def _feature(values: Feature) -> bytes:
     if not values:
         return b""
     if isinstance(values[0], bytes):
-        return _field(_BYTES_LIST, b"".join(_field(_LIST_VALUE, value) for value in values))
+        return field(_BYTES_LIST, b"".join(field(_LIST_VALUE, value) for value in values))
     if isinstance(values[0], float):
-        return _field(_FLOAT_LIST, _field(_LIST_VALUE, struct.pack(f"<{len(values)}f", *values)))
-    return _field(_INT64_LIST, _field(_LIST_VALUE, b"".join(map(_int64, values))))
+        return field(_FLOAT_LIST, field(_LIST_VALUE, struct.pack(f"<{len(values)}f", *values)))
+    return field(_INT64_LIST, field(_LIST_VALUE, b"".join(map(_int64, values))))
 
 
 def _int64(value: int) -> bytes:
     if not -(1 << 63) <= value < 1 << 63:
         raise OverflowError("an integer does not fit 64 bits")
     # Negative numbers are written as their complement, in ten bytes.
-    return _varint(value & _INT64_MASK)
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return b"".join((bytes((number << 3 | 2,)), _varint(len(content)), content))
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    septets = bytearray()
-    while value >= 0x80:
-        septets.append(value & 0x7F | 0x80)
-        value >>= 7
-    septets.append(value)
-    return bytes(septets)
+    return varint_bytes(value & _INT64_MASK)

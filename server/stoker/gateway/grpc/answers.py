@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.gateway.grpc.contents import fill_typed, length_delimited
+from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.wire.oip import InferRequest, classified, datatype_of, to_raw
+from stoker.wire.protobuf import length_delimited
 
 __all__ = ["AnswerWriter", "stream_answer"]
 

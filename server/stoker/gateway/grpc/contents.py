@@ -9,9 +9,10 @@ import numpy as np
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import TensorInfo
 from stoker.wire.oip import datatype_of
+from stoker.wire.protobuf import length_delimited
 from stoker.wire.tensor_json import as_dtype
 
-__all__ = ["fill_typed", "from_typed", "length_delimited", "no_data"]
+__all__ = ["fill_typed", "from_typed", "no_data"]
 
 _FIELDS: Final = {
     "BOOL": "bool_contents",
@@ -31,8 +32,6 @@ _FIELDS: Final = {
 
 _FIXED_SIZE: Final = {"bool_contents": "?", "fp32_contents": "<f4", "fp64_contents": "<f8"}
 """Fields whose elements all have one size on the wire, and how they lie there."""
-
-_LENGTH_DELIMITED: Final = 2
 
 
 def from_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any) -> np.ndarray:
@@ -104,13 +103,3 @@ def fill_typed(contents: Any, array: np.ndarray) -> None:
         packed = np.ascontiguousarray(array, np.dtype(_FIXED_SIZE[field])).tobytes()
         number = contents.DESCRIPTOR.fields_by_name[field].number
         contents.MergeFromString(length_delimited(number, len(packed)) + packed)
-
-
-def length_delimited(number: int, size_bytes: int) -> bytes:
-    """What stands before the content of a field of this number (below 16) and of so many bytes."""
-    head = bytearray((number << 3 | _LENGTH_DELIMITED,))
-    while size_bytes > 0x7F:
-        head.append(size_bytes & 0x7F | 0x80)
-        size_bytes >>= 7
-    head.append(size_bytes)
-    return bytes(head)

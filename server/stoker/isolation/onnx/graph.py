@@ -16,12 +16,13 @@ from typing import Final
 
 import numpy as np
 
-from stoker.isolation.onnx.wire import BYTES, VARINT, Buffer, Field, MalformedModel, fields_of, packed, signed
+from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, fields_of, packed, signed
 
 __all__ = [
     "Attribute",
     "Function",
     "Graph",
+    "MalformedModel",
     "Model",
     "Node",
     "Reference",
@@ -51,6 +52,10 @@ _DTYPES: Final = {
     13: "<u8",
 }
 _FLOAT, _INT, _STRING, _TENSOR, _GRAPH, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
+
+
+class MalformedModel(Exception):
+    """The bytes are no ONNX model, or not one that can be read here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from stoker.isolation.onnx.graph import (
     Attribute,
     Function,
     Graph,
+    MalformedModel,
     Model,
     Node,
     Reference,
@@ -39,7 +40,6 @@ from stoker.isolation.onnx.values import (
     sized,
     worst,
 )
-from stoker.isolation.onnx.wire import MalformedModel
 from stoker.isolation.reading import Reading
 
 __all__ = ["followed", "read_onnx"]

@@ -1,4 +1,7 @@
-"""Protobuf's wire format: fields by number, without a schema and without copies."""
+"""Protobuf's wire format: fields by number, without a schema, and read without copies.
+
+Source: https://protobuf.dev/programming-guides/encoding
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ __all__ = [
     "VARINT",
     "Buffer",
     "Field",
-    "MalformedModel",
+    "MalformedMessage",
+    "field",
     "fields_of",
+    "length_delimited",
     "packed",
     "signed",
     "varint",
+    "varint_bytes",
 ]
 
 VARINT: Final = 0
@@ -23,20 +29,22 @@ FIXED64: Final = 1
 BYTES: Final = 2
 FIXED32: Final = 5
 
+_SEPTETS: Final = [bytes((value,)) for value in range(128)]
+
 Buffer = bytes | mmap.mmap
 Field = tuple[int, int, int, int, int]
 """Number, wire type, the value of a varint, and where the content begins and ends."""
 
 
-class MalformedModel(Exception):
-    """The bytes are no ONNX model, or not one that can be read here."""
+class MalformedMessage(ValueError):
+    """The bytes are not the fields of a message."""
 
 
 def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
     """The fields of the message between two places, which are not copied.
 
     Raises:
-        MalformedModel: They are not the fields of a message.
+        MalformedMessage: They are not the fields of a message.
         IndexError: The data ends within one.
     """
     position = begin
@@ -65,9 +73,9 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
         elif wire == FIXED64:
             position += 8
         else:
-            raise MalformedModel(f"wire type {wire} at byte {position}")
+            raise MalformedMessage(f"wire type {wire} at byte {position}")
         if position > end:
-            raise MalformedModel(f"a field at byte {start} is longer than its message")
+            raise MalformedMessage(f"a field at byte {start} is longer than its message")
         yield key >> 3, wire, value, start, position
 
 
@@ -82,7 +90,7 @@ def varint(data: Buffer, position: int) -> tuple[int, int]:
             return value, position
         shift += 7
         if shift > 63:
-            raise MalformedModel(f"a number at byte {position} has too many bytes")
+            raise MalformedMessage(f"a number at byte {position} has too many bytes")
 
 
 def signed(value: int) -> int:
@@ -99,3 +107,25 @@ def packed(data: Buffer, begin: int, end: int) -> list[int]:
         value, position = varint(data, position)
         values.append(signed(value))
     return values
+
+
+def varint_bytes(value: int) -> bytes:
+    """A number that is not negative, as it is written."""
+    if value <= 0x7F:
+        return _SEPTETS[value]
+    septets = bytearray()
+    while value > 0x7F:
+        septets.append(value & 0x7F | 0x80)
+        value >>= 7
+    septets.append(value)
+    return bytes(septets)
+
+
+def length_delimited(number: int, size_bytes: int) -> bytes:
+    """What stands before the content of a field of this number (below 16) and of so many bytes."""
+    return _SEPTETS[number << 3 | BYTES] + varint_bytes(size_bytes)
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of bytes or of a message, of a number below 16."""
+    return length_delimited(number, len(content)) + content
