@@ -18,7 +18,7 @@ from stoker.isolation.companions import Companions
 from stoker.isolation.difference import largest_difference, same_bits
 from stoker.isolation.finite import all_finite
 from stoker.isolation.noise import Noisy, noise_of
-from stoker.isolation.row_test import Run
+from stoker.isolation.row_test import Run, in_one_line
 
 __all__ = ["Finding", "Taken", "audit", "take"]
 
@@ -106,7 +106,7 @@ def audit(run: Run, taken: Taken, noise: float = 0.0) -> Finding:
         try:
             found = _answers(run, batch, taken)
         except Exception as error:  # noqa: BLE001  # whatever a model raises on what was made up
-            refusal = " ".join(str(error).split())[:_SHOWN]
+            refusal = in_one_line(error)
             continue
         return _compare(run, batch, taken, found, noise)
     return Finding("skipped", f"it does not take what was put beside the row: {refusal}", noise=noise)

@@ -20,7 +20,7 @@ from stoker.isolation.difference import largest_difference, same_bits
 from stoker.isolation.noise import Noisy, noise_of
 from stoker.tensors import TensorInfo
 
-__all__ = ["Evidence", "Run", "try_rows"]
+__all__ = ["Evidence", "Run", "in_one_line", "try_rows"]
 
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A model as a function of named tensors, whose first axes are the rows."""
@@ -98,7 +98,7 @@ def try_rows(
         except _Mixed as mixed:
             return Evidence("mixed", str(mixed))
         except Exception as error:  # noqa: BLE001  # whatever a model raises on what was made up
-            refusal = refusal or " ".join(str(error).split())[:_SHOWN]
+            refusal = refusal or in_one_line(error)
     if test is None:
         return Evidence("unknown", refusal)
     try:
@@ -138,8 +138,7 @@ class _RowTest:
         try:
             first = self._run([self._rows[0], self._rows[1]])
         except Exception as error:
-            told = " ".join(str(error).split())[:_SHOWN]
-            raise _Mixed(f"it takes one row, and fails on a batch of two: {told}") from error
+            raise _Mixed(f"it takes one row, and fails on a batch of two: {in_one_line(error)}") from error
         for batch, rows in ((alone, 1), (first, 2)):
             for name, array in batch.items():
                 if array.ndim == 0 or len(array) != rows:
@@ -206,13 +205,7 @@ class _RowTest:
                 if same_rows(row, self._rows[1]):
                     continue
                 place = len(self._beside) % 2
-                try:
-                    self._compare_with(2, place, 0, [row])
-                except _Mixed as mixed:
-                    raise _Mixed(f"beside a row of the kind {kind!r} {mixed}") from None
-                except Noisy:
-                    raise
-                except Exception:  # noqa: BLE001  # a companion that is refused says nothing
+                if not self._compare_beside(2, place, 0, [row], f"a row of the kind {kind!r}"):
                     break
                 self._beside[kind] = row
                 if self._row_s > _MUCH_LONGER * max(usual_s, 1e-4):
@@ -239,18 +232,28 @@ class _RowTest:
 
     def _compare(self, size: int, place: int, row: int, *kinds: str) -> None:
         """Compare with companions of these kinds in turn, as far as the model takes them."""
-        beside = [self._beside[kind] for kind in kinds if kind in self._beside]
-        if not beside:
-            return
+        taken = [kind for kind in kinds if kind in self._beside]
+        if taken:
+            named = " and ".join(map(repr, dict.fromkeys(taken)))
+            beside = [self._beside[kind] for kind in taken]
+            self._compare_beside(size, place, row, beside, f"rows of the kind {named}")
+
+    def _compare_beside(self, size: int, place: int, row: int, beside: Sequence[Row], named: str) -> bool:
+        """Compare, and say whether the model takes such a batch: what it refuses says nothing of its rows.
+
+        Raises:
+            _Mixed: The answer has changed; beside which rows is what they are `named`.
+            Noisy: Nothing can be said of answers.
+        """
         try:
             self._compare_with(size, place, row, beside)
         except _Mixed as mixed:
-            named = " and ".join(dict.fromkeys(repr(kind) for kind in kinds if kind in self._beside))
-            raise _Mixed(f"beside rows of the kind {named} {mixed}") from None
+            raise _Mixed(f"beside {named} {mixed}") from None
         except Noisy:
             raise
-        except Exception:  # noqa: BLE001  # together they may be what the model refuses
-            return
+        except Exception:  # noqa: BLE001  # whatever a model raises on what was made up
+            return False
+        return True
 
     def _compare_with(self, size: int, place: int, row: int, beside: Sequence[Row]) -> None:
         expected = self._reference(size, place, row)
@@ -310,8 +313,14 @@ class _RowTest:
         try:
             return _at(self._run([self._rows[row]]), 0)
         except Exception as error:
-            told = " ".join(str(error).split())[:_SHOWN]
-            raise _Mixed(f"a row is answered in a batch of two, and refused alone: {told}") from error
+            raise _Mixed(
+                f"a row is answered in a batch of two, and refused alone: {in_one_line(error)}"
+            ) from error
+
+
+def in_one_line(error: Exception) -> str:
+    """What a model says of what it refuses, short and in one line."""
+    return " ".join(str(error).split())[:_SHOWN]
 
 
 def _at(outputs: Mapping[str, np.ndarray], place: int) -> list[np.ndarray]:
