@@ -235,7 +235,7 @@ class Signature:
             request with all its tensors, whatever their shapes (`wire.packed`).
         script: How the entry script is called, where `takes` is `body`.
         tensors: What the model takes and gives, where `takes` is `tensors`.
-        verdict: How it is known whether its rows may share a batch with those of other callers; None for scripts.
+        verdict: How it is known whether its rows may share a batch with those of others; None before it is found.
         signatures: The signatures of a SavedModel that are served, first the one that is meant where none is named;
             empty for other models. Where there are several, `takes` is `tensors`, and a row says which one it is for.
     """
