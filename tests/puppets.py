@@ -26,8 +26,8 @@ from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
 from stoker.device.worker import Worker
 from stoker.errors import StokerError
-from stoker.gateway.exchange import Exchange
-from stoker.gateway.ticket import Ticket
+from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.ticket import Ticket
 from stoker.metrics import MetricMemory, ModelTotals
 from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.tensors import Signature, TensorSpec

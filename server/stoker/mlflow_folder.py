@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.yaml_file import read_yaml
+from stoker.settings.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from stoker.acceleration import Acceleration
-from stoker.collection import CollectionSettings
+from stoker.collecting.collection import CollectionSettings
 from stoker.declaration import Declaration
-from stoker.image_input import ImageInput
+from stoker.settings.acceleration import Acceleration
+from stoker.settings.image_input import ImageInput
 
 __all__ = ["SAMPLE_FILES", "SAMPLE_INPUT", "Device", "Servable", "WarmUpInput", "WarmUpRequest"]
 

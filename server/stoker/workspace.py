@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stoker.durable import private_folder
 from stoker.errors import InvalidSettings
+from stoker.system.durable import private_folder
 
 __all__ = ["WORKSPACE_FOLDER", "WORKSPACE_VARIABLE", "Workspace"]
 

@@ -23,14 +23,13 @@ from stoker.arena import Arena
 from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
 from stoker.device.worker import Worker
-from stoker.endpoint import Endpoint
-from stoker.gateway.app import create_app
-from stoker.gateway.cors import Cors
-from stoker.gateway.exchange import Exchange
+from stoker.gateway.describing.swagger import Naming
+from stoker.gateway.doors.app import create_app
+from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listener import Listener
-from stoker.gateway.service import Service
-from stoker.gateway.swagger import Naming
+from stoker.gateway.http.cors import Cors
+from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import Traffic
 from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
@@ -39,6 +38,7 @@ from stoker.runtimes.script import BodyScript
 from stoker.scripts import coroutines
 from stoker.scripts.batching import BatchedCalls
 from stoker.scripts.calls import ScriptCalls
+from stoker.settings.endpoint import Endpoint
 
 __all__ = ["APP", "DIRECT", "DOORS", "KEY", "InProcessServer", "script"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.contract.in_process import InProcessServer, script
 
-from stoker.gateway.swagger import Naming
+from stoker.gateway.describing.swagger import Naming
 from stoker.runtimes.base import Runtime
 
 NAMING = Naming(title="ML service", version="3.1.4", path_prefix="/pre")

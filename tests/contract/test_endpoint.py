@@ -12,8 +12,8 @@ from tests.contract.in_process import DOORS, KEY, InProcessServer, script
 from tests.http.raw_http import Answer
 from tests.live_server import wait_until
 
-from stoker.endpoint import Endpoint
 from stoker.gateway.traffic import Traffic
+from stoker.settings.endpoint import Endpoint
 
 HEADER = "azureml-model-deployment"
 SEEN: dict[str, list[str]] = {"blue": [], "green": []}
@@ -136,7 +136,7 @@ def test_no_share_needs_the_header() -> None:
 def test_a_mirror_gets_copies_and_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the requests reach the mirror too, in order; callers get the other deployment's answers alone."""
     endpoint = Endpoint("shop", {"blue": 100, "green": 0}, {"green": 50})
-    monkeypatch.setattr("stoker.gateway.scoring.LARGE_BODY_BYTES", 100)
+    monkeypatch.setattr("stoker.gateway.protocols.azure.LARGE_BODY_BYTES", 100)
     with served(endpoint) as server:
         answers = [server.ask("POST", "/score", body=b"fail %d" % number) for number in range(4)]
         answers += [server.ask("POST", "/score", body=b"%d" % number) for number in range(4, 8)]

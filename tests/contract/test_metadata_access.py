@@ -12,11 +12,11 @@ from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, bearer, request
 
 from stoker.control.frontend_messages import Ask, Reply
-from stoker.endpoint import Endpoint
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.keyring import Keys, KeyVerifier
+from stoker.settings.endpoint import Endpoint
 
 HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"

@@ -21,10 +21,10 @@ from tests.fuzz.bodies import (
 from tests.fuzz.messages import infer_messages
 
 from stoker.errors import RequestError
-from stoker.gateway.encodings import PIECE_BYTES, inflater_for
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
-from stoker.gateway.infer_dialect import InferDialect
+from stoker.gateway.http.encodings import PIECE_BYTES, inflater_for
+from stoker.gateway.protocols.infer_dialect import InferDialect
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy, decode_octets
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest

@@ -15,7 +15,6 @@ import pytest
 from onnx import TensorProto, helper
 from tests.tiny_models import write_mlp, write_pictures
 
-from stoker.acceleration import Acceleration
 from stoker.device.batch_sizes import with_batch_sizes
 from stoker.errors import LoadFailed
 from stoker.gpu.nvml import GpuReader
@@ -24,6 +23,7 @@ from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.servable import Device, Servable
+from stoker.settings.acceleration import Acceleration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("first_gpu")]
 

@@ -15,7 +15,7 @@ from tests.http.raw_http import rows_body, scoring
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.tiny_models import BODY_SCRIPT, write_doubler, write_script
 
-from stoker.gateway.record_files import last_records
+from stoker.collecting.record_files import last_records
 
 
 def collected(server: LiveServer, model: str) -> list[dict[str, Any]]:

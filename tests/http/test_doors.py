@@ -14,9 +14,9 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
 
+from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listener import Listener
-from stoker.gateway.service import Service
+from stoker.gateway.scoring.service import Service
 from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm

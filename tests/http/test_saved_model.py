@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.acceleration import Acceleration
+from stoker.settings.acceleration import Acceleration
 from stoker.errors import LoadFailed
 from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model
 from stoker.servable import Device, Servable

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from stoker.errors import InvalidSettings
-from stoker.settings import load_settings
+from stoker.settings.loading import load_settings
 from stoker_bench.gpu import bench, pinning, poisson
 from stoker_bench.gpu.bench import PARTS, GpuBenchOptions
 from stoker_bench.gpu.command import main, options_of, parser

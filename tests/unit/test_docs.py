@@ -16,9 +16,10 @@ import stoker
 from stoker import errors
 from stoker.cli import _parser
 from stoker.errors import OperatorError, StokerError
-from stoker.gateway.exposition import render
+from stoker.gateway.describing.exposition import render
 from stoker.metrics import MetricMemory
-from stoker.settings import ServerSettings, load_settings
+from stoker.settings.loading import load_settings
+from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser
 
 ROOT = Path(__file__).parents[2]

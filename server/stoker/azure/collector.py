@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.azure.collected_rows import CollectedRows, say_nothing_is_collected
 from stoker.azure.correlation import CorrelationContext, get_context
-from stoker.scripts.model_data import model_data
+from stoker.collecting.model_data import model_data
 
 __all__ = ["Collector"]
 

@@ -13,7 +13,7 @@ from stoker.azure.collected_rows import (
     CollectedRows,
     say_nothing_is_collected,
 )
-from stoker.scripts.model_data import model_data
+from stoker.collecting.model_data import model_data
 
 __all__ = ["ModelDataCollector"]
 

@@ -11,7 +11,8 @@ from typing import Any, Final, get_args
 from stoker.azure_config.fields import KEPT_BECAUSE, Field, Kind, fields_of
 from stoker.azure_config.json_file import flatten, read_object, unknown
 from stoker.errors import InvalidSettings
-from stoker.settings import ImportedSettings, ModelSettings
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ImportedSettings
 
 __all__ = ["DeploymentConfig"]
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 import yaml
 
 from stoker.azure_config.json_file import read_object, unknown
-from stoker.durable import private_folder, replace_file
 from stoker.errors import InvalidSettings
-from stoker.settings import ModelSettings, model_settings
+from stoker.settings.model import ModelSettings, model_settings
+from stoker.system.durable import private_folder, replace_file
 
 __all__ = ["InferenceConfig", "write_conda_file"]
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from stoker.azure_config.inference import write_conda_file
 from stoker.azure_config.json_file import unknown
-from stoker.durable import private_folder
 from stoker.errors import InvalidSettings
 from stoker.names import name_from_file
-from stoker.yaml_file import read_yaml
+from stoker.settings.yaml_file import read_yaml
+from stoker.system.durable import private_folder
 
 __all__ = ["OnlineEnvironment", "OnlineModel", "path_beside", "read_collections"]
 

@@ -12,8 +12,8 @@ from stoker.azure_config.online_assets import OnlineEnvironment, OnlineModel, pa
 from stoker.azure_config.online_fields import DEPLOYMENT_FIELDS, checked_values, kept_notes
 from stoker.errors import InvalidSettings
 from stoker.names import checked_name
-from stoker.settings import ModelSettings, model_settings
-from stoker.yaml_file import read_yaml
+from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.yaml_file import read_yaml
 
 __all__ = ["OnlineDeployment"]
 

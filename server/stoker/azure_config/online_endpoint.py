@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from stoker.azure_config.online_deployment import OnlineDeployment
 from stoker.azure_config.online_fields import ENDPOINT_FIELDS, checked_values, kept_notes
-from stoker.endpoint import Endpoint
 from stoker.errors import InvalidSettings
 from stoker.names import checked_name
-from stoker.settings import ImportedSettings
-from stoker.yaml_file import read_yaml
+from stoker.settings.endpoint import Endpoint
+from stoker.settings.server import ImportedSettings
+from stoker.settings.yaml_file import read_yaml
 
 __all__ = ["OnlineEndpoint"]
 

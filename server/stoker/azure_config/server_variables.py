@@ -14,7 +14,8 @@ from typing import Any, Final
 from stoker.azure_config.json_file import read_object
 from stoker.errors import InvalidSettings
 from stoker.names import is_name, name_from_file
-from stoker.settings import ImportedSettings, ModelSettings, model_settings
+from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.server import ImportedSettings
 
 __all__ = ["SERVER_VARIABLES", "AzureServer"]
 

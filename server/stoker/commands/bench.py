@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.extras import how_to_install, onnx_missing
+from stoker.system.extras import how_to_install, onnx_missing
 
 if TYPE_CHECKING:
     from stoker_bench.report import Report

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.extras import how_to_install
+from stoker.system.extras import how_to_install
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         InvalidSettings: Nothing was collected under this name.
         OperatorError: The records cannot be read.
     """
-    from stoker.gateway.record_files import last_records
+    from stoker.collecting.record_files import last_records
     from stoker.workspace import Workspace
 
     data_dir = Workspace.find(args.workspace).data_dir

@@ -23,14 +23,14 @@ from packaging.requirements import Requirement
 from stoker.environments.check import installed_version
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import OperatorError
-from stoker.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
 from stoker.gpu.device_survey import FoundDevice, find_devices, main_memory, probe_in_child
 from stoker.gpu.devices import choose_device
 from stoker.models.deployment import Deployed, resolve
 from stoker.models.repository import Repository
-from stoker.settings import ServerSettings
+from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.grpc_port import reserve_grpc_port
+from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
 from stoker.workspace import Workspace
 
 __all__ = ["Check", "Outcome", "diagnose"]

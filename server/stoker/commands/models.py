@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.commands.running_server import SERVER, ask_admin, on_loopback
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
-from stoker.image_input import ImageInput, image_argument, read_image_input
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
+from stoker.settings.image_input import ImageInput, image_argument, read_image_input
 from stoker.versions import VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import OperatorError
-from stoker.image_input import ImageInput
-from stoker.settings import ServerSettings, add_server_options, load_settings
+from stoker.settings.image_input import ImageInput
+from stoker.settings.loading import add_server_options, load_settings
+from stoker.settings.server import ServerSettings
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 

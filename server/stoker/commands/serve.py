@@ -8,15 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.image_input import image_argument
-from stoker.settings import (
-    ImportedSettings,
-    ModelSettings,
-    ServerSettings,
-    add_server_options,
-    load_settings,
-    model_settings,
-)
+from stoker.settings.image_input import image_argument
+from stoker.settings.loading import add_server_options, load_settings
+from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.server import ImportedSettings, ServerSettings
 
 __all__ = ["SUMMARY", "add_arguments", "run", "serve_settings"]
 

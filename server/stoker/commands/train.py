@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import OperatorError
-from stoker.extras import how_to_install, onnx_extra
+from stoker.system.extras import how_to_install, onnx_extra
 
 if TYPE_CHECKING:
     import argparse

@@ -61,7 +61,7 @@ class StartDevice:
         page: The process's page of the metrics.
         device: Where the models run: `cpu`, `cuda:N`, or `auto`.
         yields: Whether the process was started behind all others, to which it is equal once all is loaded.
-        niceness: The niceness to return to then; see `stoker.yielding`.
+        niceness: The niceness to return to then; see `stoker.system.yielding`.
         models: The models, in the order in which they are loaded.
     """
 

@@ -99,7 +99,8 @@ class StartFrontend:
         metadata_need_key: Whether metadata, index, statistics and descriptions do.
         cors_origins: Which origins may read answers; empty to say nothing of it.
         tells_version: Whether answers have the server's version.
-        title, service_version, path_prefix: What descriptions call the service; see `stoker.gateway.swagger.Naming`.
+        title, service_version, path_prefix: What descriptions call the service; see
+            `stoker.gateway.describing.swagger.Naming`.
         grpc: Where and how gRPC is served; None if it is not.
         admin: Who may load and unload models.
         services: What is served.

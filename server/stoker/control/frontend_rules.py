@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.collection import CollectionSettings
-from stoker.endpoint import Endpoint
-from stoker.image_input import ImageInput
+from stoker.collecting.collection import CollectionSettings
 from stoker.keys.keyring import Keys
 from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.endpoint import Endpoint
+from stoker.settings.image_input import ImageInput
 
 __all__ = ["AdminRules", "GrpcRules", "ServerRules", "ServiceRules"]
 

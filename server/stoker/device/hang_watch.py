@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from stoker.process_end import GRACE_MS, ExitCode, end_process
+from stoker.system.process_end import GRACE_MS, ExitCode, end_process
 
 __all__ = ["HangWatch"]
 

@@ -14,10 +14,10 @@ import numpy as np
 from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
 from stoker.device.canary import Canary, first_row
 from stoker.errors import LoadFailed
-from stoker.extras import onnx_missing
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import GPU_INSTANCES, BufferedRuntime, ForkingRuntime, OutOfMemory, Runtime
 from stoker.servable import Device, Servable
+from stoker.system.extras import onnx_missing
 from stoker.tensors import Signature, check_batch
 
 __all__ = ["Loaded", "fork", "load", "load_runtime", "run_larger_batches"]

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from stoker.process_end import GRACE_MS
+from stoker.system.process_end import GRACE_MS
 
 __all__ = ["LockGuard"]
 

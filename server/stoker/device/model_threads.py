@@ -15,9 +15,9 @@ from stoker.device.lifecycle import Loaded, fork, load
 from stoker.device.planner import BatchPolicy
 from stoker.device.worker import Worker
 from stoker.metrics import ModelMetrics
-from stoker.process_end import ExitCode, end_process
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
+from stoker.system.process_end import ExitCode, end_process
 from stoker.verdict import Verdict
 
 __all__ = ["ModelThreads"]

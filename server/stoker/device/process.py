@@ -37,13 +37,13 @@ from stoker.device.lock_guard import LockGuard
 from stoker.device.model_threads import ModelThreads
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
-from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory, MetricPage, ModelMetrics
-from stoker.process_end import write_stacks_when_asked
 from stoker.scripts.environment import enter_script_process, leave_script_process
 from stoker.servable import Device
+from stoker.system.logs import configure_logging
+from stoker.system.process_end import write_stacks_when_asked
+from stoker.system.yielding import stop_yielding
 from stoker.verdict import Verdict
-from stoker.yielding import stop_yielding
 
 __all__ = ["main"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import LoadFailed, OperatorError, RepositoryError
-from stoker.image_input import ImageInput, read_image_input
 from stoker.models.frameworks import Detected
+from stoker.settings.image_input import ImageInput, read_image_input
 
 __all__ = ["learn_signature", "probe_signature"]
 
@@ -135,7 +135,7 @@ def probe_signature(
 def _probe(described: dict[str, Any]) -> dict[str, Any]:
     from stoker.device.lifecycle import load, run_larger_batches
     from stoker.servable import Device, Servable
-    from stoker.settings import ServerSettings
+    from stoker.settings.server import ServerSettings
 
     settings = ServerSettings()
     servable = Servable(

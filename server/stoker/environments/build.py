@@ -31,7 +31,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import stoker
-from stoker.durable import lock_file, private_folder, replace_file
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import (
     Interpreter,
@@ -42,6 +41,7 @@ from stoker.environments.interpreters import (
 from stoker.environments.server_packages import OLDEST_NUMPY, device_needs, server_paths
 from stoker.environments.specification import Specification, stays_below
 from stoker.errors import EnvironmentUnusable
+from stoker.system.durable import lock_file, private_folder, replace_file
 
 __all__ = ["Built", "Say", "build_environment", "find_built"]
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from stoker.endpoint import keys_owner
 from stoker.errors import LoadFailed
-from stoker.gateway.admission import LimitedService
-from stoker.gateway.image_scoring import ImageScoring
-from stoker.gateway.service import Service
+from stoker.gateway.scoring.admission import LimitedService
+from stoker.gateway.scoring.image_scoring import ImageScoring
+from stoker.gateway.scoring.service import Service
 from stoker.keys.keyring import KeyVerifier
 from stoker.metrics import MetricPage, ModelMetrics
 from stoker.models.swagger_files import read_swagger_file
+from stoker.settings.endpoint import keys_owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from stoker.control.frontend_rules import ServerRules, ServiceRules
-    from stoker.gateway.collector import Collector
+    from stoker.gateway.scoring.collector import Collector
 
 __all__ = ["assemble"]
 
@@ -89,8 +89,8 @@ def _collector(rules: ServiceRules, server: ServerRules, metrics: ModelMetrics) 
     settings = rules.collection
     if settings is None:
         return None
-    from stoker.gateway.collector import Collector
-    from stoker.gateway.record_files import RecordFiles
+    from stoker.collecting.record_files import RecordFiles
+    from stoker.gateway.scoring.collector import Collector
 
     assert rules.data_dir is not None, "collected is only what has a folder"
     files = RecordFiles(

@@ -45,16 +45,17 @@ from stoker.control.frontend_messages import (
     VerdictChanged,
 )
 from stoker.gateway.administration import Administration, admin_access
-from stoker.gateway.app import create_app
-from stoker.gateway.cors import Cors
+from stoker.gateway.describing.swagger import Naming
+from stoker.gateway.doors.app import create_app
+from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listener import Listener
+from stoker.gateway.http.body_budget import BodyBudget
+from stoker.gateway.http.cors import Cors
 from stoker.gateway.roster import Roster
-from stoker.gateway.swagger import Naming
 from stoker.gateway.traffic import Traffic
-from stoker.logs import configure_logging
 from stoker.metrics import MetricMemory, MetricPage
-from stoker.process_end import write_stacks_when_asked
+from stoker.system.logs import configure_logging
+from stoker.system.process_end import write_stacks_when_asked
 
 if TYPE_CHECKING:
     from stoker.control.frontend_rules import GrpcRules
@@ -153,7 +154,7 @@ class _Frontend:
             memory,
             metrics_need_key=start.metrics_need_key,
             metadata_need_key=start.metadata_need_key,
-            large_body_budget_bytes=max(1 << 30, 4 * start.server.max_body_bytes),
+            bodies=BodyBudget(max(1 << 30, 4 * start.server.max_body_bytes)),
             cors=Cors(start.cors_origins) if start.cors_origins else None,
             naming=Naming(start.title, start.service_version, start.path_prefix),
             tells_version=start.tells_version,

@@ -9,16 +9,17 @@ from urllib.parse import quote
 
 from stoker.echo import cut, quoted
 from stoker.errors import NotReady, UnknownService
-from stoker.gateway.cors import Cors
+from stoker.gateway.describing.swagger import Naming
+from stoker.gateway.http.body_budget import BodyBudget
+from stoker.gateway.http.cors import Cors
+from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.gateway.service import Service
-from stoker.gateway.swagger import Naming
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.metrics import MetricMemory
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
-    from stoker.gateway.dialect import Dialect
+    from stoker.gateway.scoring.dialect import Dialect
     from stoker.gateway.traffic import Traffic
     from stoker.versions import State
 
@@ -47,9 +48,9 @@ class Gateway:
             began with, so another version becomes the default by one replacement here.
         metrics: The counters of all processes.
         metrics_need_key: Whether `/metrics` needs a key of any service.
-        metadata_need_key: Whether what is said of models does; see `stoker.gateway.metadata_access`.
+        metadata_need_key: Whether what is said of models does; see `stoker.gateway.protocols.metadata_access`.
         draining: Set once, when the server shuts down: answers then close their connections.
-        large_body_budget_bytes: What bodies above 1 MiB that are being received may add up to.
+        bodies: The memory of large bodies that are being received.
         cors: Which origins may read answers; None leaves that to browsers.
         naming: What descriptions call the services.
         tells_version: Whether answers name the server's version.
@@ -61,7 +62,7 @@ class Gateway:
     metrics_need_key: bool = False
     metadata_need_key: bool = True
     draining: bool = False
-    large_body_budget_bytes: int = 1 << 30
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     cors: Cors | None = None
     naming: Naming = field(default_factory=Naming)
     tells_version: bool = True
@@ -254,17 +255,6 @@ class Gateway:
         """Let those look again who tell others what can score; whoever changes that calls this."""
         for look_again in self.on_readiness:
             look_again()
-
-    def reserve_body(self, size_bytes: int) -> bool:
-        """Take a large body's memory from the budget before it is received; False if too many are under way."""
-        if size_bytes > self.large_body_budget_bytes:
-            return False
-        self.large_body_budget_bytes -= size_bytes
-        return True
-
-    def release_body(self, size_bytes: int) -> None:
-        """Give a large body's memory back to the budget."""
-        self.large_body_budget_bytes += size_bytes
 
 
 def _check_loaded(shown: str, version: ServedVersion) -> None:

@@ -16,15 +16,15 @@ from weakref import WeakSet
 
 from stoker.arena import Arena
 from stoker.gateway.assembly import assemble
-from stoker.gateway.exchange import Exchange
-from stoker.gateway.larger_rows import LargerRows
+from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.served_models import ServedModel, ServedVersion
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import AttachReplica, Route
     from stoker.control.frontend_rules import ServerRules, ServiceRules
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.service import Service
+    from stoker.gateway.scoring.service import Service
     from stoker.metrics import MetricPage
     from stoker.verdict import Verdict
 

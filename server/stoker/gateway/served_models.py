@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stoker.gateway.service import Service
+    from stoker.gateway.scoring.service import Service
     from stoker.versions import State
 
 __all__ = ["ServedModel", "ServedVersion"]

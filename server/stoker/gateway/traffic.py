@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stoker.endpoint import Endpoint
+    from stoker.settings.endpoint import Endpoint
 
 __all__ = ["DEPLOYMENT_HEADER", "Traffic"]
 

@@ -17,12 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stoker.extras import how_to_install, onnx_missing
 from stoker.gpu import probes
 from stoker.gpu.devices import Visible, confine, cpu_device, mig_hint, visible_devices
 from stoker.gpu.facts import Driver, Gpu, MigDevice
 from stoker.gpu.nvml import describe_driver, gpus
 from stoker.gpu.probes import RUNTIMES
+from stoker.system.extras import how_to_install, onnx_missing
 
 __all__ = ["FoundDevice", "Survey", "find_devices", "main_memory", "probe_in_child", "survey"]
 

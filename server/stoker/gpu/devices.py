@@ -14,7 +14,7 @@ from stoker.gpu.facts import Gpu, MigDevice
 from stoker.gpu.nvml import gpus
 from stoker.gpu.probes import probe
 from stoker.servable import Device
-from stoker.setting_values import read_device
+from stoker.settings.values import read_device
 
 __all__ = ["Visible", "choose_device", "confine", "cpu_device", "enter_device", "mig_hint", "visible_devices"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed, RequestError
-from stoker.image_input import ImageInput
+from stoker.settings.image_input import ImageInput
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy
 from stoker.wire.images import ImageReader

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final, Literal
 
-from stoker.durable import locked, private_folder, replace_file
 from stoker.errors import InvalidSettings
 from stoker.names import checked_name
+from stoker.system.durable import locked, private_folder, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

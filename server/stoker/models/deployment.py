@@ -14,13 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from stoker.acceleration import Acceleration, check_acceleration
-from stoker.collection import CollectionSettings
+from stoker.collecting.collection import CollectionSettings
 from stoker.declaration import Declaration
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.extras import how_to_install
-from stoker.image_input import ImageInput, read_image_input
 from stoker.metrics import MODEL_SLOTS
 from stoker.models.layouts import Broken, ModelSource
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
@@ -31,7 +28,11 @@ from stoker.models.repository import Repository
 from stoker.models.swagger_files import find_swagger_files
 from stoker.non_finite import WORDS, NonFinite
 from stoker.servable import SAMPLE_FILES, Servable
-from stoker.settings import ModelSettings, ServerSettings
+from stoker.settings.acceleration import Acceleration, check_acceleration
+from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.system.extras import how_to_install
 from stoker.workspace import Workspace
 
 __all__ = ["Deployed", "deploy", "resolve"]

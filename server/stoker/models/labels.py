@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from stoker.durable import locked, replace_file
 from stoker.errors import RepositoryError
+from stoker.system.durable import locked, replace_file
 from stoker.versions import read_labels
 
 if TYPE_CHECKING:

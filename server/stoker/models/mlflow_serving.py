@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.durable import private_folder, replace_file
 from stoker.errors import InvalidSettings
 from stoker.mlflow_folder import MLMODEL, Column, MlflowFolder, TensorInput
 from stoker.servable import SAMPLE_INPUT
+from stoker.system.durable import private_folder, replace_file
 
 __all__ = ["ENTRY_SCRIPT", "folder_around", "sample_request", "write_sample"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from stoker.durable import sync_folder
 from stoker.errors import CorruptModel, RepositoryError
 from stoker.servable import SAMPLE_FILES, SAMPLE_INPUT
+from stoker.system.durable import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -16,8 +16,8 @@ import shutil
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from stoker.durable import private_folder
 from stoker.errors import InvalidSettings
+from stoker.system.durable import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

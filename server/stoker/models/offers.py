@@ -13,7 +13,8 @@ from stoker.models.labels import stored_labels
 from stoker.models.layouts import Broken, ModelSource, discover, likely_name
 from stoker.models.repository import Repository
 from stoker.names import checked_name, is_name, parse_reference
-from stoker.settings import ModelSettings, ServerSettings
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
 from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from stoker.durable import lock_file, locked, private_folder, replace_file, sync_folder
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Detected, Framework, detect
 from stoker.models.model_files import FileRecord, check_files, copy_files, source_files, with_sample
 from stoker.names import checked_name, is_name, parse_reference
+from stoker.system.durable import lock_file, locked, private_folder, replace_file, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ class Registered:
         description: The operator's own words.
         created_at: Time of registration, RFC 3339 in UTC.
         source: Name of the file or folder that was registered.
-        image: What `stoker.image_input.ImageInput.to_json` gave, for a model that takes images.
+        image: What `stoker.settings.image_input.ImageInput.to_json` gave, for a model that takes images.
         properties: Labels that whoever registered it has given for good.
     """
 

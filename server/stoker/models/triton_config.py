@@ -17,7 +17,7 @@ from stoker.models.frameworks import Framework
 from stoker.models.pbtxt import PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.servable import WarmUpInput, WarmUpRequest
-from stoker.settings import ModelSettings, model_settings
+from stoker.settings.model import ModelSettings, model_settings
 
 __all__ = ["CONFIG_FILE", "TritonConfig", "read_triton_config"]
 

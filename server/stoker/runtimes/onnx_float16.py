@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.extras import how_to_install
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
 from stoker.runtimes.packed import Run
+from stoker.system.extras import how_to_install
 from stoker.tensors import TensorInfo
 
 __all__ = ["as_float16", "check_float16"]

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import onnxruntime
 
-from stoker.acceleration import Acceleration
 from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
 from stoker.servable import Device, Servable
+from stoker.settings.acceleration import Acceleration
 
 __all__ = ["OnnxSessions", "cuda_options", "raise_if_out_of_memory", "tensorrt_options"]
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.acceleration import Acceleration
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.extras import how_to_install
 from stoker.isolation.difference import largest_difference
 from stoker.isolation.reading import Reading
 from stoker.isolation.tensorflow.reading import read_concrete_function
@@ -24,6 +22,8 @@ from stoker.runtimes.packed import PackedRuntime
 from stoker.runtimes.serving_way import as_runtime
 from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.servable import Device, Servable
+from stoker.settings.acceleration import Acceleration
+from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
 
 __all__ = ["TensorFlowRuntime", "import_tensorflow", "load_saved_model"]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from stoker.collecting.model_data import open_model_data
 from stoker.errors import LoadFailed
 from stoker.scripts.json_reading import quicken_json_loads
-from stoker.scripts.model_data import open_model_data
 from stoker.scripts.request_log import open_request_log
 from stoker.servable import Device, Servable
 
@@ -96,7 +96,8 @@ def enter_script_process(servable: Servable) -> None:
     os.environ["AML_APP_ROOT"] = str(root)
     quicken_json_loads()
     open_request_log()
-    open_model_data(servable)
+    if servable.collection is not None and servable.model_data_dir is not None:
+        open_model_data(servable.name, servable.version, servable.collection, servable.model_data_dir)
     level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
     if level in logging.getLevelNamesMapping():
         logging.getLogger().setLevel(level)

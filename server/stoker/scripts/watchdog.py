@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from stoker.errors import ScoringTimeout
-from stoker.process_end import GRACE_MS, ExitCode, end_process
+from stoker.system.process_end import GRACE_MS, ExitCode, end_process
 
 __all__ = ["Watchdog"]
 

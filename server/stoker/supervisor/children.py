@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from stoker.control.channel import ControlChannel
 from stoker.control.message_codec import Codec
 from stoker.environments.interpreters import variables_for
-from stoker.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL
+from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL
 
 __all__ = ["Backoff", "Child"]
 

@@ -30,8 +30,8 @@ from stoker.supervisor.groups import Group, group
 from stoker.supervisor.load_timer import LoadTimer
 from stoker.supervisor.replicas import Replica, Replicas
 from stoker.supervisor.start_up import DeviceReport
+from stoker.system.yielding import yield_cores
 from stoker.wire.images import image_layout
-from stoker.yielding import yield_cores
 
 if TYPE_CHECKING:
     from stoker.models.deployment import Deployed

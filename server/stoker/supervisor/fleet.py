@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoker.control.frontend_messages import Ask, Route
     from stoker.errors import OperatorError
     from stoker.models.deployment import Deployed
-    from stoker.settings import ServerSettings
+    from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
     from stoker.supervisor.children import Child

@@ -42,7 +42,7 @@ from stoker.supervisor.grpc_port import address_of
 
 if TYPE_CHECKING:
     from stoker.models.deployment import Deployed
-    from stoker.settings import ServerSettings
+    from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
 

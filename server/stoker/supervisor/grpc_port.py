@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import Final
 
 from stoker.errors import InvalidSettings
-from stoker.extras import how_to_install
-from stoker.settings import ServerSettings
+from stoker.settings.server import ServerSettings
+from stoker.system.extras import how_to_install
 
 __all__ = ["address_of", "reserve_grpc_port"]
 

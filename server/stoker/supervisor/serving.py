@@ -10,18 +10,18 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from stoker import __version__
-from stoker.extras import onnx_clash
 from stoker.keys.keyring import AdminKey
-from stoker.logs import configure_logging
 from stoker.models.layouts import Broken
-from stoker.process_end import keep_memory_out_of_cores
-from stoker.settings import ServerSettings
+from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.grpc_port import reserve_grpc_port
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
+from stoker.system.extras import onnx_clash
+from stoker.system.logs import configure_logging
+from stoker.system.process_end import keep_memory_out_of_cores
 from stoker.workspace import Workspace
 
 __all__ = ["serve"]

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from stoker.endpoint import keys_owner
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import Keyring, Keys
 from stoker.models.deployment import Deployed, deploy, resolve
 from stoker.models.layouts import Broken
 from stoker.models.offers import Offer, find_offers, registered_offer
+from stoker.settings.endpoint import keys_owner
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from stoker.settings import ServerSettings
+    from stoker.settings.server import ServerSettings
     from stoker.workspace import Workspace
 
 __all__ = ["Stock"]

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.endpoint import keys_owner
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
 from stoker.models.deployment import Deployed
 from stoker.models.offers import left_out
 from stoker.servable import SAMPLE_INPUT, Servable
-from stoker.settings import ServerSettings
+from stoker.settings.endpoint import keys_owner
+from stoker.settings.server import ServerSettings
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document

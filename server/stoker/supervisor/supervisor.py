@@ -21,7 +21,7 @@ from stoker.control.frontend_messages import Ask, Drain, Stop
 from stoker.gpu.nvml import GpuReader
 from stoker.metrics import SUPERVISOR_PAGE, MetricMemory
 from stoker.models.deployment import Deployed
-from stoker.settings import ServerSettings
+from stoker.settings.server import ServerSettings
 from stoker.supervisor.admin_requests import Requests
 from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue

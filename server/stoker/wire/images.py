@@ -24,7 +24,7 @@ from stoker.errors import (
     MalformedBody,
     UnsupportedEncoding,
 )
-from stoker.image_input import ImageInput, Layout
+from stoker.settings.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.forms import form_images
 from stoker.wire.image_files import ImageFile, begins_like_an_image, not_an_image, read_image_file

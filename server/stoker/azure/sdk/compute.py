@@ -13,8 +13,8 @@ from stoker.azure.exceptions import ComputeTargetException
 from stoker.azure.sdk.failures import raised_as
 from stoker.azure.sdk.unoffered import UnofferedByComputeTarget
 from stoker.azure.sdk.workspace import Workspace
-from stoker.durable import private_folder, replace_file
 from stoker.names import checked_name, is_name
+from stoker.system.durable import private_folder, replace_file
 
 __all__ = ["AksCompute", "AksConfiguration", "ComputeTarget", "ComputeTargetException"]
 

@@ -28,7 +28,9 @@ from stoker.models.deployment import Deployed, resolve
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.repository import Repository
 from stoker.names import name_from_file
-from stoker.settings import ImportedSettings, ModelSettings, ServerSettings, load_settings
+from stoker.settings.loading import load_settings
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.workspace import Workspace
 
 __all__ = ["Plan", "delete", "deploy"]

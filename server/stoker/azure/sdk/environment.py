@@ -13,8 +13,8 @@ from stoker.azure.sdk.container_registry import ContainerRegistry
 from stoker.azure.sdk.failures import raised_as
 from stoker.azure.sdk.unoffered import UnofferedByEnvironment
 from stoker.azure.sdk.workspace import Workspace
-from stoker.durable import locked, private_folder, replace_file
 from stoker.names import checked_name
+from stoker.system.durable import locked, private_folder, replace_file
 
 __all__ = ["DEFAULT_CPU_IMAGE", "DEFAULT_GPU_IMAGE", "DockerSection", "Environment", "PythonSection"]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from stoker.azure_config.fields import Kind
-from stoker.durable import locked, private_folder, replace_file
 from stoker.errors import InvalidSettings
 from stoker.names import is_name
+from stoker.system.durable import locked, private_folder, replace_file
 from stoker.workspace import Workspace
 
 __all__ = ["ServiceRecord", "Services", "now"]

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from stoker.errors import BodyTooLarge, DeadlineExceeded, MalformedBody, StokerError
 from stoker.gateway.grpc.statuses import status_of
-from stoker.gateway.request_ids import RequestIds
+from stoker.gateway.http.request_ids import RequestIds
 
 __all__ = [
     "BEARER_METADATA",

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from stoker.gateway.handshakes import drop_new_connections
+from stoker.gateway.doors.handshakes import drop_new_connections
 
 __all__ = ["Connections"]
 

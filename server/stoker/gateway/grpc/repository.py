@@ -9,9 +9,9 @@ from google.protobuf import json_format
 from stoker.errors import NotSupported
 from stoker.gateway.grpc.calls import BEARER_METADATA, Call
 from stoker.gateway.grpc.messages import message
-from stoker.gateway.metadata_access import check_metadata_access
-from stoker.gateway.repository_api import check_unload_parameters, versions_to_load
-from stoker.gateway.statistics import statistics
+from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.repository_api import check_unload_parameters, versions_to_load
+from stoker.gateway.protocols.statistics import statistics
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration

@@ -15,7 +15,7 @@ from stoker.gateway.grpc.connections import Connections
 from stoker.gateway.grpc.health import Health
 from stoker.gateway.grpc.messages import POOL, SERVICE
 from stoker.gateway.grpc.servicer import Infer, InferenceServicer
-from stoker.gateway.inference import infer as scored
+from stoker.gateway.scoring.inference import infer as scored
 
 __all__ = ["GrpcServer"]
 

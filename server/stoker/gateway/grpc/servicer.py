@@ -12,8 +12,6 @@ import numpy as np
 from stoker import __version__
 from stoker.echo import cut
 from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
-from stoker.gateway.bodies import Allowance
-from stoker.gateway.direct import LARGE_BODY_BYTES
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.answers import AnswerWriter, stream_answer
 from stoker.gateway.grpc.calls import (
@@ -42,11 +40,12 @@ from stoker.gateway.grpc.messages import (
 from stoker.gateway.grpc.repository import RepositoryMethods
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.streams import Streams
-from stoker.gateway.infer_dialect import tensors_of
-from stoker.gateway.metadata_access import check_metadata_access
-from stoker.gateway.oip import EXTENSIONS, platform
-from stoker.gateway.request_ids import RequestIds
-from stoker.gateway.service import Service
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
+from stoker.gateway.http.request_ids import RequestIds
+from stoker.gateway.protocols.infer_dialect import tensors_of
+from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.oip import EXTENSIONS, platform
+from stoker.gateway.scoring.service import Service
 from stoker.tensors import ModelTensors
 from stoker.wire.oip import DATATYPES
 
@@ -67,7 +66,7 @@ _EXTENSIONS: Final = {
 
 
 class Infer(Protocol):
-    """How tensors are scored; see `stoker.gateway.inference.infer`."""
+    """How tensors are scored; see `stoker.gateway.scoring.inference.infer`."""
 
     async def __call__(
         self,
@@ -226,7 +225,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         """Return a `ModelInferResponse`; a long message is held on the budget of large bodies meanwhile."""
         if request.size_bytes <= LARGE_BODY_BYTES:
             return await self._answer(request, call)
-        with Allowance(self._gateway) as allowance:
+        with Allowance(self._gateway.bodies) as allowance:
             return await self._answer(request, call, allowance)
 
     async def _answer(self, request: RequestMessage, call: Call, allowance: Allowance | None = None) -> bytes:

@@ -1,0 +1,209 @@
+"""Files of collected records: a folder for each hour, closed files by size, the oldest removed beyond a bound.
+
+FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.jsonl       JSON lines, as they come
+FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.journal     the same on its way to Parquet
+FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.parquet     what becomes of it when it is closed
+
+Hours are those of UTC. Several processes write into one folder, each into files of its own, and each keeps the
+bound. A process that is killed leaves its file as it is: the last line may be torn, and a journal stays one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from stoker.collecting.collected_files import make_room, new_file, write_all
+from stoker.collecting.collection import RecordFormat
+from stoker.system.durable import private_folder
+
+__all__ = ["RecordFiles", "last_records"]
+
+logger = logging.getLogger(__name__)
+
+_HOUR_S: Final = 3600
+_LARGEST_PART_BYTES: Final = 32 << 20
+_JSONL, _JOURNAL, _PARQUET = ".jsonl", ".journal", ".parquet"
+_HOURS: Final = "*/[0-9]*/[0-9]*/[0-9]*/[0-9]*"
+"""The hour folders below a model's folder: VERSION/YYYY/MM/DD/HH."""
+_JSON_COLUMNS: Final = ("inputs", "outputs")
+
+
+class RecordFiles:
+    """The files that one process writes. Not thread-safe.
+
+    Args:
+        folder: The model's folder, which all writers share.
+        version: The model's version.
+        record_format: What the files are when they are closed.
+        max_bytes: What all files in the folder may take, those of other writers included.
+        writers: How many processes write into the folder.
+    """
+
+    def __init__(
+        self, folder: Path, version: int, record_format: RecordFormat, *, max_bytes: int, writers: int
+    ) -> None:
+        self._folder = folder
+        self._version = version
+        self._parquet = record_format == "parquet"
+        if self._parquet:
+            # Now, and not while requests wait: it takes a fifth of a second.
+            from pyarrow import json, parquet  # noqa: F401
+        # Each writer may fill one file after the room has been made.
+        self._part_bytes = min(_LARGEST_PART_BYTES, max_bytes // (8 * writers))
+        self._room_bytes = max_bytes - writers * self._part_bytes
+        self._file: BinaryIO | None = None
+        self._path = folder
+        self._hour = 0
+        self._written_bytes = 0
+
+    def write(self, time_s: float, lines: Sequence[bytes]) -> None:
+        """Append lines, each with its line end, to the file of an hour; they reach the kernel before this returns.
+
+        Args:
+            time_s: A moment in that hour, seconds since 1970.
+            lines: The records.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        content = b"".join(lines)
+        hour = int(time_s // _HOUR_S)
+        if hour != self._hour or self._written_bytes + len(content) > self._part_bytes:
+            self.close()
+        file = self._file or self._open(time_s)
+        try:
+            write_all(file, content)
+        except OSError:
+            # Its last line may be torn now: nothing must follow it.
+            self._file = None
+            file.close()
+            raise
+        self._written_bytes += len(content)
+
+    def close_past(self, time_s: float) -> None:
+        """Close a file whose hour is over."""
+        if int(time_s // _HOUR_S) != self._hour:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file, and make it what it is to be; a journal that cannot become Parquet stays one."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        file.close()
+        if self._parquet:
+            try:
+                _to_parquet(self._path)
+            except OSError as error:
+                logger.warning("collected records stay a journal: %s", error)
+
+    def _open(self, time_s: float) -> BinaryIO:
+        # Folders from the hour up to the version.
+        make_room(_by_age(self._folder), self._room_bytes, folders=5)
+        moment = datetime.fromtimestamp(time_s, UTC)
+        folder = private_folder(self._folder / str(self._version) / moment.strftime("%Y/%m/%d/%H"))
+        suffix = _JOURNAL if self._parquet else _JSONL
+        self._path = folder / f"{moment:%M%S}-{uuid.uuid4().hex}{suffix}"
+        self._file = new_file(self._path)
+        self._hour, self._written_bytes = int(time_s // _HOUR_S), 0
+        return self._file
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """The files of all versions, the oldest first."""
+    paths = [path for hour in folder.glob(_HOURS) for path in hour.iterdir()]
+    return sorted(paths, key=lambda path: path.parts[-5:])
+
+
+def _to_parquet(journal: Path) -> None:
+    """Replace a journal by a Parquet file of the same records.
+
+    Arrow reads and writes without the interpreter's lock, so requests are answered meanwhile.
+    """
+    import pyarrow as pa
+    from pyarrow import json as pa_json
+    from pyarrow import parquet
+
+    columns = [
+        ("time", pa.timestamp("ms", "UTC")),
+        *((name, pa.string()) for name in ("request_id", "model")),
+        ("version", pa.int64()),
+        *((name, pa.int64()) for name in ("status", "input_bytes", "output_bytes")),
+        *((name, pa.string()) for name in ("content_type", *_JSON_COLUMNS)),
+        ("dropped_large", pa.list_(pa.string())),
+    ]
+    written = journal.with_suffix(".parquet-incomplete")
+    try:
+        table = pa_json.read_json(
+            journal,
+            pa_json.ReadOptions(use_threads=False, block_size=max(1 << 20, journal.stat().st_size)),
+            pa_json.ParseOptions(explicit_schema=pa.schema(columns), unexpected_field_behavior="error"),
+        )
+        parquet.write_table(table, written, compression="zstd")
+        written.rename(journal.with_suffix(_PARQUET))
+        journal.unlink()
+    except pa.ArrowException as error:
+        raise OSError(f"{journal} cannot become Parquet: {error}") from error
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def last_records(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last records in a model's folder, in the order of their time.
+
+    What a killed writer has left torn is skipped.
+
+    Args:
+        folder: The model's folder.
+        count: How many records, at most.
+
+    Raises:
+        OSError: A file cannot be read.
+        ImportError: There are Parquet files, and pyarrow is not installed.
+    """
+    found: list[dict[str, Any]] = []
+    hour: tuple[str, ...] = ()
+    for path in reversed(_by_age(folder)):
+        # Writers share an hour; one before it can only hold older records.
+        if len(found) >= count and path.parts[-5:-1] != hour:
+            break
+        hour = path.parts[-5:-1]
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a journal that became Parquet
+            found += deque(_records(path), maxlen=count)
+    found.sort(key=lambda record: str(record["time"]))
+    return found[-count:] if count else []
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == _PARQUET:
+        from pyarrow import parquet
+
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for record in batch.to_pylist():
+                time = record["time"].isoformat(timespec="milliseconds").replace("+00:00", "Z")
+                yield _plain({**record, "time": time})
+        return
+    if path.suffix not in (_JSONL, _JOURNAL):
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                record = json.loads(line)
+                yield _plain(record) if path.suffix == _JOURNAL else record
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as JSON lines have it, from one whose inputs and outputs are JSON texts."""
+    return {
+        name: json.loads(value) if name in _JSON_COLUMNS else value
+        for name, value in record.items()
+        if value is not None
+    }

@@ -1,0 +1,189 @@
+"""The counters of `stoker.metrics` as a Prometheus exposition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stoker.gateway.describing.gpu_exposition import gpu_metrics, with_types_of_aliases
+from stoker.gateway.served_models import ServedModel
+from stoker.metrics import HistogramTotals, MetricMemory, ModelTotals, Totals
+from stoker.verdict import Verdict
+
+__all__ = ["CONTENT_TYPE_LATEST", "render"]
+
+_Named = list[tuple[list[str], ModelTotals]]
+"""Totals by their labels: name and version."""
+
+
+def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
+    """Return all metrics in Prometheus text format, those of all versions that have been served."""
+    slots = [
+        ([name, number], version.slot)
+        for name, model in models.items()
+        for number, version in model.versions.items()
+    ]
+    registry = CollectorRegistry(auto_describe=False)
+    verdicts = [
+        ([name, number], version.service.signature.verdict)
+        for name, model in models.items()
+        for number, version in model.versions.items()
+        if version.service is not None and version.service.signature is not None
+    ]
+    registry.register(_ServerCollector(memory, slots, verdicts))
+    return with_types_of_aliases(generate_latest(registry))
+
+
+class _ServerCollector(Collector):
+    """Reads the shared memory at scrape time."""
+
+    def __init__(
+        self,
+        memory: MetricMemory,
+        slots: Sequence[tuple[list[str], int]],
+        verdicts: Sequence[tuple[list[str], Verdict | None]],
+    ) -> None:
+        """Read the slots of models whose labels are name and version, and what is known of their rows."""
+        self._memory = memory
+        self._slots = slots
+        self._verdicts = verdicts
+
+    def collect(self) -> Iterator[Metric]:
+        totals = self._memory.totals()
+        named = [(labels, totals.model(slot)) for labels, slot in self._slots]
+        yield from _request_metrics(named)
+        yield from _batch_metrics(named)
+        yield _batching_metric(self._verdicts)
+        yield from _isolation_metrics(named)
+        yield from _collection_metrics(named)
+        yield from _process_metrics(totals)
+        yield from gpu_metrics(totals.gpus())
+
+
+def _request_metrics(named: _Named) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "stoker_requests", "Scoring requests answered.", labels=["model", "version", "status"]
+    )
+    rejections = CounterMetricFamily(
+        "stoker_rejections",
+        "Scoring requests refused before the device.",
+        labels=["model", "version", "reason"],
+    )
+    rows = CounterMetricFamily(
+        "stoker_rows", "Rows of the requests answered with 200.", labels=["model", "version"]
+    )
+    in_flight = GaugeMetricFamily(
+        "stoker_rows_in_flight", "Rows leased by requests.", labels=["model", "version"]
+    )
+    queued = GaugeMetricFamily(
+        "stoker_queue_rows", "Rows that wait for the device.", labels=["model", "version"]
+    )
+    replicas = GaugeMetricFamily(
+        "stoker_ready_replicas", "Replicas that are loaded.", labels=["model", "version"]
+    )
+    for labels, model in named:
+        for status, count in model.requests().items():
+            if count or status == 200:
+                requests.add_metric([*labels, str(status or "other")], count)
+        for reason, count in model.rejections().items():
+            rejections.add_metric([*labels, reason], count)
+        rows.add_metric(labels, model.rows)
+        in_flight.add_metric(labels, model.rows_in_flight)
+        queued.add_metric(labels, model.queue_rows)
+        replicas.add_metric(labels, model.ready_replicas)
+    yield from (requests, rejections, rows, in_flight, queued, replicas)
+
+
+def _batch_metrics(named: _Named) -> Iterator[Metric]:
+    dispatches = CounterMetricFamily(
+        "stoker_dispatches", "Batches by why they left.", labels=["model", "version", "reason"]
+    )
+    sizes = HistogramMetricFamily("stoker_batch_rows", "Rows per batch.", labels=["model", "version"])
+    padding = CounterMetricFamily(
+        "stoker_batch_padding_rows", "Rows that filled batches up to a bucket.", labels=["model", "version"]
+    )
+    caps = GaugeMetricFamily(
+        "stoker_batch_cap_rows", "Most rows that a batch may have now.", labels=["model", "version"]
+    )
+    stages = HistogramMetricFamily(
+        "stoker_stage_seconds",
+        "Time by stage: parse and total per request, queue per row, compute per batch.",
+        labels=["model", "version", "stage"],
+    )
+    for labels, model in named:
+        for reason, count in model.dispatches().items():
+            dispatches.add_metric([*labels, reason], count)
+        batch_rows = model.batch_rows()
+        sizes.add_metric(labels, _buckets(batch_rows), batch_rows.sum)
+        padding.add_metric(labels, model.padding_rows)
+        caps.add_metric(labels, model.batch_cap_rows)
+        for stage, times in model.stage_seconds().items():
+            stages.add_metric([*labels, stage], _buckets(times), times.sum)
+    yield from (dispatches, sizes, padding, caps, stages)
+
+
+def _batching_metric(verdicts: Sequence[tuple[list[str], Verdict | None]]) -> Metric:
+    batching = GaugeMetricFamily(
+        "stoker_batching_info",
+        "1 for each version that is served: whether its requests are batched, and how that was found out.",
+        labels=["model", "version", "batched", "how"],
+    )
+    for labels, verdict in verdicts:
+        if verdict is not None:
+            batching.add_metric([*labels, str(verdict.batched).lower(), verdict.how], 1)
+    return batching
+
+
+def _isolation_metrics(named: _Named) -> Iterator[Metric]:
+    audits = CounterMetricFamily(
+        "stoker_isolation_audits",
+        "Rows of running batches that were run again beside other rows.",
+        labels=["model", "version", "result"],
+    )
+    non_finite = CounterMetricFamily(
+        "stoker_non_finite_answers",
+        "Rows with answers that are not finite though all that they hold is.",
+        labels=["model", "version"],
+    )
+    for labels, model in named:
+        for result, count in model.audits().items():
+            audits.add_metric([*labels, result], count)
+        non_finite.add_metric(labels, model.non_finite_rows)
+    yield from (audits, non_finite)
+
+
+def _collection_metrics(named: _Named) -> Iterator[Metric]:
+    collected = CounterMetricFamily(
+        "stoker_collected_records", "Sampled requests written to the workspace.", labels=["model", "version"]
+    )
+    dropped = CounterMetricFamily(
+        "stoker_collection_dropped",
+        "Sampled requests that were not written.",
+        labels=["model", "version", "reason"],
+    )
+    for labels, model in named:
+        collected.add_metric(labels, model.collected)
+        for reason, count in model.collection_dropped().items():
+            dropped.add_metric([*labels, reason], count)
+    yield from (collected, dropped)
+
+
+def _process_metrics(totals: Totals) -> Iterator[Metric]:
+    restarts = CounterMetricFamily("stoker_process_restarts", "Processes restarted.", labels=["process"])
+    for what, count in totals.restarts().items():
+        restarts.add_metric([what], count)
+    yield restarts
+    refused = CounterMetricFamily(
+        "stoker_accept_failures", "Connections closed unserved because a frontend had no file descriptors."
+    )
+    refused.add_metric([], totals.accept_failures)
+    yield refused
+
+
+def _buckets(histogram: HistogramTotals) -> list[tuple[str, float]]:
+    names = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return list(zip(names, map(float, accumulate(histogram.counts)), strict=True))

@@ -1,0 +1,229 @@
+"""The description of a service: Swagger 2.0 and OpenAPI 3, with the operation names of Azure Machine Learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.echo import cut
+from stoker.errors import NotFound
+from stoker.gateway.scoring.service import Service
+from stoker.tensors import TensorSpec
+from stoker.wire.images import IMAGE_TYPES
+
+__all__ = ["VERSIONS", "Naming", "describe"]
+
+VERSIONS: Final = ("2", "3", "3.1")
+"""The versions that a description is there in, by the names that they are asked for."""
+
+_ALIASES: Final = {"2.0": "2", "3.0": "3"}
+_ERROR: Final = {
+    "type": "object",
+    "properties": {
+        "message": {"type": "string"},
+        "code": {"type": "string"},
+        "error_id": {"type": "string"},
+    },
+}
+_ANYTHING: Final = {"type": "object", "example": {}}
+_FAILED: Final = "The service could not answer; the message says why."
+_INPUT: Final = "What the model is to be run on."
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What descriptions call the service.
+
+    Attributes:
+        title: Title of the description; None is the service's name.
+        version: Version of the service.
+        path_prefix: What a proxy has before the paths `/`, `/score` and `/swagger.json`.
+    """
+
+    title: str | None = None
+    version: str = "1.0"
+    path_prefix: str = ""
+
+
+def describe(service: Service, naming: Naming, prefix: str, version: str | None) -> dict[str, Any]:
+    """Return the description of a service.
+
+    Args:
+        service: The service.
+        naming: What it is called.
+        prefix: What stands before the paths `/`, `/score` and `/swagger.json`.
+        version: `2` (None stands for it), `3` or `3.1`, as it was asked for.
+
+    Raises:
+        NotFound: There is no such version, or the script's schema cannot be expressed in it.
+    """
+    asked = "2" if version is None else version
+    number = _ALIASES.get(asked, asked)
+    supported = _supported(service)
+    if number not in VERSIONS:
+        shown = ", ".join(supported)
+        raise NotFound(f"Swagger version [{cut(asked)}] is not valid. Supported versions: [{shown}].")
+    if number in service.own_swagger:
+        return service.own_swagger[number]
+    if number not in supported:
+        raise NotFound(
+            f"Swagger version [{cut(asked)}] is not supported for the scoring script. "
+            f"Supported swagger versions: [{', '.join(supported)}]."
+        )
+    title = naming.title or service.name
+    info = {
+        "title": title,
+        "description": service.description
+        or f"API specification for the Azure Machine Learning service {title}",
+        "version": naming.version,
+    }
+    if number == "2":
+        return _swagger_2(service, info, prefix)
+    return _openapi("3.0.3" if number == "3" else "3.1.0", service, info, prefix)
+
+
+def _supported(service: Service) -> list[str]:
+    of_schema = VERSIONS if service.script is None else service.script.swagger_versions
+    return [version for version in VERSIONS if version in of_schema or version in service.own_swagger]
+
+
+def _swagger_2(service: Service, info: dict[str, Any], prefix: str) -> dict[str, Any]:
+    def refer(name: str) -> dict[str, Any]:
+        return {"schema": {"$ref": f"#/definitions/{name}"}}
+
+    text = {"schema": {"type": "string"}}
+    payload = {"name": "serviceInputPayload", "in": "body", "description": _INPUT, **refer("ServiceInput")}
+    version = {"name": "version", "in": "query", "required": False, "type": "number", "enum": [2, 3, 3.1]}
+    healthy = {**text, "examples": {"application/json": "Healthy"}}
+    return {
+        "swagger": "2.0",
+        "info": info,
+        "schemes": ["http", "https"],
+        "consumes": ["application/json", *_image_types(service)],
+        "produces": ["application/json"],
+        "securityDefinitions": {"Bearer": _bearer()},
+        "paths": _paths(
+            prefix,
+            health=_responses(healthy, refer("ErrorResponse")),
+            score={"parameters": [payload], **_responses(refer("ServiceOutput"), refer("ErrorResponse"))},
+            swagger={"parameters": [version], **_responses(text, refer("ErrorResponse"))},
+        ),
+        "definitions": _schemas(service),
+    }
+
+
+def _openapi(number: str, service: Service, info: dict[str, Any], prefix: str) -> dict[str, Any]:
+    def content(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"content": {media_type: {"schema": schema}}}
+
+    def refer(name: str) -> dict[str, Any]:
+        return content("application/json", {"$ref": f"#/components/schemas/{name}"})
+
+    payload = {"description": _INPUT, **refer("ServiceInput")}
+    for media_type in _image_types(service):
+        payload["content"] |= content(media_type, {"type": "string", "format": "binary"})["content"]
+    version_schema = {"type": "number", "enum": [2, 3, 3.1]}
+    version = {"name": "version", "in": "query", "required": False, "schema": version_schema}
+    healthy = content("text/html", {"type": "string", "example": "Healthy"})
+    described = content("application/json", {"type": "object"})
+    return {
+        "openapi": number,
+        "info": info,
+        "security": [{"Bearer": []}],
+        "paths": _paths(
+            prefix,
+            health=_responses(healthy, refer("ErrorResponse")),
+            score={"requestBody": payload, **_responses(refer("ServiceOutput"), refer("ErrorResponse"))},
+            swagger={"parameters": [version], **_responses(described, refer("ErrorResponse"))},
+        ),
+        "components": {"schemas": _schemas(service), "securitySchemes": {"Bearer": _bearer()}},
+    }
+
+
+def _image_types(service: Service) -> Sequence[str]:
+    return () if service.images is None else IMAGE_TYPES
+
+
+def _bearer() -> dict[str, str]:
+    return {
+        "type": "apiKey",
+        "name": "Authorization",
+        "in": "header",
+        "description": "For example: Bearer abc123",
+    }
+
+
+def _responses(good: dict[str, Any], bad: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "responses": {
+            "200": {"description": "The answer.", **good},
+            "default": {"description": _FAILED, **bad},
+        }
+    }
+
+
+def _paths(
+    prefix: str, *, health: dict[str, Any], score: dict[str, Any], swagger: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        f"{prefix}/": {
+            "get": {
+                "operationId": "ServiceHealthCheck",
+                "description": "Says Healthy while the server runs.",
+                **health,
+            }
+        },
+        f"{prefix}/score": {
+            "post": {
+                "operationId": "RunMLService",
+                "description": "Runs the model.",
+                "security": [{"Bearer": []}],
+                **score,
+            }
+        },
+        f"{prefix}/swagger.json": {
+            "get": {"operationId": "GetSwaggerSpec", "description": "This description.", **swagger}
+        },
+    }
+
+
+def _schemas(service: Service) -> dict[str, Any]:
+    return {"ServiceInput": _input(service), "ServiceOutput": _output(service), "ErrorResponse": _ERROR}
+
+
+def _input(service: Service) -> dict[str, Any]:
+    if service.script is not None:
+        return service.script.input_schema or _ANYTHING
+    signature = service.signature
+    if signature is None or signature.takes != "rows":
+        return _ANYTHING
+    if len(signature.inputs) == 1:
+        data = _rows(signature.inputs[0])
+    else:
+        properties = {spec.name: _rows(spec) for spec in signature.inputs}
+        data = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _output(service: Service) -> dict[str, Any]:
+    if service.script is not None:
+        return service.script.output_schema or _ANYTHING
+    signature = service.signature
+    if signature is None or signature.takes != "rows" or signature.outputs[0].variable:
+        return _ANYTHING
+    if len(signature.outputs) == 1:
+        return _rows(signature.outputs[0])
+    return {"type": "object", "properties": {spec.name: _rows(spec) for spec in signature.outputs}}
+
+
+def _rows(spec: TensorSpec) -> dict[str, Any]:
+    kind = {"b": "boolean", "i": "integer", "u": "integer"}.get(spec.dtype[0], "number")
+    schema: dict[str, Any] = {"type": kind, "format": spec.dtype}
+    sizes = spec.shape
+    if spec.as_objects:
+        properties = dict.fromkeys(spec.labels, schema)
+        schema, sizes = {"type": "object", "properties": properties, "required": list(properties)}, sizes[:-1]
+    for size in reversed(sizes):
+        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+    return {"type": "array", "items": schema}

@@ -1,0 +1,228 @@
+"""The Starlette app: every route of the server, under any ASGI server."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
+from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render
+from stoker.gateway.describing.swagger import describe
+from stoker.gateway.gateway import SERVICE_PATH, Gateway
+from stoker.gateway.http.answers import CLOSE_LINE, failed_line, split_lines
+from stoker.gateway.http.heads import NOT_ALLOWED, check_head
+from stoker.gateway.http.request_ids import RequestIds, sent_ids
+from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.protocols.azure import ScoringEndpoint
+from stoker.gateway.protocols.endpoint import refusal, send_answer
+from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.mlflow import mlflow_routes
+from stoker.gateway.protocols.oip import oip_routes
+from stoker.gateway.protocols.tfs import tfs_routes
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger(__name__)
+
+_CLIENT_GONE: Final = 499
+_AZURE_PATHS: Final = frozenset({"/", "/score", "/swagger.json"})
+_AZURE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+_CLOSE: Final = split_lines(CLOSE_LINE)
+
+
+def create_app(gateway: Gateway) -> ASGIApp:
+    """Make the app of a frontend."""
+    score = ScoringEndpoint(gateway)
+    routes = [
+        _azure("/", _healthy),
+        _azure(SERVICE_PATH + "{name}/", _healthy),
+        Route("/score", score),
+        Route(SERVICE_PATH + "{name}/score", score),
+        _azure("/swagger.json", _swagger),
+        _azure(SERVICE_PATH + "{name}/swagger.json", _swagger),
+        Route("/token", _identified(_token)),
+        Route(SERVICE_PATH + "{name}/token", _identified(_token)),
+        Route("/metrics", _identified(_metrics)),
+        *oip_routes(gateway),
+        *tfs_routes(gateway),
+        *mlflow_routes(gateway),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            StokerError: _on_error,
+            HTTPException: _on_http_exception,
+            ClientDisconnect: _on_gone,
+            Exception: _on_fault,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.gateway = gateway
+    return _checking(app, gateway)
+
+
+def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
+    """An app that checks the heads of requests, and adds what the answers of all routes have."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        added = [] if gateway.cors is None else gateway.cors.headers(scope["method"], headers)
+        if b"traceid" in headers:
+            # Callers of Microsoft Office follow their requests by it.
+            added.append((b"traceid", headers[b"traceid"]))
+        if gateway.draining:
+            added += _CLOSE
+
+        async def send_with_added(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *(pair for pair in added if pair[0] not in names),
+                ]
+            await send(message)
+
+        answer = send_with_added if added else send
+        try:
+            check_head(scope)
+        except StokerError as error:
+            await send_answer(answer, refusal(error, headers))
+            return
+        if scope["path"].startswith("//"):
+            path = "/" + scope["path"].lstrip("/")
+            # A rule of a proxy for the other paths is not to be passed by a slash.
+            if path in _AZURE_PATHS or path.startswith(SERVICE_PATH):
+                scope = {**scope, "path": path}
+        await app(scope, receive, answer)
+
+    return serve
+
+
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _identified(handler: _Handler) -> _Handler:
+    """A handler whose answers carry the request's ids, and that refuses ids that cannot be carried."""
+
+    async def handle(request: Request) -> Response:
+        ids = RequestIds(*sent_ids(_headers(request)))
+        response = await handler(request)
+        response.raw_headers.extend(split_lines(ids.lines))
+        return response
+
+    return handle
+
+
+def _azure(path: str, handler: _Handler) -> Route:
+    """A route that tells its methods when it is asked, as those of the Azure inference server do."""
+
+    async def handle(request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return PlainTextResponse(headers={"allow": ", ".join(_AZURE_METHODS)}, media_type="text/html")
+        return await handler(request)
+
+    return Route(path, _identified(handle), methods=_AZURE_METHODS)
+
+
+async def _healthy(request: Request) -> Response:
+    if "name" in request.path_params:
+        _gateway(request).service(request.path_params["name"])
+    return PlainTextResponse("Healthy", media_type="text/html")
+
+
+async def _metrics(request: Request) -> Response:
+    gateway = _gateway(request)
+    if gateway.metrics_need_key:
+        authorization = _authorization(request)
+        services = list(gateway.all_services)
+        if not services:
+            raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
+        if not any(service.authorized(authorization) for service in services):
+            raise services[0].unauthorized(authorization)
+    gateway.flush_metrics()
+    text = await beside_the_loop(render, gateway.metrics, dict(gateway.models))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def _swagger(request: Request) -> Response:
+    gateway = _gateway(request)
+    service = gateway.service(request.path_params.get("name"))
+    check_metadata_access(gateway, _authorization(request), (service,))
+    prefix = gateway.naming.path_prefix
+    if "name" in request.path_params:
+        prefix = gateway.path(service)
+    versions = request.query_params.getlist("version")
+    description = describe(service, gateway.naming, prefix, versions[0] if versions else None)
+    response = Response(json.dumps(description), media_type="application/json")
+    response.raw_headers.extend(split_lines(failed_line(False)))
+    return response
+
+
+async def _token(request: Request) -> Response:
+    service = _gateway(request).service(request.path_params.get("name"))
+    if service.tokens is None:
+        raise NotFound(f"{service.name} takes no tokens; the server has to be started with --token-auth.")
+    token = service.tokens.fresh(_authorization(request))
+    return JSONResponse(token.to_json(), headers={"cache-control": "no-store"})
+
+
+def _authorization(request: Request) -> bytes:
+    return request.headers.get("authorization", "").encode("latin-1")
+
+
+def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+def _headers(request: Request) -> Mapping[bytes, bytes]:
+    return dict(request.headers.raw)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StokerError), "registered for this class"
+    answer = refusal(error, _headers(request))
+    response = Response(answer.body, answer.status)
+    response.raw_headers = split_lines(answer.lines)
+    return response
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for this class"
+    if error.status_code == 404:
+        return await _on_error(
+            request,
+            NotFound(
+                "The requested URL was not found on the server. If you entered the URL manually please check your "
+                "spelling and try again."
+            ),
+        )
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        methods = tuple(sorted(name.strip() for name in allowed.split(",")))
+        return await _on_error(request, MethodNotAllowed(NOT_ALLOWED, allowed=methods))
+    return JSONResponse({"message": error.detail, "code": "http"}, error.status_code)
+
+
+async def _on_gone(request: Request, error: Exception) -> Response:
+    # Nobody gets this answer.
+    del error
+    logger.info("a caller went away in the body of %s %s", request.method, request.url.path)
+    return Response(status_code=_CLIENT_GONE)
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    # The error is raised again after the answer, and logged by the server.
+    del error
+    return await _on_error(
+        request, StokerError("An unexpected internal error occurred. Check the logs for more info.")
+    )

@@ -1,0 +1,246 @@
+"""Connections of a frontend: uvicorn's protocol on listening sockets, with a drain that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import struct
+import termios
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from email.utils import formatdate
+from typing import Any, Final
+
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from stoker import __version__
+from stoker.gateway.doors.descriptors import Descriptors
+from stoker.gateway.doors.direct import DirectProtocol
+from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.scoring.service import Service
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
+
+__all__ = ["Listener"]
+
+# libuv takes one connection from a listening socket in a turn of the loop. Under load a turn lasts tens of
+# milliseconds, and callers who connect anew would wait for seconds. Each copy of the socket is one more.
+_ACCEPTED_A_TURN: Final = 16
+_CLOSED_A_TURN: Final = 16
+_KEEP_ALIVE_S: Final = 75
+_ARRIVAL_TIMEOUT_S: Final = 10
+# A body that drips would last for ever: it has that time, and longer only as far as it arrives at this rate.
+_SLOWEST_BYTES_S: Final = 1024
+_LONGEST_ARRIVAL_S: Final = 900
+# A client that reads nothing of its answer for so long is cut off, sooner when everybody is to go.
+_UNREAD_S: Final = 75
+_UNREAD_AT_END_S: Final = 5
+# A client that has connected sends its first request within this time, or is not waited for.
+_FIRST_REQUEST_S: Final = 1.0
+_SERVER: Final = (b"server", b"stoker")
+_VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
+
+
+class _CountedProtocol(DirectProtocol):
+    """A connection that ends at once where there is no room for it."""
+
+    descriptors: Descriptors
+
+    def connection_made(self, transport: Any) -> None:
+        if self.descriptors.refuses(transport.get_extra_info("socket").fileno()):
+            # It has no request, and nobody looks after it.
+            transport.set_protocol(asyncio.Protocol())
+            transport.abort()
+            return
+        super().connection_made(transport)
+
+
+class _Open(set[DirectProtocol]):
+    """The open connections; uvicorn's protocols enter and leave by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none_left = asyncio.Event()
+
+    def discard(self, connection: object) -> None:
+        """Let one leave that has ended."""
+        super().discard(connection)
+        if not self:
+            self.none_left.set()
+
+
+class Listener:
+    """Accepts connections and ends them.
+
+    uvicorn's own `Server` is not used: its shutdown closes connections on which a request may be under way.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        gateway: Gateway,
+        sockets: Sequence[socket.socket],
+        count_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            app: Answers what the direct door does not.
+            gateway: What the direct door knows.
+            sockets: Where to listen.
+            count_refused: Called for each connection for which there is no descriptor.
+        """
+        self._gateway = gateway
+        self._descriptors = Descriptors(count_refused)
+        self._sockets = sockets
+        self._config = Config(
+            app,
+            http=DirectProtocol,
+            ws="none",
+            lifespan="off",
+            proxy_headers=False,
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        self._config.load()
+        self._open = _Open()
+        self._state = ServerState()
+        self._state.connections = self._open  # type: ignore[assignment]  # all are made by _protocol
+        self._servers: list[asyncio.Server] = []
+        self._ticker: asyncio.TimerHandle | None = None
+        self._unread_s = _UNREAD_S
+
+    @property
+    def connections(self) -> set[DirectProtocol]:
+        """The open connections."""
+        return self._open
+
+    def receives_for(self, service: Service) -> bool:
+        """Whether the body of a plain request for this service is arriving: it does not know of it yet."""
+        return any(connection.receives_for(service) for connection in self.connections)
+
+    def _protocol(self) -> DirectProtocol:
+        protocol = _CountedProtocol(self._config, self._state, {}, gateway=self._gateway)
+        protocol.descriptors = self._descriptors
+        return protocol
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        self._tell_time()
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            # Copies, because a server closes its socket before the last connections have been taken from it.
+            for _ in range(_ACCEPTED_A_TURN):
+                self._servers.append(await loop.create_server(self._protocol, sock=sock.dup(), backlog=2048))
+        self._ticker = loop.call_later(1, self._tick)
+
+    def _tick(self) -> None:
+        # First, so that whatever fails below is tried again.
+        self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
+        self._tell_time()
+        self._descriptors.look()
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Look at every connection, as is done each second, and end those on which nothing has moved for too long."""
+        for connection in list(self.connections):
+            _reap(connection, self._unread_s)
+
+    def _tell_time(self) -> None:
+        headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]
+        if self._gateway.tells_version:
+            headers.append(_VERSION)
+        traffic = self._gateway.traffic
+        if traffic is not None and traffic.undivided:
+            # What scores is the same for all requests; where it is not, the app says it of each.
+            headers.append((DEPLOYMENT_HEADER, traffic.endpoint.leading.encode()))
+        self._state.default_headers = headers
+        if self._gateway.cors is not None:
+            # The direct door leaves requests of browsers to the app.
+            headers = [*headers, *self._gateway.cors.without_origin]
+        self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+
+    async def stop_listening(self) -> None:
+        """Stop accepting, but take every connection that the kernel has accepted already."""
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            drop_new_connections(sock)
+        await asyncio.sleep(HANDSHAKE_S)
+        for server in self._servers:
+            server.close()
+        for sock in self._sockets:
+            sock.setblocking(False)
+            while True:
+                try:
+                    connection, _ = sock.accept()
+                except OSError:
+                    break
+                await loop.connect_accepted_socket(self._protocol, connection)
+            sock.close()
+
+    async def finish(self, timeout_s: float) -> int:
+        """Close connections as they become idle; return how many were still busy after `timeout_s`."""
+        now = asyncio.get_running_loop().time
+        patience, deadline = now() + _FIRST_REQUEST_S, now() + timeout_s
+        self._unread_s = _UNREAD_AT_END_S
+        while self.connections and now() < deadline:
+            await self._close_idle(now() < patience)
+            self._open.none_left.clear()
+            if self.connections:
+                # Their answers close them. Those of which nothing has come are looked at again.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        self._open.none_left.wait(), min(_FIRST_REQUEST_S, deadline - now())
+                    )
+        if self._ticker is not None:
+            self._ticker.cancel()
+        return len(self.connections)
+
+    async def _close_idle(self, patient: bool) -> None:
+        """Close the connections on which nothing happens; if `patient`, not those on which nothing has come yet."""
+        for number, connection in enumerate(list(self.connections)):
+            if number % _CLOSED_A_TURN == _CLOSED_A_TURN - 1:
+                # What has arrived meanwhile is read.
+                await asyncio.sleep(0)
+            if not (connection.busy or connection.receiving or (connection.fresh and patient)):
+                _close_unless_readable(connection)
+
+
+def _close_unless_readable(connection: DirectProtocol) -> None:
+    """Close an idle connection, unless a request waits in the kernel: its caller would get a reset for it."""
+    transport = connection.transport
+    if transport.is_closing():
+        return
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
+        (unread_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+        if unread_bytes:
+            return
+        # The transport closes its socket later; the caller is to know before sending one more request.
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+    transport.close()
+
+
+def _reap(connection: DirectProtocol, unread_s: int) -> None:
+    before, connection.unread_bytes = connection.unread_bytes, connection.transport.get_write_buffer_size()
+    if connection.busy or connection.unread_bytes < before:
+        connection.idle_sweeps = 0
+        return
+    connection.idle_sweeps += 1
+    if connection.unread_bytes:
+        # Closing it would wait until the client has read all.
+        if connection.idle_sweeps > unread_s:
+            connection.transport.abort()
+    elif connection.idle_sweeps > (_ARRIVAL_TIMEOUT_S if connection.arriving else _KEEP_ALIVE_S):
+        connection.time_out()
+    elif connection.arriving and not connection.flow.read_paused:
+        # Where reading is paused, it is the server that is slow.
+        connection.arriving_sweeps += 1
+        patience_s = _ARRIVAL_TIMEOUT_S + connection.arrived_bytes // _SLOWEST_BYTES_S
+        if connection.arriving_sweeps > min(patience_s, _LONGEST_ARRIVAL_S):
+            connection.time_out()

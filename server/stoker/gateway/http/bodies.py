@@ -1,0 +1,81 @@
+"""Receiving a request's body in the app: as it is or inflated, within the limit and on the budget of large bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from stoker.errors import BodyTooLarge
+from stoker.gateway.http.body_budget import Allowance
+from stoker.gateway.http.encodings import PIECE_BYTES, Inflater
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+__all__ = ["BodyTaker", "content_length", "receive_body"]
+
+
+def content_length(headers: Mapping[bytes, bytes]) -> int:
+    """Return the length that a request says its body has; -1 if it says none."""
+    value = headers.get(b"content-length", b"")
+    return int(value) if value.isdigit() else -1
+
+
+class BodyTaker(Protocol):
+    """Who takes bodies up to a size.
+
+    Attributes:
+        max_body_bytes: That size.
+        arriving: How many bodies for it are being received; it is not taken away meanwhile.
+    """
+
+    max_body_bytes: int
+    arriving: int
+
+    def too_large(self) -> BodyTooLarge:
+        """The error for a larger one."""
+
+
+async def receive_body(
+    receive: Receive, taker: BodyTaker, inflater: Inflater | None, allowance: Allowance
+) -> bytes | None:
+    """Return the whole body, inflated if it came compressed; None if the caller went away.
+
+    Raises:
+        BodyTooLarge: It is larger than its taker takes, as it came or inflated.
+        MalformedBody: The compressed data are corrupt.
+        Overloaded: Too many large bodies are being received.
+    """
+    # Other than joined pieces, its content is never there twice.
+    body = io.BytesIO()
+
+    def keep(piece: bytes) -> None:
+        size_bytes = body.tell() + len(piece)
+        if size_bytes > taker.max_body_bytes:
+            raise taker.too_large()
+        allowance.cover(size_bytes)
+        body.write(piece)
+
+    taker.arriving += 1
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            if inflater is None:
+                keep(chunk)
+            else:
+                for piece in inflater.feed(chunk):
+                    keep(piece)
+                    if len(piece) in (0, PIECE_BYTES):
+                        # A small chunk can make very much: other requests have their turn meanwhile.
+                        await asyncio.sleep(0)
+            if not message.get("more_body", False):
+                if inflater is not None:
+                    inflater.finish()
+                return body.getvalue()
+    finally:
+        taker.arriving -= 1

@@ -1,0 +1,1 @@
+"""What callers speak: the endpoints of each protocol, and who may read what they describe."""

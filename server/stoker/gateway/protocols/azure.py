@@ -1,0 +1,127 @@
+"""The scoring endpoint of the app: every method, script forms that want the head, compressed and chunked bodies.
+
+It shares the core and the bytes of its answers with the direct door.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from starlette.types import Receive, Scope, Send
+
+from stoker.errors import MethodNotAllowed, StokerError
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.http.answers import (
+    failed_line,
+)
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
+from stoker.gateway.http.cors import is_preflight
+from stoker.gateway.http.encodings import inflater_for
+from stoker.gateway.http.heads import NOT_ALLOWED, SCORING_METHODS
+from stoker.gateway.http.query import query_body
+from stoker.gateway.http.request_ids import RequestIds, sent_ids
+from stoker.gateway.protocols.binary_dialect import BinaryDialect
+from stoker.gateway.scoring.service import Service
+
+if TYPE_CHECKING:
+    pass
+from stoker.gateway.protocols.endpoint import (
+    Answer,
+    Content,
+    authorize,
+    header_values,
+    received,
+    refusal,
+    request_head,
+    score_content,
+    send_answer,
+    signed,
+)
+
+__all__ = ["ScoringEndpoint"]
+
+_METHODS_WITHOUT_HEAD: Final = ("GET", "OPTIONS", "POST")
+_EMPTY_LINES: Final = b"content-type: text/html; charset=utf-8\r\ncontent-length: 0\r\n"
+
+
+class ScoringEndpoint:
+    """Scoring as a raw ASGI endpoint."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        name = scope["path_params"].get("name")
+        service = None
+        try:
+            service = self._gateway.deployment(headers) if name is None else self._gateway.service(name)
+            answer = await self._answer(service, scope, headers, receive)
+        except StokerError as error:
+            if service is not None:
+                service.count_refusal(error)
+            answer = refusal(error, headers)
+        if answer is None:
+            return
+        if name is None:
+            answer = signed(answer, service, self._gateway)
+        await send_answer(send, answer)
+
+    async def _answer(
+        self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> Answer | None:
+        """Check what can be checked before the body is read, then score; None if the caller went away."""
+        method, raw = scope["method"], _is_raw(service)
+        if method not in SCORING_METHODS:
+            raise MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS)
+        ids = RequestIds(*sent_ids(headers))
+        if method == "OPTIONS" and (not raw or (self._gateway.cors and is_preflight(method, headers))):
+            return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
+        if method == "HEAD" and not raw:
+            raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
+        authorize(service, headers)
+        service.check_media(headers.get(b"content-type", b""))
+        # A script that gets the request itself gets its body as it came.
+        inflater = None if raw else inflater_for(header_values(scope, b"content-encoding"))
+        with Allowance(self._gateway.bodies) as allowance:
+            body = await received(service, headers, receive, inflater, allowance)
+            if body is None:
+                return None
+            received_ns = time.monotonic_ns()
+            head = (
+                request_head(scope, None if inflater is None else len(body)) if service.wants_head else None
+            )
+            dialect = BinaryDialect.of(service, headers) if method == "POST" else None
+            if method == "GET" and not raw:
+                body = query_body(scope["query_string"])
+            content = Content(body, ids, head, received_ns, dialect)
+            copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
+            if copy is None or (inflater is None and b"content-encoding" in headers):
+                return await score_content(service, content, receive)
+            head = request_head(scope, None if inflater is None else len(body)) if copy.wants_head else None
+            copied = content._replace(head=head)
+            return await score_content(service, content, receive, lambda: _score_copy(copy, copied, headers))
+
+
+def _is_raw(service: Service) -> bool:
+    return service.script is not None and service.script.kind == "raw"
+
+
+def _score_copy(service: Service, content: Content, headers: Mapping[bytes, bytes]) -> None:
+    """Score a request again for nobody: its answer goes nowhere, and what fails is counted alone."""
+    # The budget of large bodies holds one only until its own request is answered, and a copy may wait longer.
+    if not service.ready or len(content.body) > LARGE_BODY_BYTES:
+        return
+    try:
+        service.check_media(headers.get(b"content-type", b""))
+        dialect = BinaryDialect.of(service, headers)
+        service.score(content.body, content.ids, _nobody, content.received_ns, content.head, dialect)
+    except StokerError as error:
+        service.count_refusal(error)
+
+
+def _nobody(status: int, lines: bytes, body: bytes) -> None:
+    """Take the answer to a copy of a request."""

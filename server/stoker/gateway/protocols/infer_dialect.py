@@ -1,0 +1,124 @@
+"""Infer requests of the Open Inference Protocol v2 as a dialect of scoring."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from stoker.echo import cut
+from stoker.errors import InvalidInput, MalformedBody, NotReady, StokerError
+from stoker.tensors import ModelTensors, NamedSignature
+from stoker.wire.oip_codec import InferCodec
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.service import Service
+
+__all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "signatures_of", "tensors_of"]
+
+JSON_LENGTH: Final = b"inference-header-content-length"
+_TIMEOUT: Final = b'"timeout"'
+_JSON_TYPE: Final = b"content-type: application/json\r\n"
+_BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+
+
+def error_answer(error: StokerError) -> tuple[int, bytes]:
+    """Return status and body of an error; what does not fit the model is 400 here."""
+    status = 400 if isinstance(error, InvalidInput) else error.status
+    return status, json.dumps({"error": str(error)}).encode()
+
+
+class InferDialect:
+    """Infer requests whose JSON has a certain length before their binary data."""
+
+    __slots__ = ("_json_bytes",)
+
+    def __init__(self, json_bytes: int | None) -> None:
+        """Serve requests with this `Inference-Header-Content-Length`; None for those without."""
+        self._json_bytes = json_bytes
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> InferDialect:
+        """The dialect of a request with these headers.
+
+        Raises:
+            MalformedBody: The length of the JSON is not a number, or there are two.
+        """
+        lengths = {value for name, value in headers if name == JSON_LENGTH}
+        if len(lengths) > 1:
+            raise MalformedBody("Inference-Header-Content-Length is given twice, with different values")
+        return cls.for_length(next(iter(lengths), None))
+
+    @classmethod
+    def for_length(cls, value: bytes | None) -> InferDialect:
+        """The dialect of a request with this value of `Inference-Header-Content-Length`, if it has one; see `of`."""
+        if not value:
+            return cls(None)
+        if not re.fullmatch(rb"[0-9]{1,18}", value):
+            raise MalformedBody(
+                f"inference header size should be a number, got: {cut(value.decode('latin-1'))}"
+            )
+        return cls(int(value))
+
+    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Decode the request and queue its tensors."""
+        request = _codec_of(service).decode(body, self._json_bytes)
+        if request.timeout_ns is not None:
+            call.deadline_ns = min(call.deadline_ns, call.received_ns + request.timeout_ns)
+        call.request = request
+        service.submit_tensors(call, exchange, request.inputs)
+
+    def timeout_ns(self, service: Service, body: bytes) -> int | None:
+        """Return the parameter `timeout` of a request that has to wait before it is submitted."""
+        if _TIMEOUT not in body:
+            return None
+        try:
+            return _codec_of(service).decode(body, self._json_bytes).timeout_ns
+        except StokerError:
+            # Its caller is told when it is submitted.
+            return None
+
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+        """Encode the outputs that were asked for."""
+        length, body = _codec_of(call.service).encode(call.request, outputs)
+        return _JSON_TYPE if length is None else _BINARY_TYPE % length, body
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes]:
+        """Return `{"error": ...}`."""
+        return error_answer(error)
+
+
+def _codec_of(service: Service) -> InferCodec:
+    codec = service.codecs.get(InferCodec)
+    if codec is None:
+        codec = service.codecs[InferCodec] = InferCodec(
+            service.name, service.version, tensors_of(service), service.non_finite
+        )
+    return codec
+
+
+def signatures_of(service: Service) -> tuple[NamedSignature, ...]:
+    """Return the signatures of a model, the default first.
+
+    Raises:
+        NotReady: It has not been loaded yet.
+        InvalidInput: It is an entry script that takes whole bodies.
+    """
+    if service.signature is None:
+        raise NotReady(f"{service.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
+    signatures = service.signature.named
+    if not signatures:
+        raise InvalidInput(
+            f"'{service.name}' is an entry script that takes whole bodies: post them to its scoring URI"
+        )
+    return signatures
+
+
+def tensors_of(service: Service) -> ModelTensors:
+    """Return what a model takes and gives, by its default signature; raises as `signatures_of`."""
+    return signatures_of(service)[0].tensors

@@ -1,0 +1,247 @@
+"""The Open Inference Protocol v2 over HTTP: its routes, its errors, its infer requests as a dialect of scoring."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from stoker import __version__
+from stoker.errors import (
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    NotSupported,
+    StokerError,
+)
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.http.answers import code_line, error_body, error_lines, split_lines
+from stoker.gateway.http.compression import compressed
+from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
+from stoker.gateway.protocols.endpoint import DialectEndpoint
+from stoker.gateway.protocols.infer_dialect import InferDialect, error_answer
+from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.repository_api import RepositoryApi
+from stoker.gateway.protocols.statistics import statistics
+from stoker.gateway.scoring.service import Service
+from stoker.wire.oip import DATATYPES
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from stoker.gateway.scoring.dialect import Dialect
+
+__all__ = ["EXTENSIONS", "oip_routes", "platform"]
+
+EXTENSIONS: Final = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+"""The extensions that are spoken; see the server metadata."""
+
+_PLATFORMS: Final = {
+    "onnx": "onnxruntime_onnx",
+    "tensorflow": "tensorflow_savedmodel",
+    "script": "stoker_script",
+}
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def platform(framework: str) -> str:
+    """Return the protocol's name of a framework."""
+    return _PLATFORMS.get(framework, framework)
+
+
+def oip_routes(gateway: Gateway) -> list[Route]:
+    """Return the routes below `/v2`; the last one takes what no other does."""
+    routes = _Routes(gateway)
+    models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+    return [
+        _get("/v2", routes.server),
+        _get("/v2/", routes.server),
+        _get("/v2/health/live", routes.live),
+        _get("/v2/health/ready", routes.ready),
+        _get("/v2/models", routes.models),
+        _get("/v2/models/stats", routes.statistics),
+        *(_get(path + "/stats", routes.statistics) for path in models),
+        *_repository_routes(RepositoryApi(gateway)),
+        *(_get(path, routes.metadata) for path in models),
+        *(_get(path + "/ready", routes.model_ready) for path in models),
+        *(
+            Route(path + "/infer", DialectEndpoint(gateway, routes.find, error_answer, compressed))
+            for path in models
+        ),
+        *(_any(path + "/" + rest, _declined) for path in models for rest in _DECLINED_OF_MODELS),
+        *(_any("/v2/" + rest, _declined) for rest in _DECLINED),
+        _any("/v2/{rest:path}", _unknown),
+    ]
+
+
+def _repository_routes(api: RepositoryApi) -> list[Route]:
+    model = "/v2/repository/models/{name}"
+    return [
+        _post("/v2/repository/index", api.index),
+        *(_post(path + "/load", api.load) for path in (model, model + "/versions/{version}")),
+        *(_post(path + "/unload", api.unload) for path in (model, model + "/versions/{version}")),
+        _any("/v2/repository/{repository}/index", api.named),
+        _any("/v2/repository/{repository}/models/{name}/load", api.named),
+        _any("/v2/repository/{repository}/models/{name}/unload", api.named),
+    ]
+
+
+_DECLINED: Final = (
+    "logging",
+    "trace/setting",
+    "systemsharedmemory/{rest:path}",
+    "cudasharedmemory/{rest:path}",
+)
+_DECLINED_OF_MODELS: Final = ("config", "trace/setting", "generate", "generate_stream")
+_DECLINED_NAMES: Final = {
+    "logging": "logging",
+    "trace": "trace",
+    "systemsharedmemory": "system_shared_memory",
+    "cudasharedmemory": "cuda_shared_memory",
+    "config": "model_configuration",
+    "generate": "generate",
+    "generate_stream": "generate",
+}
+
+
+class _Routes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
+        """The service and the dialect of an infer request."""
+        del headers
+        if scope["method"] != "POST":
+            raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
+        return self._service(scope["path_params"]), InferDialect.of(scope["headers"])
+
+    async def server(self, request: Request) -> Response:
+        self._check_access(request)
+        return JSONResponse({"name": "stoker", "version": __version__, "extensions": list(EXTENSIONS)})
+
+    async def live(self, _: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        try:
+            self._gateway.check_ready()
+        except NotReady as error:
+            # The same for those who look where this protocol has it, and where Azure's errors do.
+            content = {"ready": False, "error": str(error), **json.loads(error_body(error))}
+            headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
+            return JSONResponse(content, error.status, headers)
+        return JSONResponse({"ready": True})
+
+    async def models(self, request: Request) -> Response:
+        self._check_access(request)
+        return JSONResponse({"models": list(self._gateway.services)})
+
+    async def metadata(self, request: Request) -> Response:
+        service = self._service(request.path_params)
+        self._check_access(request, (service,))
+        tensors = None if service.signature is None else service.signature.model_tensors
+        sides = ((), ()) if tensors is None else (tensors.inputs, tensors.outputs)
+        inputs, outputs = (
+            [
+                {"name": info.name, "datatype": DATATYPES[info.dtype], "shape": list(info.shape)}
+                for info in side
+            ]
+            for side in sides
+        )
+        verdict = None if service.signature is None else service.signature.verdict
+        parameters = {} if verdict is None else {"batching": verdict.to_json()}
+        if labels := {info.name: list(info.labels) for info in sides[1] if info.labels}:
+            parameters["labels"] = labels
+        return JSONResponse(
+            {
+                "name": service.name,
+                "versions": self._gateway.models[service.name].served,
+                "platform": platform(service.framework),
+                "inputs": inputs,
+                "outputs": outputs,
+                **({"parameters": parameters} if parameters else {}),
+            }
+        )
+
+    async def statistics(self, request: Request) -> Response:
+        parameters = request.path_params
+        name = parameters.get("name", "")
+        model = self._gateway.models.get(name)
+        self._check_access(request, () if model is None else model.services)
+        found = statistics(self._gateway, name or None, parameters.get("version"))
+        return JSONResponse({"model_stats": found})
+
+    async def model_ready(self, request: Request) -> Response:
+        service = self._service(request.path_params)
+        if not service.ready:
+            raise NotReady(f"Model '{service.name}' is not ready.", retry_after_s=1)
+        return JSONResponse({"name": service.name, "ready": True})
+
+    def _check_access(self, request: Request, services: Iterable[Service] = ()) -> None:
+        authorization = request.headers.get("authorization", "").encode("latin-1")
+        check_metadata_access(self._gateway, authorization, services)
+
+    def _service(self, parameters: Mapping[str, Any]) -> Service:
+        version = parameters.get("version")
+        if version is not None and re.fullmatch("0[0-9]{1,17}", version):
+            version = str(int(version))
+        return self._gateway.find(parameters["name"], version)
+
+
+async def _declined(request: Request) -> Response:
+    words = request.url.path.strip("/").split("/")
+    name = next(_DECLINED_NAMES[word] for word in reversed(words) if word in _DECLINED_NAMES)
+    raise NotSupported(f"{name} extension is not supported")
+
+
+async def _unknown(_: Request) -> Response:
+    raise NotFound("Not Found")
+
+
+def _get(path: str, handler: _Handler) -> Route:
+    async def handle(request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            raise MethodNotAllowed("Method Not Allowed", allowed=("GET", "HEAD"))
+        return await handler(request)
+
+    return _any(path, handle)
+
+
+def _post(path: str, handler: _Handler) -> Route:
+    async def handle(request: Request) -> Response:
+        if request.method != "POST":
+            raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
+        return await handler(request)
+
+    return _any(path, handle)
+
+
+def _any(path: str, handler: _Handler) -> Route:
+    """A route for all methods whose errors have this protocol's shape."""
+
+    async def handle(request: Request) -> Response:
+        sent = sent_ids(dict(request.headers.raw))
+        try:
+            lines = RequestIds(*sent).lines
+            response = await handler(request)
+        except StokerError as error:
+            lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
+            status, body = error_answer(error)
+            response = Response(body, status, media_type="application/json")
+        response.raw_headers.extend(split_lines(lines))
+        return response
+
+    return Route(path, handle, methods=["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])

@@ -1,0 +1,252 @@
+"""TensorFlow Serving's REST API: its routes, its errors, its requests as dialects of scoring."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stoker.echo import cut
+from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.http.answers import code_line, error_lines, split_lines
+from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
+from stoker.gateway.protocols.endpoint import DialectEndpoint
+from stoker.gateway.protocols.infer_dialect import signatures_of
+from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.service import Service
+from stoker.wire.tfs import decode_predict, encode_predict
+from stoker.wire.tfs_examples import Verb, decode_examples, encode_results
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.served_models import ServedVersion
+    from stoker.tensors import NamedSignature, TensorInfo
+
+__all__ = ["tfs_routes"]
+
+_TARGET: Final = re.compile(
+    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+    r"(?:(?P<metadata>/metadata)|:(?P<verb>predict|classify|regress))?",
+    re.IGNORECASE,
+)
+_MAX_VERSION: Final = 2**63 - 1
+_MAX_DIGITS: Final = 19
+_JSON_TYPE: Final = b"content-type: application/json\r\n"
+_DTYPES: Final = {
+    "bool": "DT_BOOL",
+    "uint8": "DT_UINT8",
+    "uint16": "DT_UINT16",
+    "uint32": "DT_UINT32",
+    "uint64": "DT_UINT64",
+    "int8": "DT_INT8",
+    "int16": "DT_INT16",
+    "int32": "DT_INT32",
+    "int64": "DT_INT64",
+    "float16": "DT_HALF",
+    "float32": "DT_FLOAT",
+    "float64": "DT_DOUBLE",
+    "string": "DT_STRING",
+}
+_LOAD_ERRORS: Final = {
+    "load_timeout": "DEADLINE_EXCEEDED",
+    "unknown_model": "NOT_FOUND",
+    "corrupt_model": "DATA_LOSS",
+    "invalid_settings": "INVALID_ARGUMENT",
+    "repository_error": "FAILED_PRECONDITION",
+    "environment_unusable": "FAILED_PRECONDITION",
+    "device_unavailable": "UNAVAILABLE",
+}
+"""By the code of the error with which a version was not loaded; all others are INTERNAL."""
+
+
+def _error_answer(error: StokerError) -> tuple[int, bytes]:
+    status = 400 if isinstance(error, InvalidInput) else error.status
+    return status, json.dumps({"error": str(error)}).encode()
+
+
+class _Predict:
+    """Predict in row and column format."""
+
+    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+        request = call.request = decode_predict(signatures_of(service), body)
+        service.submit_tensors(call, exchange, request.inputs, request.signature.name)
+
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+        return _JSON_TYPE, encode_predict(call.request, outputs, call.service.non_finite)
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes]:
+        return _error_answer(error)
+
+
+class _Examples:
+    """Classify and regress: examples of features in, labels with scores or numbers out."""
+
+    def __init__(self, verb: Verb) -> None:
+        self._verb = verb
+
+    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+        request = decode_examples(service.name, self._verb, signatures_of(service), body)
+        call.request = request
+        service.submit_tensors(call, exchange, request.inputs, request.signature.name)
+
+    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+        return _JSON_TYPE, encode_results(self._verb, call.request, outputs, call.service.non_finite)
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes]:
+        return _error_answer(error)
+
+
+_VERBS: Final[Mapping[str, Dialect]] = {
+    "predict": _Predict(),
+    "classify": _Examples("classify"),
+    "regress": _Examples("regress"),
+}
+
+
+def tfs_routes(gateway: Gateway) -> list[Route]:
+    """Return the routes below `/v1`."""
+    endpoint = _Endpoint(gateway)
+    roots = ("/v1", "/V1")
+    return [Route(root + rest, endpoint) for root in roots for rest in ("", "/{rest:path}")]
+
+
+class _Endpoint:
+    """Everything below `/v1`: the API's paths are case-insensitive patterns, and what fits none is 400."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._scoring = DialectEndpoint(gateway, self._find, _error_answer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        target = _TARGET.fullmatch(_raw_path(scope))
+        if scope["method"] == "POST" and target is not None and target["verb"]:
+            await self._scoring(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        sent = sent_ids(dict(scope["headers"]))
+        try:
+            lines = RequestIds(*sent).lines
+            status, body = 200, json.dumps(self._described(request, target), indent=4).encode()
+        except StokerError as error:
+            lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
+            status, body = _error_answer(error)
+        response = Response(body, status, media_type="application/json")
+        response.raw_headers.extend(split_lines(lines))
+        await response(scope, receive, send)
+
+    def _find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
+        del headers
+        target = _TARGET.fullmatch(_raw_path(scope))
+        assert target is not None, "looked at before"
+        return self._service(target), _VERBS[target["verb"].lower()]
+
+    def _described(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:
+        path = _raw_path(request.scope)
+        if request.method == "GET" and path.rstrip("/").lower() == "/v1/models":
+            raise MalformedBody("Missing model name in request.")
+        if request.method not in ("GET", "HEAD") or target is None or target["verb"]:
+            raise MalformedBody(f"Malformed request: {cut(request.method)} {cut(path)}")
+        if target["metadata"]:
+            service = self._service(target)
+            authorization = request.headers.get("authorization", "").encode("latin-1")
+            check_metadata_access(self._gateway, authorization, (service,))
+            return _metadata(service)
+        return self._status(target)
+
+    def _status(self, target: re.Match[str]) -> dict[str, Any]:
+        name = unquote(target["name"])
+        model = self._gateway.models.get(name)
+        if model is None:
+            raise NotFound(f"Could not find any versions of model {cut(name)}")
+        number = _version(target) if target["label"] is None else self._service(target).version
+        versions = model.versions
+        if number is not None:
+            if number not in versions:
+                raise NotFound(f"Could not find version {cut(number)} of model {cut(name)}")
+            versions = {number: versions[number]}
+        return {"model_version_status": [_version_status(number, one) for number, one in versions.items()]}
+
+    def _service(self, target: re.Match[str]) -> Service:
+        name, number, label = unquote(target["name"]), _version(target), target["label"]
+        states = self._gateway.model_versions(name)
+        if not states or (number is not None and number not in states):
+            asked = f"Latest({cut(name)})" if number is None else f"Specific({cut(name)}, {cut(number)})"
+            raise NotFound(f"Servable not found for request: {asked}")
+        try:
+            return self._gateway.find(name, number, None if label is None else unquote(label))
+        except StokerError as error:
+            if label is not None:
+                raise MalformedBody(f"Unrecognized servable version label: {cut(unquote(label))}") from error
+            raise
+
+
+def _version(target: re.Match[str]) -> str | None:
+    """The version that a path names, without leading zeros; raises MalformedBody if it has too many digits."""
+    if target["version"] is None:
+        return None
+    digits = target["version"].lstrip("0") or "0"
+    if len(digits) > _MAX_DIGITS or int(digits) > _MAX_VERSION:
+        raise MalformedBody(f"Failed to convert version: {cut(target['version'])} to numeric.")
+    return digits
+
+
+def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
+    # One that is served is well, even if its files have changed and could not be loaded again.
+    failed = version.state == "END" and version.error
+    code = _LOAD_ERRORS.get(version.error, "INTERNAL") if failed else "OK"
+    status = {"error_code": code, "error_message": version.reason if failed else ""}
+    return {"version": number, "state": version.state, "status": status}
+
+
+def _raw_path(scope: Scope) -> str:
+    """The path as it was sent: a name may hold an encoded slash or colon."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.partition(b"?")[0].decode("latin-1")
+
+
+def _metadata(service: Service) -> dict[str, Any]:
+    return {
+        "model_spec": {"name": service.name, "signature_name": "", "version": service.version},
+        "metadata": {
+            "signature_def": {
+                "signature_def": {
+                    signature.name: _described_signature(signature) for signature in signatures_of(service)
+                }
+            }
+        },
+    }
+
+
+def _described_signature(signature: NamedSignature) -> dict[str, Any]:
+    inputs, outputs = (
+        {info.name: _tensor_info(info) for info in side}
+        for side in (signature.tensors.inputs, signature.tensors.outputs)
+    )
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "method_name": f"tensorflow/serving/{signature.method}",
+    }
+
+
+def _tensor_info(info: TensorInfo) -> dict[str, Any]:
+    # Protobuf's JSON writes 64-bit integers as strings.
+    dims = [{"size": str(size), "name": ""} for size in info.shape]
+    return {
+        "dtype": _DTYPES[info.dtype],
+        "tensor_shape": {"dim": dims, "unknown_rank": info.any_rank},
+        "name": f"{info.name}:0",
+    }

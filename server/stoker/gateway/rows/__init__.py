@@ -1,0 +1,1 @@
+"""The shared rows of one device process: leased, filled, told, and given back."""

@@ -1,0 +1,181 @@
+"""Requests with more rows than one may hold at once: they flow through an arena slice by slice."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+from stoker.arena import Arena
+from stoker.errors import StokerError
+from stoker.gateway.rows.ticket import Rows, RowsHolder, SlicedAnswer, Ticket
+
+__all__ = ["Feeding", "SliceHolder"]
+
+logger = logging.getLogger(__name__)
+
+
+class SliceHolder(RowsHolder, Protocol):
+    """What is needed of the exchange through which requests flow."""
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that can be leased now."""
+        ...
+
+    def check_room(self, count: int) -> None:
+        """Raise Overloaded or DeviceLost if so many rows cannot be leased now."""
+        ...
+
+    def admit(self, ticket: Ticket, rows: Rows) -> None:
+        """Queue rows of the inputs' dtypes."""
+        ...
+
+
+class _Slice(Ticket):
+    """Rows `start` and following of a large request."""
+
+    __slots__ = ("_feeding", "parent", "start")
+
+    def __init__(self, feeding: Feeding, parent: Ticket, start: int) -> None:
+        super().__init__(parent.deadline_ns)
+        self._feeding = feeding
+        self.parent = parent
+        self.start = start
+
+    def complete(self) -> None:
+        """Hand its answer to the request that it is a part of."""
+        self._feeding.collect(self)
+
+
+class _Feed:
+    """What is still to be done for a large request."""
+
+    __slots__ = ("answer", "exchange", "next_row", "rows", "rows_left", "slices")
+
+    def __init__(self, exchange: SliceHolder, rows: Rows) -> None:
+        self.exchange = exchange
+        self.rows = rows
+        self.next_row = 0
+        self.rows_left = len(rows[0])
+        self.slices: list[_Slice] = []
+        self.answer = SlicedAnswer(exchange.arena.signature, rows)
+
+
+class Feeding:
+    """The large requests of one exchange.
+
+    One has at most two slices in the arena, one that is computed and one that waits. A slice is an eighth of the
+    arena, so a request holds a quarter of it and leaves room for others.
+
+    Attributes:
+        share_rows: The most rows that a request may have to be queued whole; those with more are fed.
+        hungry: Those that wait for free rows for their next slice.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.share_rows = arena.capacity // 2
+        self._slice_rows = max(1, arena.capacity // 8)
+        self.hungry: deque[Ticket] = deque()
+        # Only these know the exchange: in a circle with it, nothing but a collection of garbage would free the arena
+        # of a device process that has ended.
+        self._feeds: dict[Ticket, _Feed] = {}
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The large requests that are under way."""
+        return list(self._feeds)
+
+    def start(self, ticket: Ticket, rows: Rows, exchange: SliceHolder) -> None:
+        """Begin with two slices, if there is room for two.
+
+        Raises:
+            Overloaded: There is not even room for one.
+            DeviceLost: The device process has died.
+            FloatingPointError: A number does not fit the input's dtype.
+        """
+        exchange.check_room(self._slice_rows)
+        specs = exchange.arena.signature.inputs
+        # All of it now: that a number does not fit is not to be found when half of the rows have been run.
+        feed = _Feed(
+            exchange, [np.asarray(values, spec.dtype) for values, spec in zip(rows, specs, strict=True)]
+        )
+        ticket.exchange = exchange
+        ticket.rows = feed.rows_left
+        ticket.enqueued_ns = self._queue_slice(ticket, feed).enqueued_ns
+        ticket.sliced = feed.answer
+        self._feeds[ticket] = feed
+        if feed.next_row < ticket.rows:
+            self.hungry.append(ticket)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Queue slices of those that wait, as far as there is room."""
+        while self.hungry:
+            ticket = self.hungry[0]
+            feed = self._feeds[ticket]
+            if feed.exchange.free_rows < self._slice_rows:
+                return
+            self.hungry.popleft()
+            try:
+                self._queue_slice(ticket, feed)
+            except Exception as error:  # noqa: BLE001  # a lack of memory, say
+                _fail(ticket, error)
+
+    def sweep(self, now_ns: int) -> None:
+        """Fail the requests whose deadline has passed."""
+        for ticket in self.tickets:
+            if ticket.deadline_ns <= now_ns:
+                ticket.fail(ticket.lateness(begun=False))
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Queue nothing more of a request, and let its slices that have not started not run."""
+        feed = self._feeds.pop(ticket, None)
+        if feed is not None:
+            self._sate(ticket)
+            for piece in feed.slices:
+                piece.cancel()
+
+    def collect(self, piece: _Slice) -> None:
+        """Take the answer of a slice; complete its request with the last one."""
+        ticket = piece.parent
+        feed = self._feeds[ticket]
+        feed.slices.remove(piece)
+        if piece.error is not None:
+            ticket.fail(piece.error)
+            return
+        try:
+            feed.answer.put(piece, piece.start)
+        except Exception as error:  # noqa: BLE001  # a lack of memory, say
+            _fail(ticket, error)
+            return
+        feed.rows_left -= piece.rows
+        ticket.started_ns, ticket.finished_ns = piece.started_ns, piece.finished_ns
+        if not feed.rows_left:
+            del self._feeds[ticket]
+            ticket.settle()
+        elif feed.next_row < ticket.rows:
+            # The slice's rows are freed after this call; the next slice takes them then.
+            self.hungry.append(ticket)
+
+    def _queue_slice(self, ticket: Ticket, feed: _Feed) -> _Slice:
+        start, stop = feed.next_row, min(ticket.rows, feed.next_row + self._slice_rows)
+        piece = _Slice(self, ticket, start)
+        feed.exchange.admit(piece, [values[start:stop] for values in feed.rows])
+        feed.next_row = stop
+        feed.slices.append(piece)
+        if stop == ticket.rows:
+            # Both of its slices may have come back before this one, the last, was queued.
+            self._sate(ticket)
+        return piece
+
+    def _sate(self, ticket: Ticket) -> None:
+        self.hungry = deque(hungry for hungry in self.hungry if hungry is not ticket)
+
+
+def _fail(ticket: Ticket, error: Exception) -> None:
+    """Fail a request that a fault of ours would leave without an answer."""
+    logger.error("a slice of a large request failed", exc_info=error)
+    ticket.fail(StokerError("An unexpected internal error occurred. Check the logs for more info."))

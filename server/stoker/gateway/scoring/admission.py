@@ -1,0 +1,201 @@
+"""A service that takes only so many requests at once; the others wait for a little, then they are refused.
+
+What `max_concurrent_requests` and `max_queue_wait_ms` ask for (on Azure `replica_max_concurrent_requests` and
+`max_request_wait_time`). A service without a limit is a plain `Service`, to which this costs nothing: its queue is
+bounded by the rows of its arena.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from stoker.errors import DeadlineExceeded, Overloaded
+from stoker.gateway.scoring.call import Call, JoiningCall
+from stoker.gateway.scoring.dialect import TimedDialect
+from stoker.gateway.scoring.service import Service
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["LimitedService"]
+
+_MAX_WAITING: Final = 1024
+_LATE: Final = "The request was not answered in time: it waited to be admitted."
+_WAIT_LINE: Final = b"server-timing: admission;dur=%.3f\r\n"
+
+
+class _Waiting(NamedTuple):
+    body: bytes
+    head: RequestHead | None
+    since_ns: int
+
+
+class LimitedService(Service):
+    """A service that has at most `limit` requests of this frontend in flight.
+
+    Args:
+        name: Name of the service.
+        limit: Most requests between their admission and their answer.
+        max_wait_ms: How long others wait for their admission; at most 1024 do.
+        clock_ns: Monotonic time in nanoseconds.
+        call_later: Calls a function after some seconds; by default the running event loop does.
+        **core: The arguments of `Service`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        limit: int,
+        max_wait_ms: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+        **core: Any,
+    ) -> None:
+        super().__init__(name, **core)
+        self._limit = limit
+        self._max_wait_ms = max_wait_ms
+        self._clock_ns = clock_ns
+        self._call_later = call_later
+        self._call = _LimitedCall
+        self._in_flight = 0
+        self._waiting: OrderedDict[_LimitedCall, _Waiting] = OrderedDict()
+        self._ends: list[tuple[int, int, _LimitedCall]] = []
+        """A heap of when they have waited too long; those that do not wait any more are passed over."""
+        self._numbers = count()
+        self._looks_ns: int | None = None
+
+    def attach(self, exchange: Exchange) -> None:
+        """Score through this exchange too from now on."""
+        super().attach(exchange)
+        self._call = _LimitedJoiningCall if issubclass(self._call, JoiningCall) else _LimitedCall
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is between its arrival and its answer."""
+        return super().idle and not self._waiting
+
+    def leave(self) -> None:
+        """An admitted request has its answer, or its caller has gone: the next one may come in."""
+        self._in_flight -= 1
+        if self._waiting:
+            # Not from within the answer: the next one can be answered at once too, and so on.
+            self._after(0.0, self._admit_waiting)
+
+    def is_staged(self, call: Call) -> bool:
+        """Whether a call has not been submitted to a device yet."""
+        return super().is_staged(call) or call in self._waiting
+
+    def _admit_waiting(self) -> None:
+        while self._waiting and self._in_flight < self._limit:
+            call, waiting = self._waiting.popitem(last=False)
+            if call.wanted:
+                call.waited_ns = self._clock_ns() - waiting.since_ns
+                self._admit(call, waiting.body, waiting.head)
+
+    def _submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+        assert isinstance(call, _LimitedCall), "made by this service"
+        if self._in_flight < self._limit and not self._waiting:
+            self._admit(call, body, head)
+        elif self._max_wait_ms and len(self._waiting) < _MAX_WAITING:
+            now_ns = self._clock_ns()
+            if isinstance(call.dialect, TimedDialect):
+                timeout_ns = call.dialect.timeout_ns(self, body)
+                if timeout_ns is not None:
+                    call.deadline_ns = min(call.deadline_ns, call.received_ns + timeout_ns)
+            until_ns = min(now_ns + self._max_wait_ms * 1_000_000, call.deadline_ns)
+            self._waiting[call] = _Waiting(body, head, now_ns)
+            heappush(self._ends, (until_ns, next(self._numbers), call))
+            self._watch()
+        else:
+            call.refuse(self._busy())
+
+    def _admit(self, call: _LimitedCall, body: bytes, head: RequestHead | None) -> None:
+        self._in_flight += 1
+        call.admitted = True
+        super()._submit(call, body, head)
+
+    def _watch(self) -> None:
+        """Look again when the first of those that wait has waited too long."""
+        while self._ends and self._ends[0][2] not in self._waiting:
+            heappop(self._ends)
+        if not self._ends:
+            return
+        until_ns = self._ends[0][0]
+        if self._looks_ns is None or until_ns < self._looks_ns:
+            self._looks_ns = until_ns
+            self._after(max(0.0, (until_ns - self._clock_ns()) / 1e9), partial(self._expire, until_ns))
+
+    def _expire(self, looks_ns: int) -> None:
+        if looks_ns != self._looks_ns:
+            # One who came later waits less long, and has set another time to look.
+            return
+        self._looks_ns = None
+        now_ns = self._clock_ns()
+        while self._ends and self._ends[0][0] <= now_ns:
+            _, _, call = heappop(self._ends)
+            if self._waiting.pop(call, None) is not None and call.wanted:
+                late = call.deadline_ns <= now_ns
+                call.refuse(DeadlineExceeded(_LATE) if late else self._busy())
+        self._watch()
+
+    def _after(self, delay_s: float, function: Callable[[], None]) -> None:
+        (self._call_later or asyncio.get_running_loop().call_later)(delay_s, function)
+
+    def _busy(self) -> Overloaded:
+        exchange = self.exchange or self.least_loaded()
+        retry_after_s = None if exchange is None else exchange.overloaded().retry_after_s
+        return Overloaded(
+            f"{self.name} has as many requests in flight as it takes at once; try again later.",
+            retry_after_s=retry_after_s or 1,
+        )
+
+
+class _LimitedCall(Call):
+    """A call that tells its service when it is over.
+
+    Attributes:
+        admitted: Whether it counts as in flight.
+        waited_ns: How long it waited for that.
+    """
+
+    __slots__ = ("admitted", "waited_ns")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.admitted = False
+        self.waited_ns = 0
+
+    def abandon(self) -> None:
+        """The caller has gone: rows that have not started do not run."""
+        super().abandon()
+        self._leave()
+
+    def _answer(self, status: int, lines: bytes, body: bytes) -> None:
+        if self.waited_ns:
+            lines += _WAIT_LINE % (self.waited_ns / 1e6)
+        try:
+            super()._answer(status, lines, body)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self.admitted:
+            self.admitted = False
+            service = self._service
+            assert isinstance(service, LimitedService), "who made it"
+            service.leave()
+
+
+class _LimitedJoiningCall(_LimitedCall, JoiningCall):
+    """A limited call whose answer is encoded together with others."""
+
+    __slots__ = ()

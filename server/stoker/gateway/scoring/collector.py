@@ -1,0 +1,237 @@
+"""Collects sampled requests and answers of one model, without being felt by those who score.
+
+A frontend's event loop only appends references to a bounded queue; a thread turns them into records and writes
+them. What does not fit the queue is dropped and counted. The thread shares the interpreter with the event
+loop, so it works in slices of half a millisecond and takes at most a fifth of the time: under more load than that
+leaves room for, records are dropped, not requests delayed.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+import orjson
+import simdjson
+
+from stoker.collecting.collection import CollectionSettings, is_sampled
+from stoker.collecting.record_files import RecordFiles
+from stoker.gateway.http.answers import Respond
+from stoker.metrics import ModelMetrics
+
+__all__ = ["LARGEST_BODY_BYTES", "Collector"]
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BODY_BYTES: Final = 1 << 20
+"""Longer bodies and answers are not kept; their records say so."""
+
+_MAX_QUEUED_RECORDS: Final = 8192
+_MAX_QUEUED_BYTES: Final = 64 << 20
+_TICK_S: Final = 0.25
+_SLICE_S: Final = 0.0005
+_REST_RATIO: Final = 4
+_WARN_EVERY_S: Final = 60.0
+_BOM: Final = b"\xef\xbb\xbf"
+_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
+
+
+class _Offer(NamedTuple):
+    """One request as the event loop hands it over."""
+
+    time_s: float
+    request_id: bytes
+    content_type: bytes
+    status: int
+    input_bytes: int
+    inputs: bytes | None
+    output_bytes: int
+    outputs: bytes | None
+
+    @property
+    def kept_bytes(self) -> int:
+        return len(self.inputs or b"") + len(self.outputs or b"")
+
+
+class Collector:
+    """Collects for one model in one frontend.
+
+    Args:
+        model: Its name.
+        version: Its version.
+        settings: What is collected.
+        files: Where records go.
+        metrics: Counts them.
+        clock_s: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: int,
+        settings: CollectionSettings,
+        files: RecordFiles,
+        metrics: ModelMetrics,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._common = {"model": model, "version": version}
+        self._files = files
+        self._metrics = metrics
+        self._clock_s = clock_s
+        self._sample_rate = settings.sample_rate
+        self._keeps_inputs = "inputs" in settings.collections
+        self._keeps_outputs = "outputs" in settings.collections
+        self._as_text = settings.format == "parquet"
+        self._parser = simdjson.Parser()
+        self._queue: deque[_Offer] = deque()
+        # Each is written by one thread alone: the event loop's and the writer's.
+        self._offered_bytes = 0
+        self._taken_bytes = 0
+        self._warned_s = -_WARN_EVERY_S
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._live, name=f"collect {model}", daemon=True)
+
+    def start(self) -> None:
+        """Write from now on, on a thread of its own."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is queued and end; records that are not written within `timeout_s` are lost."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def samples(self, request_id: bytes) -> bool:
+        """Whether a request is among the sampled: the same id gives the same verdict, on every server."""
+        return is_sampled(request_id, self._sample_rate)
+
+    def watch(self, body: bytes, content_type: bytes, request_id: bytes, respond: Respond) -> Respond:
+        """Return what answers a request: `respond`, and for a sampled one its record is offered thereafter."""
+        if not self.samples(request_id):
+            return respond
+        input_bytes = len(body)
+        # A body that is too long must not live until its answer.
+        kept = body if self._keeps_inputs and input_bytes <= LARGEST_BODY_BYTES else None
+
+        def respond_and_offer(status: int, lines: bytes, answer: bytes) -> None:
+            respond(status, lines, answer)
+            # A server that refuses for want of room or of a device has not looked at the request.
+            if status != 503:
+                self._offer(request_id, content_type, status, input_bytes, kept, answer)
+
+        return respond_and_offer
+
+    def _offer(
+        self,
+        request_id: bytes,
+        content_type: bytes,
+        status: int,
+        input_bytes: int,
+        inputs: bytes | None,
+        answer: bytes,
+    ) -> None:
+        outputs = answer if self._keeps_outputs and len(answer) <= LARGEST_BODY_BYTES else None
+        offer = _Offer(
+            self._clock_s(), request_id, content_type, status, input_bytes, inputs, len(answer), outputs
+        )
+        size_bytes = offer.kept_bytes
+        queued_bytes = self._offered_bytes - self._taken_bytes
+        if len(self._queue) >= _MAX_QUEUED_RECORDS or queued_bytes + size_bytes > _MAX_QUEUED_BYTES:
+            self._metrics.count_collection_dropped("queue_full", 1)
+            return
+        self._offered_bytes += size_bytes
+        self._queue.append(offer)
+
+    # --- the writer's thread ---
+
+    def _live(self) -> None:
+        while not self._closing.wait(_TICK_S):
+            self.write_queued()
+            self._files.close_past(self._clock_s())
+        self.write_queued()
+        self._files.close()
+
+    def write_queued(self) -> None:
+        """Write all that is queued, in slices with rests between them unless the end is near."""
+        while self._queue:
+            begun_s = time.thread_time()
+            records = []
+            while self._queue and time.thread_time() - begun_s < _SLICE_S:
+                offer = self._queue.popleft()
+                self._taken_bytes += offer.kept_bytes
+                records.append((offer.time_s, self._line(offer)))
+            for _, hour in groupby(records, lambda record: record[0] // 3600):
+                self._write(list(hour))
+            self._closing.wait(_REST_RATIO * (time.thread_time() - begun_s))
+
+    def _write(self, records: list[tuple[float, bytes]]) -> None:
+        try:
+            self._files.write(records[0][0], [line for _, line in records])
+        except OSError as error:
+            self._metrics.count_collection_dropped("write_failed", len(records))
+            if time.monotonic() - self._warned_s >= _WARN_EVERY_S:
+                self._warned_s = time.monotonic()
+                logger.warning("collected records of %s cannot be written: %s", self._common["model"], error)
+        else:
+            self._metrics.count_collected(len(records))
+
+    def _line(self, offer: _Offer) -> bytes:
+        moment = datetime.fromtimestamp(offer.time_s, UTC).isoformat(timespec="milliseconds")
+        record: dict[str, Any] = {
+            "time": moment.replace("+00:00", "Z"),
+            "request_id": offer.request_id.decode("latin-1"),
+            **self._common,
+            "status": offer.status,
+            "input_bytes": offer.input_bytes,
+            "output_bytes": offer.output_bytes,
+        }
+        if offer.content_type:
+            record["content_type"] = offer.content_type.decode("latin-1")
+        dropped = []
+        for name, kept, content in (
+            ("inputs", self._keeps_inputs, offer.inputs),
+            ("outputs", self._keeps_outputs, offer.outputs),
+        ):
+            if content is not None:
+                record[name] = self._embedded(content)
+            elif kept:
+                dropped.append(name)
+        if dropped:
+            record["dropped_large"] = dropped
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+    def _embedded(self, content: bytes) -> Any:
+        """A body within a record: JSON as it is, other text as a string, other bytes as base64.
+
+        In a journal for Parquet it is the text of that JSON.
+        """
+        content = content.removeprefix(_BOM)
+        if self._is_json(content):
+            # Line ends stand only between the tokens of JSON, never within one.
+            ends = b"\n" in content or b"\r" in content
+            json_text = content.translate(_LINE_ENDS) if ends else content
+        else:
+            json_text = orjson.dumps(_text_or_base64(content))
+        return json_text.decode() if self._as_text else orjson.Fragment(json_text)
+
+    def _is_json(self, content: bytes) -> bool:
+        try:
+            # Makes no Python objects of it, so a long body does not hold the interpreter for long.
+            self._parser.parse(content)
+        except (ValueError, RuntimeError):
+            return False
+        return True
+
+
+def _text_or_base64(content: bytes) -> str | dict[str, str]:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(content).decode()}

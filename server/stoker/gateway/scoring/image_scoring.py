@@ -1,0 +1,220 @@
+"""Images of requests become rows: small ones at once, others on a few threads beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from stoker.errors import Overloaded, StokerError
+from stoker.gateway.scoring.freed_memory import give_back
+from stoker.gateway.scoring.pixel_budget import PixelBudget, PixelShare
+from stoker.settings.image_input import ImageInput
+from stoker.tensors import Signature
+from stoker.wire.images import ImageReader, OpenedImages
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.ticket import Rows
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["ImageScoring", "content_type_of"]
+
+_THREADS: Final = 2
+_MAX_WAITING: Final = 128
+# What they may have together, in images of the largest size: half a minute for the threads.
+_MAX_LARGEST_IMAGES: Final = 128
+# Below both, decoding takes less than a millisecond, which is not worth a change of threads.
+_QUICK_BODY_BYTES: Final = 1 << 16
+_QUICK_PIXELS: Final = 1 << 16
+# What larger requests leave behind is given back when no other has come for a while, which would take it again.
+_LARGE_PIXELS: Final = 1 << 20
+_QUIET_NS: Final = 1_000_000_000
+
+
+class ImageScoring:
+    """The images of one model in one frontend.
+
+    Args:
+        image: The model's image input.
+        max_pixels: Largest image, in pixels.
+        max_rows_bytes: What the rows of one request may add up to.
+        threads: Where larger images are decoded; by default all models of the process share two threads.
+        budget: What the images that are under way may have together; by default all models of the process share one.
+    """
+
+    def __init__(
+        self,
+        image: ImageInput,
+        *,
+        max_pixels: int,
+        max_rows_bytes: int,
+        threads: Executor | None = None,
+        budget: PixelBudget | None = None,
+    ) -> None:
+        self._image = image
+        self._max_pixels = max_pixels
+        self._max_rows_bytes = max_rows_bytes
+        self._threads = threads or _shared_threads()
+        self._budget = budget or _shared_budget(max_pixels)
+        self._reader: ImageReader | None = None
+        self._waiting: set[_Decoding] = set()
+        self._leftovers = False
+        self._quiet_since_ns: int | None = None
+
+    def attach(self, signature: Signature) -> None:
+        """Read images for a model with this signature from now on.
+
+        Raises:
+            InvalidSettings: The model cannot take such images.
+        """
+        self._reader = ImageReader(
+            self._image, signature, max_pixels=self._max_pixels, max_rows_bytes=self._max_rows_bytes
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether no image is being decoded."""
+        return not self._waiting
+
+    def claims(self, body: bytes, head: RequestHead | None) -> bool:
+        """Whether a body may hold images; others are numbers in JSON."""
+        return self._reader is not None and self._reader.claims(body, content_type_of(head))
+
+    def read(
+        self,
+        body: bytes,
+        head: RequestHead | None,
+        check: Callable[[], None],
+        take: Callable[[Rows | BaseException], None],
+    ) -> None:
+        """Decode a body that was claimed.
+
+        Args:
+            body: The body.
+            head: What the request said beside it, if it said more than a plain one.
+            check: Raises when nobody waits for the answer any more; called on any thread.
+            take: Called once with the rows, or with why there are none: at once, or later on the event loop.
+        """
+        reader, content_type = self._reader, content_type_of(head)
+        assert reader is not None, "it claims nothing before there is one"
+        try:
+            opened = _quick(reader, body, content_type, check)
+        except Exception as error:  # noqa: BLE001  # told to whoever waits for the rows
+            take(error)
+            return
+        if isinstance(opened, list):
+            take(opened)
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            take(Overloaded("Too many images wait to be decoded; try again later.", retry_after_s=1))
+            return
+        try:
+            # Of a long body nobody has looked yet what is in it.
+            share = PixelShare(self._budget, self._max_pixels if opened is None else opened.pixels)
+        except Overloaded as error:
+            take(error)
+            return
+        work = self._threads.submit(_decode, reader, body, content_type, opened, check, share)
+        decoding = _Decoding(work, check, take)
+        self._waiting.add(decoding)
+
+        def finish(done: asyncio.Future[list[np.ndarray]]) -> None:
+            self._waiting.discard(decoding)
+            self._leftovers |= share.pixels > _LARGE_PIXELS
+            self._quiet_since_ns = None
+            share.become(0)
+            if not done.cancelled():
+                decoding.tell(done.exception() or done.result())
+
+        asyncio.wrap_future(work).add_done_callback(finish)
+
+    def sweep(self, now_ns: int) -> None:
+        """Give up what nobody waits for, and memory that nobody uses; call this every few dozen milliseconds."""
+        # Telling somebody may bring what waits next.
+        for decoding in list(self._waiting):
+            decoding.give_up_if_unwanted()
+        if not self._leftovers or self._waiting:
+            return
+        if self._quiet_since_ns is None:
+            self._quiet_since_ns = now_ns
+        elif now_ns - self._quiet_since_ns >= _QUIET_NS:
+            self._leftovers = False
+            self._threads.submit(give_back)
+
+
+class _Decoding:
+    """A request whose images are being decoded, or wait for a thread."""
+
+    def __init__(
+        self,
+        work: Future[list[np.ndarray]],
+        check: Callable[[], None],
+        take: Callable[[Rows | BaseException], None],
+    ) -> None:
+        self._work = work
+        self._check = check
+        self._take: Callable[[Rows | BaseException], None] | None = take
+
+    def tell(self, outcome: Rows | BaseException) -> None:
+        """Hand over the rows, or why there are none, unless the request was given up."""
+        take, self._take = self._take, None
+        if take is not None:
+            take(outcome)
+
+    def give_up_if_unwanted(self) -> None:
+        """Answer at once who would wait in vain; a thread that works for it already ends with its next image."""
+        try:
+            self._check()
+        except StokerError as error:
+            self._work.cancel()
+            self.tell(error)
+
+
+def content_type_of(head: RequestHead | None) -> bytes:
+    """The `Content-Type` of a request, empty if it is not known."""
+    for name, value in () if head is None else head.headers:
+        if name.lower() == "content-type":
+            return value.encode("latin-1")
+    return b""
+
+
+def _quick(
+    reader: ImageReader, body: bytes, content_type: bytes, check: Callable[[], None]
+) -> list[np.ndarray] | OpenedImages | None:
+    """The rows of a body if they cost little; else what was learned about it."""
+    if len(body) > _QUICK_BODY_BYTES:
+        return None
+    opened = reader.open(body, content_type)
+    if isinstance(opened, OpenedImages) and opened.pixels <= _QUICK_PIXELS:
+        return opened.rows(check)
+    return opened
+
+
+def _decode(
+    reader: ImageReader,
+    body: bytes,
+    content_type: bytes,
+    opened: OpenedImages | None,
+    check: Callable[[], None],
+    share: PixelShare,
+) -> list[np.ndarray]:
+    check()
+    found = opened or reader.open(body, content_type)
+    if not isinstance(found, OpenedImages):
+        return found
+    share.become(found.pixels)
+    return found.rows(check)
+
+
+@cache
+def _shared_threads() -> Executor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
+
+
+@cache
+def _shared_budget(max_pixels: int) -> PixelBudget:
+    return PixelBudget(_MAX_LARGEST_IMAGES * max_pixels)

@@ -1,0 +1,106 @@
+"""Requests whose answers did not fit their rows: they run again in an arena whose rows have room for longer ones.
+
+How long the answers of a model of free sizes are is not known before it has given them. Rows are sparse, so room
+costs no memory, but addresses: an arena begins with room for usual answers, and is replaced by one with four times as
+much when an answer has not fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from stoker.gateway.scoring.second_run import submit_again
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.scoring.call import Call
+
+__all__ = ["MAX_ANSWER_BYTES", "LargerRows"]
+
+MAX_ANSWER_BYTES: Final = 32 << 30
+"""The most room that an answer gets."""
+
+_GROWTH: Final = 4
+
+
+class LargerRows:
+    """The exchanges of a service whose rows were too small, and the requests that wait for larger ones.
+
+    Args:
+        ask: Asks for an exchange instead of this one, with room for answers of so many bytes; None where nobody can
+            be asked.
+    """
+
+    def __init__(self, ask: Callable[[Exchange, int], None] | None = None) -> None:
+        self._ask = ask
+        self._waiting: dict[Exchange, list[tuple[Call, bytes]]] = {}
+        self._replaced: dict[Exchange, Exchange] = {}
+
+    @property
+    def exchanges(self) -> Iterator[Exchange]:
+        """Those that have been replaced, and in which requests may still be."""
+        yield from tuple(self._replaced)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits, nor is in an exchange that was replaced."""
+        return not self._waiting and all(exchange.idle for exchange in self._replaced)
+
+    def take(self, call: Call, exchange: Exchange) -> bool:
+        """Run a request again whose answer has not fitted.
+
+        Args:
+            call: The request, within its `complete`.
+            exchange: Where it was.
+
+        Returns:
+            False if there cannot be larger rows: the request is as it was.
+        """
+        signature = exchange.arena.signature
+        size_bytes = _GROWTH * signature.outputs[0].row_bytes
+        if self._ask is None or signature.takes != "tensors" or size_bytes > MAX_ANSWER_BYTES:
+            return False
+        body = call.body()
+        call.reopen()
+        if exchange in self._replaced:
+            submit_again(call, self._successor(exchange), body)
+        elif exchange in self._waiting:
+            self._waiting[exchange].append((call, body))
+        else:
+            self._waiting[exchange] = [(call, body)]
+            self._ask(exchange, size_bytes)
+        return True
+
+    def replace(self, old: Exchange, new: Exchange) -> None:
+        """Submit what has waited to the exchange that is used instead of an old one from now on."""
+        self._replaced[old] = new
+        for call, body in self._waiting.pop(old, ()):
+            if call.wanted:
+                submit_again(call, new, body)
+
+    def lose(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
+        """Take note that an exchange has gone; nothing comes instead of it.
+
+        Returns:
+            The requests that have waited for that, and their bodies.
+        """
+        self._replaced.pop(exchange, None)
+        return self._waiting.pop(exchange, [])
+
+    def sweep(self, now_ns: int) -> None:
+        """Fail what has waited too long, and close the exchanges that are not needed any more."""
+        for calls in self._waiting.values():
+            late = [call for call, _ in calls if call.deadline_ns <= now_ns]
+            calls[:] = [pair for pair in calls if pair[0].deadline_ns > now_ns]
+            for call in late:
+                call.fail(call.lateness(begun=False))
+        for exchange in self.exchanges:
+            if exchange.idle:
+                del self._replaced[exchange]
+                exchange.close()
+
+    def _successor(self, exchange: Exchange) -> Exchange:
+        while exchange in self._replaced:
+            exchange = self._replaced[exchange]
+        return exchange

@@ -1,0 +1,191 @@
+"""The only reader of arguments, environment and deployment file: one server's settings of all that was said.
+
+A setting is written once, as a field of `ServerSettings` or `ModelSettings`; its command-line option, its
+environment variable (`STOKER_PORT`) and its key in the deployment file follow from the field. Arguments win over
+the environment, the environment over the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.settings.fields import converted, settings_of
+from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.server import ImportedSettings, ServerSettings
+from stoker.settings.values import (
+    read_switch,
+)
+from stoker.settings.yaml_file import read_yaml
+
+__all__ = ["add_server_options", "load_settings"]
+
+_AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
+"""Variables of the Azure inference server that are heeded too; those of Stoker win."""
+
+
+_OTHER_VARIABLES: Final = (
+    "WORKSPACE",
+    "KEY",
+    "PRIMARY_KEY",
+    "SECONDARY_KEY",
+    "ADMIN_KEY",
+    "INTRA_OP_THREADS",
+)
+"""What `STOKER_` stands before besides settings."""
+_ALIKE: Final = 0.75
+"""How alike a variable's name is to a setting's that was probably meant, as difflib counts it."""
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each server setting; those not given stay out of the parsed arguments."""
+    group = parser.add_argument_group(
+        "settings", "also as STOKER_NAME in the environment, or in the deployment file"
+    )
+    for name, setting in settings_of(ServerSettings).items():
+        option = "--" + name.replace("_", "-")
+        text = str(setting.metadata["help"])
+        if setting.metadata["convert"] is read_switch:
+            group.add_argument(
+                option, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+            continue
+        if setting.default:
+            text += f" (default {_shown(setting.default)})"
+        group.add_argument(
+            option, dest=name, metavar=setting.metadata["metavar"], default=argparse.SUPPRESS, help=text
+        )
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def load_settings(
+    arguments: Mapping[str, Any],
+    environ: Mapping[str, str],
+    file: Path | None,
+    models: tuple[ModelSettings, ...],
+    imported: Sequence[ImportedSettings] = (),
+) -> ServerSettings:
+    """Merge and validate.
+
+    Args:
+        arguments: Parsed command-line arguments; names that are no settings are ignored.
+        environ: The environment.
+        file: The YAML deployment file, or None.
+        models: Models named on the command line; they replace those of the file.
+        imported: Settings of the lowest rank; of two, the former wins.
+
+    Raises:
+        InvalidSettings: A setting is unknown or has a bad value; the message says where it came from.
+    """
+    settable = settings_of(ServerSettings)
+    values: dict[str, Any] = {}
+    for source in reversed(imported):
+        values.update(converted(ServerSettings, source.server, source.source))
+    if file is not None:
+        content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
+        listed = content.pop("models", [])
+        values.update(_relative_to(file.parent, converted(ServerSettings, content, str(file), ["models"])))
+        values["models"] = _models(listed, file)
+    for name in settable:
+        for variable in (*_AZURE_VARIABLES.get(name, ()), f"STOKER_{name.upper()}"):
+            # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
+            if environ.get(variable) and not environ[variable].startswith("tcp://"):
+                values.update(converted(ServerSettings, {name: environ[variable]}, variable))
+    given = {name: arguments[name] for name in settable if name in arguments}
+    values.update(converted(ServerSettings, given, "command line"))
+    if models:
+        values["models"] = models
+    values.update(_keys(environ, imported))
+    values["admin_key"] = environ.get("STOKER_ADMIN_KEY") or None
+    values.update(_naming(environ))
+    values["unknown_variables"] = tuple(_unknown_variables(environ))
+    for source in imported:
+        values["model_defaults"] = values.get("model_defaults", ModelSettings()).over(source.model)
+        values["notes"] = (*values.get("notes", ()), *source.notes)
+        values["endpoint"] = values.get("endpoint") or source.endpoint
+    return ServerSettings(**values)
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """What is to be said of variables that are called nearly as a setting's; others may be somebody else's."""
+    known = [name.upper() for name in settings_of(ServerSettings)]
+    for variable in sorted(environ):
+        prefix, _, name = variable.partition("STOKER_")
+        if not prefix and name not in (*known, *_OTHER_VARIABLES):
+            for near in difflib.get_close_matches(name, known, 1, _ALIKE):
+                yield f"{variable} is no setting and is not used; did you mean STOKER_{near}?"
+
+
+def _naming(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the variables of the Azure inference server say of descriptions and of the server's version."""
+    prefix = environ.get("SERVICE_PATH_PREFIX", "").strip("/")
+    return {
+        "service_name": environ.get("SERVICE_NAME") or None,
+        "service_version": environ.get("SERVICE_VERSION") or "1.0",
+        "service_path_prefix": f"/{prefix}" if prefix else "",
+        "tells_version": environ.get("SERVER_VERSION_LOG_RESPONSE_ENABLED", "true").lower() == "true",
+    }
+
+
+def _keys(environ: Mapping[str, str], imported: Sequence[ImportedSettings]) -> dict[str, str | None]:
+    """The keys of the environment, else those of the first source that has some; never a mixture."""
+    primary, secondary = (environ.get(f"STOKER_{slot}_KEY") or None for slot in ("PRIMARY", "SECONDARY"))
+    if primary or secondary:
+        return {"primary_key": primary, "secondary_key": secondary}
+    for source in imported:
+        if source.primary_key or source.secondary_key:
+            return {
+                "primary_key": source.primary_key,
+                "secondary_key": source.secondary_key,
+                "keys_file": source.source,
+            }
+    return {}
+
+
+def _models(listed: Any, file: Path) -> tuple[ModelSettings, ...]:
+    if not isinstance(listed, list):
+        raise InvalidSettings(f"{file}: models must be a list, each item with {_model_keys()}")
+    return tuple(_model(item, _place(item, number, file), file.parent) for number, item in enumerate(listed))
+
+
+def _model(item: Any, place: str, base: Path) -> ModelSettings:
+    """One item of `models`; `place` is where it stands, for messages."""
+    if not isinstance(item, dict):
+        raise InvalidSettings(f"{place} must have {_model_keys()}, got {item!r}")
+    model = model_settings(item, place)
+    if (model.path is None) == (model.registered is None):
+        given = "neither" if model.path is None else "both"
+        raise InvalidSettings(f"{place} needs either path or registered, and has {given}")
+    return dataclasses.replace(
+        model,
+        path=model.path and base / model.path,
+        model_dir=model.model_dir and base / model.model_dir,
+        environment=model.environment and base / model.environment,
+        sample_input=model.sample_input and base / model.sample_input,
+    )
+
+
+def _model_keys() -> str:
+    return f"keys of: {', '.join(settings_of(ModelSettings))}"
+
+
+def _place(item: Any, number: int, file: Path) -> str:
+    """Where an item of `models` stands: counted from 0, and with what it is called in the file."""
+    names = [item.get(key) for key in ("name", "registered", "path")] if isinstance(item, dict) else []
+    called = next((name for name in names if isinstance(name, str) and name), None)
+    return f"{file}, models[{number}]" if called is None else f"{file}, models[{number}] ({called})"
+
+
+def _relative_to(base: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Paths in a file are relative to the file, wherever the server is started."""
+    return {name: base / value if isinstance(value, Path) else value for name, value in values.items()}

@@ -1,0 +1,213 @@
+"""The settings of a model: frozen, and validated once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.collecting.collection import CollectionSettings, read_collection
+from stoker.non_finite import NonFinite
+from stoker.settings.acceleration import Execution, Precision, Provider
+from stoker.settings.fields import converted, setting, settings_of
+from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.values import (
+    choice_of,
+    number_of,
+    read_audit,
+    read_devices,
+    read_names,
+    read_non_finite,
+    read_numbers,
+    read_path,
+    read_references,
+    read_sizes,
+    read_switch,
+    read_text,
+    read_variables,
+)
+from stoker.versions import read_labels, read_versions
+
+__all__ = ["ModelSettings", "model_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One model to serve: a bare `path` or a `registered` reference `NAME[:VERSION]`, and how to batch it."""
+
+    path: Path | None = setting(None, read_path, "model file or folder", "PATH")
+    registered: str | None = setting(None, read_text, "registered model NAME[:VERSION]", "NAME")
+    name: str | None = setting(None, read_text, "service name", "NAME")
+    versions: str | tuple[int, ...] | None = setting(
+        None, read_versions, "which versions are served: latest (the default), latest:N, all, or 3,7", "WHICH"
+    )
+    labels: Mapping[str, int] | None = setting(
+        None,
+        read_labels,
+        "names of versions for callers; the version with the label default is the default",
+        "MAPPING",
+    )
+    model_dir: Path | None = setting(
+        None, read_path, "folder that an entry script finds as AZUREML_MODEL_DIR", "DIR"
+    )
+    uses: tuple[str, ...] | None = setting(
+        None, read_references, "registered models that an entry script finds there instead", "NAME[:VERSION]"
+    )
+    environment_variables: Mapping[str, str] | None = setting(
+        None, read_variables, "environment variables of an entry script's process", "MAPPING"
+    )
+    max_batch_rows: int | None = setting(
+        None, number_of(int, 1, 65536), "most rows in one batch (default 256)"
+    )
+    max_delay_ms: float | None = setting(
+        None, number_of(float, 0, 60000), "how long a row may wait for company (default 0: none is added)"
+    )
+    pad: Mapping[str, float] | None = setting(
+        None,
+        read_numbers,
+        "what the free sizes of an input are filled up with, so that requests of different sizes run as one batch",
+        "MAPPING",
+    )
+    timeout_ms: int | None = setting(
+        None, number_of(int, 1, 3_600_000), "a request not answered by then gets 504 (default: the server's)"
+    )
+    load_timeout_s: float | None = setting(
+        None, number_of(float, 1, 86_400), "how long it may take to load (default: the server's)"
+    )
+    max_concurrent_requests: int | None = setting(
+        None, number_of(int, 1, 65536), "most requests in flight; further ones wait (default: no limit)"
+    )
+    max_queue_wait_ms: int | None = setting(
+        None, number_of(int, 0, 3_600_000), "how long those wait before they get 503 (default 500)"
+    )
+    threads: int | None = setting(
+        None, number_of(int, 1, 1024), "most threads for one CPU operation (default: the cores that are left)"
+    )
+    description: str | None = setting(None, read_text, "a sentence for swagger.json", "TEXT")
+    environment: Path | None = setting(
+        None, read_path, "conda file or requirements file (default: the one beside the script)", "FILE"
+    )
+    environment_managed: str = setting(
+        "user", choice_of("user", "system"), "who installs that: the user, or Stoker (system)", "WHO"
+    )
+    replicas: int | None = setting(
+        None, number_of(int, 1, 64), "device processes that serve it (default: the server's)"
+    )
+    device: tuple[str, ...] | None = setting(
+        None, read_devices, "where it runs, one device or several (default: the server's)", "DEVICE"
+    )
+    instances: int | None = setting(
+        None,
+        number_of(int, 1, 16),
+        "batches that one device process runs at the same time (default: 2 on a GPU, 1 on the CPU)",
+    )
+    batch_buckets: tuple[int, ...] | None = setting(
+        None,
+        read_sizes,
+        "sizes that batches are filled up to (default: powers of two on a GPU, none on the CPU)",
+        "ROWS",
+    )
+    gpu_memory_mb: int | None = setting(
+        None, number_of(int, 1, 1 << 24), "most GPU memory in MiB that it takes (default: no limit)"
+    )
+    provider: Provider = setting(
+        "cuda",
+        choice_of("cuda", "tensorrt"),
+        "what runs an ONNX model on a GPU: cuda, or tensorrt",
+        "WHAT",
+    )
+    precision: Precision = setting(
+        "tf32",
+        choice_of("fp32", "tf32", "fp16"),
+        "precision of float32 products and convolutions on a GPU: fp32, tf32 or fp16",
+        "WHICH",
+    )
+    execution: Execution = setting(
+        "auto",
+        choice_of("auto", "copied", "bound", "graph"),
+        "how batches of an ONNX model run on a GPU: copied, bound, graph, or auto (the fastest at warm-up)",
+        "HOW",
+    )
+    xla: bool = setting(False, read_switch, "whether TensorFlow compiles a SavedModel with XLA", "BOOL")
+    batching: Literal["auto", "merge", "handle", "rows", "none"] = setting(
+        "auto",
+        choice_of("auto", "merge", "handle", "rows", "none"),
+        "how requests are batched: auto (as far as is found to be safe), none; for a model rows (you vouch that its "
+        "rows do not see each other), for an entry script merge or handle",
+        "HOW",
+    )
+    signature: tuple[str, ...] | None = setting(
+        None,
+        read_names,
+        "the signature of a SavedModel that is served, or several, the default first, or * for all "
+        "(default: serving_default, or the only one)",
+        "NAME",
+    )
+    audit: float | None = setting(
+        None,
+        read_audit,
+        "how many of all batches of a model are audited, or off (default: the server's)",
+        "RATE",
+    )
+    sample_input: Path | None = setting(
+        None,
+        read_path,
+        "a request that the model is known to answer (default: sample_input.json beside it)",
+        "FILE",
+    )
+    tensorflow_compat: str = setting(
+        "auto",
+        choice_of("auto", "v1", "off"),
+        "give an entry script TensorFlow's API of version 1: v1, off, or auto (if its text needs it)",
+        "API",
+    )
+
+    non_finite: NonFinite | None = setting(
+        None,
+        read_non_finite,
+        "NaN and infinities in the JSON of its answers: words, null or error (default: the server's)",
+        "WHAT",
+    )
+    zipmap: Literal["tensor", "objects"] = setting(
+        "tensor",
+        choice_of("tensor", "objects"),
+        "what an ONNX model's ZipMap is in JSON that can have both: tensor, or objects by the names of the classes",
+        "WHAT",
+    )
+    image: ImageInput | None = setting(
+        None, read_image_input, "how its input is made from images (default: as it was registered)", "MAPPING"
+    )
+    collect: CollectionSettings | Literal[False] | None = setting(
+        None,
+        read_collection,
+        "whether, or how, its requests and answers are collected (default: the server's)",
+        "MAPPING",
+    )
+
+    said: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """Names of settings that were given, also those that were given their defaults."""
+
+    def over(self, defaults: ModelSettings) -> ModelSettings:
+        """These settings, with those of `defaults` where nothing was said."""
+        missing = {
+            name: getattr(defaults, name)
+            for name, setting in settings_of(ModelSettings).items()
+            if name not in self.said and getattr(self, name) == setting.default
+        }
+        return dataclasses.replace(self, **missing, said=self.said | defaults.said)
+
+
+def model_settings(values: Mapping[str, Any], source: str) -> ModelSettings:
+    """Check the settings of one model.
+
+    Args:
+        values: The settings by name.
+        source: Where they are from, for messages.
+
+    Raises:
+        InvalidSettings: One is unknown or has a bad value.
+    """
+    given = converted(ModelSettings, values, source)
+    return ModelSettings(**given, said=frozenset(given))

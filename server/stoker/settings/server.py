@@ -1,0 +1,211 @@
+"""The settings of a server, and those taken over from other servers' files: frozen, and validated once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.endpoint import Endpoint
+from stoker.settings.fields import setting
+from stoker.settings.model import ModelSettings
+from stoker.settings.values import (
+    number_of,
+    read_audit,
+    read_devices,
+    read_non_finite,
+    read_origins,
+    read_path,
+    read_switch,
+    read_text,
+)
+
+__all__ = ["ImportedSettings", "ServerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedSettings:
+    """Settings taken over from files and variables made for another server; those given to Stoker itself win.
+
+    Attributes:
+        source: Where they are from, for messages.
+        server: Values of server settings by name.
+        model: Settings of each model that is served.
+        primary_key: The service's primary key.
+        secondary_key: Its secondary key.
+        notes: What the operator is told of them, one line each.
+        endpoint: The endpoint whose deployments the models are.
+    """
+
+    source: str
+    server: Mapping[str, Any] = field(default_factory=dict)
+    model: ModelSettings = ModelSettings()
+    primary_key: str | None = field(default=None, repr=False)
+    secondary_key: str | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    endpoint: Endpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a server runs."""
+
+    host: str = setting("127.0.0.1", read_text, "address to listen on", "ADDRESS")
+    port: int = setting(8080, number_of(int, 0, 65535), "port to listen on; 0 takes a free one")
+    frontends: int = setting(
+        0, number_of(int, 0, 64), "HTTP processes; 0 (the default) takes half of the cores, at most 8"
+    )
+    device: tuple[str, ...] = setting(
+        ("auto",),
+        read_devices,
+        "auto, cpu, cuda:N, or the UUID of a GPU or MIG device; several with commas, each model runs on all",
+        "DEVICE",
+    )
+    replicas: int = setting(
+        0,
+        number_of(int, 0, 64),
+        "device processes that serve each model; 0 (the default) takes one for each of its devices",
+    )
+    auth: bool = setting(
+        True, read_switch, "whether scoring takes a key, and needs one (default: yes)", "BOOL"
+    )
+    token_auth: bool = setting(
+        False,
+        read_switch,
+        "whether scoring takes a short-lived token; keys then fetch tokens (default: no)",
+        "BOOL",
+    )
+    metrics_auth: bool = setting(False, read_switch, "whether /metrics needs a key (default: no)", "BOOL")
+    open_metadata: bool = setting(
+        False,
+        read_switch,
+        "whether metadata, index, statistics and swagger.json can be read without a key (default: no)",
+        "BOOL",
+    )
+    max_body_mb: float = setting(100.0, number_of(float, 0.001, 1024), "largest request body in MiB")
+    max_image_mpx: float = setting(
+        25.0, number_of(float, 0.001, 1000), "largest image that is decoded, in millions of pixels"
+    )
+    timeout_ms: int = setting(60_000, number_of(int, 1, 3_600_000), "a request not answered by then gets 504")
+    load_timeout_s: float = setting(
+        600.0,
+        number_of(float, 1, 86_400),
+        "a model that is not loaded and warmed up by then is given up, and its process ended",
+    )
+    max_batch_rows: int = setting(256, number_of(int, 1, 65536), "most rows in one batch")
+    max_delay_ms: float = setting(
+        0.0,
+        number_of(float, 0, 60000),
+        "how long a row may wait for company while the device is free (default 0: not at all)",
+    )
+    non_finite: NonFinite = setting(
+        WORDS,
+        read_non_finite,
+        "NaN and infinities in the JSON of answers: words (NaN, Infinity), null, or error (the request is 500)",
+        "WHAT",
+    )
+    audit: float = setting(
+        1e-4,
+        read_audit,
+        "how many of all batches have a row run again beside other rows, to see whether it gets the same answer; or "
+        "off",
+        "RATE",
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        read_origins,
+        "origins whose pages may read answers, with commas, or * (default: none); also AML_CORS_ORIGINS",
+        "ORIGINS",
+    )
+    drain_grace_s: float = setting(
+        2.0,
+        number_of(float, 0, 3600),
+        "after SIGTERM, how long new requests are still taken before the port closes",
+    )
+    poll_s: float = setting(
+        0.0,
+        number_of(float, 0, 86_400),
+        "how often new and vanished versions are looked for; 0 (the default): only when asked through the API",
+    )
+    exit_on_error: bool | None = setting(
+        None,
+        read_switch,
+        "whether the server ends if a model cannot be loaded at its start (default: yes for a single model)",
+        "BOOL",
+    )
+    collect: bool = setting(
+        False,
+        read_switch,
+        "whether requests and answers are collected in the workspace (default: no)",
+        "BOOL",
+    )
+    grpc_port: int = setting(
+        0,
+        number_of(int, 0, 65535),
+        "port for the Open Inference Protocol over gRPC; 0 (the default) has none",
+    )
+    grpc_tls_cert: Path | None = setting(
+        None,
+        read_path,
+        "certificate chain (PEM) for TLS on the gRPC port; HTTP has no TLS of its own",
+        "FILE",
+    )
+    grpc_tls_key: Path | None = setting(None, read_path, "private key (PEM) of that certificate", "FILE")
+    models: tuple[ModelSettings, ...] = ()
+    primary_key: str | None = field(default=None, repr=False)
+    secondary_key: str | None = field(default=None, repr=False)
+    keys_file: str = ""
+    """The file that gave the keys, where no variable did."""
+    admin_key: str | None = field(default=None, repr=False)
+    """The key for loading and unloading models, where it is not the workspace's; STOKER_ADMIN_KEY."""
+    model_defaults: ModelSettings = ModelSettings()
+    """What models have where their own settings say nothing; before the server's settings."""
+    endpoint: Endpoint | None = None
+    """The endpoint whose deployments the models are, if they were made for one."""
+    notes: tuple[str, ...] = ()
+    """Lines for the operator about settings that were taken over from another server's."""
+    unknown_variables: tuple[str, ...] = ()
+    """Lines for the operator about variables that look like settings and are none."""
+    service_name: str | None = None
+    """What descriptions call the only service; SERVICE_NAME."""
+    service_version: str = "1.0"
+    """The version in descriptions; SERVICE_VERSION."""
+    service_path_prefix: str = ""
+    """What a proxy has before the paths of the only service, with a slash first; SERVICE_PATH_PREFIX."""
+    tells_version: bool = True
+    """Whether answers name the server's version; SERVER_VERSION_LOG_RESPONSE_ENABLED."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """`max_body_mb` in bytes."""
+        return int(self.max_body_mb * 2**20)
+
+    @property
+    def max_image_pixels(self) -> int:
+        """`max_image_mpx` in pixels."""
+        return round(self.max_image_mpx * 1e6)
+
+    def ends_on_error(self, models: int) -> bool:
+        """`exit_on_error`, resolved for so many models."""
+        return models <= 1 if self.exit_on_error is None else self.exit_on_error
+
+    @property
+    def given_keys(self) -> list[str]:
+        """The environment variables that gave keys."""
+        if self.keys_file:
+            return []
+        given = {"STOKER_PRIMARY_KEY": self.primary_key, "STOKER_SECONDARY_KEY": self.secondary_key}
+        return [variable for variable, key in given.items() if key]
+
+    @property
+    def frontend_count(self) -> int:
+        """`frontends`, resolved."""
+        return self.frontends or max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+
+    @property
+    def device_threads(self) -> int:
+        """Threads that a model may use for one CPU operation: the cores that the frontends leave."""
+        return max(1, len(os.sched_getaffinity(0)) - self.frontend_count)

@@ -1,0 +1,346 @@
+"""`stoker doctor`: what it looks at, and what it calls wrong."""
+
+import argparse
+import json
+import resource
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from tests.live_server import free_port
+from tests.tiny_models import write_mlp
+
+from stoker.commands import diagnosis, doctor
+from stoker.commands.diagnosis import Check, diagnose
+from stoker.gpu import device_survey, devices
+from stoker.gpu.facts import Driver, Gpu
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.supervisor import grpc_port
+from stoker.system.extras import how_to_install, onnx_missing
+from stoker.workspace import Workspace
+
+SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same machine everywhere: no GPU."""
+
+    def none() -> list[Gpu]:
+        raise OSError("no NVIDIA driver is usable here (NVML: Driver Not Loaded)")
+
+    monkeypatch.setattr(devices, "gpus", none)
+    monkeypatch.setattr(device_survey, "describe_driver", none)
+
+
+def script(tmp_path: Path, **files: str) -> Path:
+    """An entry script with other files beside it."""
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "score.py").write_text(SCRIPT)
+    for name, text in files.items():
+        (folder / name.replace("_txt", ".txt")).write_text(text)
+    return folder / "score.py"
+
+
+def checks_of(
+    workspace: Workspace, *models: ModelSettings, build: bool = False, **settings: object
+) -> dict[str, Check]:
+    """What is found with these settings, by name."""
+    made = ServerSettings(models=models, **{"port": 0, **settings})  # type: ignore[arg-type]
+    return {check.name: check for check in diagnose(made, workspace, build=build, say=lambda _: None)}
+
+
+def run(*arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    doctor.add_arguments(parser)
+    return doctor.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+# --- the command ---
+
+
+def test_all_is_well_here(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine on which these tests run can serve: exit code 0, a line for each check, nothing is made."""
+    assert run("--port", "0", "--workspace", workspace.root) == 0
+    output = capsys.readouterr().out.splitlines()
+    outcomes = {line.split()[1]: line.split()[0] for line in output[:-1] if line[0] != " "}
+    assert outcomes["python"] == outcomes["packages"] == outcomes["workspace"] == outcomes["port"] == "ok"
+    assert (outcomes["device"], outcomes["models"]) == ("note", "note")
+    assert output[-1] == "all is well"
+    assert not workspace.root.exists()
+
+
+def test_something_wrong_is_exit_code_1(
+    tmp_path: Path, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A package that is missing; as JSON for programs, as lines for people."""
+    path = script(tmp_path, requirements_txt="no-such-package>=3\nsklearn\n")
+    arguments = (path, "--port", "0", "--workspace", workspace.root)
+    assert run(*arguments) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        line.startswith("wrong  packages of digits  requirements.txt (user-managed): ") for line in lines
+    )
+    assert any(line.strip() == "missing no-such-package>=3 (requirements.txt, line 1)" for line in lines)
+    assert lines[-1].startswith("1 of ")
+    assert run(*arguments, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    (wrong,) = [check for check in report["checks"] if check["outcome"] == "wrong"]
+    assert (report["ok"], wrong["name"]) == (False, "packages of digits")
+    assert "sklearn: called scikit-learn on PyPI" in wrong["items"]
+
+
+def test_it_takes_what_serve_takes(tmp_path: Path, workspace: Workspace) -> None:
+    """The file of packages can be named, and what it lists is looked up."""
+    environment = tmp_path / "conda.yaml"
+    environment.write_text(f"dependencies:\n- python>=3.8\n- pip:\n  - pytest=={pytest.__version__}\n")
+    path = script(tmp_path, requirements_txt="no-such-package\n")
+    arguments = (path, "--port", "0", "--workspace", workspace.root)
+    assert run(*arguments, "--environment", environment) == 0
+
+
+# --- the machine ---
+
+
+def test_an_old_python_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stoker needs 3.11."""
+    monkeypatch.setattr(diagnosis.sys, "version_info", (3, 10, 4))
+    assert diagnosis._python().outcome == "wrong"
+
+
+def test_packages_of_the_server_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing ones and those in another version are listed; markers and extras count."""
+    needed = ["six>=1", "old>=2", "gone", "other; sys_platform == 'win32'", "extra; extra == 'dev'"]
+    monkeypatch.setattr(diagnosis.metadata, "requires", lambda _: needed)
+    monkeypatch.setattr(diagnosis, "installed_version", {"six": "1.16", "old": "1.9"}.get)
+    check = diagnosis._packages()
+    assert (check.outcome, check.text) == ("wrong", "2 of the 3 that Stoker needs")
+    assert check.items == ("old>=2 is needed, 1.9 is installed", "gone is missing")
+
+
+def test_a_workspace_that_cannot_be_written_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest folder that exists decides."""
+    asked: list[Path] = []
+    monkeypatch.setattr(diagnosis.os, "access", lambda path, mode: bool(asked.append(path)))
+    check = diagnosis._workspace(Workspace(tmp_path / "deep" / "workspace"))
+    assert (check.outcome, asked) == ("wrong", [tmp_path])
+    assert "--workspace" in check.text
+
+
+def test_a_full_disk_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server could not keep its keys there."""
+    usage = diagnosis.shutil.disk_usage(tmp_path)
+    free_bytes = 1 << 30
+    monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda _: usage._replace(free=free_bytes))
+    assert diagnosis._workspace(Workspace(tmp_path)).outcome == "ok"
+    free_bytes = 0
+    check = diagnosis._workspace(Workspace(tmp_path))
+    assert (check.outcome, "only 0 MiB free" in check.text) == ("wrong", True)
+
+
+def test_the_grpc_port_and_its_packages_are_looked_at(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port for gRPC that could not be served is wrong; without one nothing is said."""
+    port = free_port()
+    assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "ok"
+    assert "grpc port" not in checks_of(workspace)
+    with socket.create_server(("127.0.0.1", port)):
+        assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "wrong"
+    monkeypatch.setattr(grpc_port, "_installed", lambda _: False)
+    check = checks_of(workspace, grpc_port=port)["grpc port"]
+    assert (check.outcome, how_to_install("grpc") in check.text) == ("wrong", True)
+
+
+def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
+    """Something else on the port keeps a server from starting; a running Stoker is worth a note."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        taken.close()
+    assert diagnosis._port("127.0.0.1", port).outcome == "ok"
+
+    class Stranger(BaseHTTPRequestHandler):
+        answer = b"[]"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.answer)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            port = server.server_address[1]
+            stranger = diagnosis._port("127.0.0.1", port)
+            Stranger.answer = b'{"ready": true}'
+            running = diagnosis._port("127.0.0.1", port)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (stranger.outcome, f"cannot listen on 127.0.0.1 port {port}" in stranger.text) == ("wrong", True)
+    assert (running.outcome, running.text.endswith("and is ready")) == ("note", True)
+
+
+@pytest.mark.parametrize(
+    ("files", "address_space", "outcome"),
+    [
+        ((65_536, 65_536), resource.RLIM_INFINITY, "ok"),
+        ((1_024, 65_536), resource.RLIM_INFINITY, "ok"),
+        ((1_024, 4_096), resource.RLIM_INFINITY, "note"),
+        ((256, 256), resource.RLIM_INFINITY, "wrong"),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1 << 32, "note"),
+    ],
+)
+def test_limits_of_processes_count(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[int, int], address_space: int, outcome: str
+) -> None:
+    """Files are connections; frameworks reserve address space."""
+    limits = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_AS: (address_space, address_space)}
+    monkeypatch.setattr(diagnosis.resource, "getrlimit", limits.__getitem__)
+    assert diagnosis._limits().outcome == outcome
+
+
+def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memfd there are no arenas; little memory is worth a note."""
+    assert diagnosis._memory().outcome in {"ok", "note"}
+    monkeypatch.setattr(diagnosis, "main_memory", lambda: (1 << 30, 1 << 20))
+    assert (diagnosis._memory().outcome, "1 MiB available" in diagnosis._memory().text) == ("note", True)
+
+    def forbidden(_: str) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(diagnosis.os, "memfd_create", forbidden)
+    assert diagnosis._memory().outcome == "wrong"
+
+
+def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs are listed, and for each framework whether it can use them; each is asked once."""
+    gpu = Gpu(0, "GPU-one", "H200", 141 << 30)
+    asked: list[str] = []
+    problems: dict[str, str] = {"onnx": "libcudnn.so.9 is missing"}
+
+    def problem(uuid: str, framework: str) -> str | None:
+        assert uuid == gpu.uuid
+        asked.append(framework)
+        return problems.get(framework)
+
+    for module in (devices, device_survey):
+        monkeypatch.setattr(module, "gpus", lambda: [gpu])
+    monkeypatch.setattr(device_survey, "describe_driver", lambda: Driver("580.95.05", "13.0"))
+    monkeypatch.setattr(diagnosis, "probe_in_child", problem)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    check = checks_of(workspace)["device"]
+    assert (check.outcome, check.items[0]) == ("wrong", "cuda:0: H200, 141.0 GiB")
+    assert "onnx cannot use them: libcudnn.so.9 is missing" in check.items
+    problems.clear()
+    asked.clear()
+    check = checks_of(workspace)["device"]
+    assert (check.outcome, check.items[1]) == ("ok", "onnx can use them")
+    assert len(asked) == len(set(asked))
+    check = checks_of(workspace, device=("auto", "cuda:0"))["device"]
+    assert check.outcome == "ok"
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_wrong(workspace: Workspace) -> None:
+    """With `auto` the CPU is good enough, with `cuda:0` it is not."""
+    assert checks_of(workspace)["device"].outcome == "note"
+    assert checks_of(workspace, device=("cpu",))["device"].outcome == "ok"
+    assert checks_of(workspace, device=("cuda:0",))["device"].outcome == "wrong"
+
+
+# --- models ---
+
+
+def test_a_model_that_is_not_there_is_wrong(workspace: Workspace) -> None:
+    """What `stoker serve` would refuse."""
+    check = checks_of(workspace, ModelSettings(registered="nobody"))["models"]
+    assert (check.outcome, "nobody" in check.text) == ("wrong", True)
+
+
+@pytest.mark.parametrize("managed", ["user", "system"])
+def test_a_saved_model_without_tensorflow_is_wrong(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, managed: str
+) -> None:
+    """What `stoker serve` would refuse, unless Stoker installs TensorFlow itself."""
+    (tmp_path / "iris").mkdir()
+    (tmp_path / "iris" / "saved_model.pb").touch()
+    (tmp_path / "packages.txt").touch()
+    found = diagnosis.find_spec
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: None if name == "tensorflow" else found(name))
+    model = ModelSettings(
+        path=tmp_path / "iris", environment=tmp_path / "packages.txt", environment_managed=managed
+    )
+    check = checks_of(workspace, model)["model iris"]
+    if managed == "system":
+        assert (check.outcome, check.items) == ("ok", ())
+    else:
+        assert check.outcome == "wrong"
+        assert check.items == (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
+
+
+def test_an_onnx_model_without_onnx_runtime_is_wrong(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without such a model, no ONNX Runtime is worth a note: scripts and SavedModels do without."""
+    found = diagnosis.find_spec
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
+    monkeypatch.setattr(diagnosis, "installed_onnx_builds", dict)
+    model = write_mlp(tmp_path / "digits.onnx")
+    check = checks_of(workspace, ModelSettings(path=model))["model digits"]
+    assert (check.outcome, check.items) == ("wrong", (f"an ONNX model needs ONNX Runtime; {onnx_missing()}",))
+    check = checks_of(workspace)["onnx runtime"]
+    assert (check.outcome, check.text) == ("note", f"none: for ONNX models, {onnx_missing()}")
+
+
+def test_the_build_of_onnx_runtime_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them in one folder are wrong, whatever is served."""
+    check = checks_of(workspace)["onnx runtime"]
+    assert (check.outcome, check.text.split()) == ("ok", ["onnxruntime-gpu", onnxruntime.__version__])
+    monkeypatch.setattr(diagnosis, "onnx_clash", lambda: "both are installed")
+    check = checks_of(workspace)["onnx runtime"]
+    assert (check.outcome, check.text) == ("wrong", "both are installed")
+
+
+def test_notes_alone_are_not_wrong(tmp_path: Path, workspace: Workspace) -> None:
+    """The how-to's packages on today's Python: what is different is said, but it will be served."""
+    path = script(tmp_path, requirements_txt="azureml-defaults\nnumpy\n")
+    environment = tmp_path / "myenv.yml"
+    environment.write_text("dependencies:\n- python=3.6.2\n- numpy\n")
+    checks = checks_of(workspace, ModelSettings(path=path, environment=environment))
+    check = checks["packages of digits"]
+    assert (check.outcome, check.items) == (
+        "note",
+        (f"python 3.6.2 is asked for, this is {sys.version.split()[0]}",),
+    )
+    assert checks["model digits"].outcome == "ok"
+
+
+def test_system_managed_environments_are_built_on_request(tmp_path: Path, workspace: Workspace) -> None:
+    """Not built is no fault: the start does it, or `--build` now; what cannot be built is wrong."""
+    path = script(tmp_path, requirements_txt="azureml-defaults\n", bad_txt="--no-index\nno-such-package\n")
+    model = ModelSettings(path=path, environment_managed="system")
+    check = checks_of(workspace, model)["packages of digits"]
+    assert (check.outcome, "not built yet" in check.text) == ("note", True)
+    assert checks_of(workspace, model, build=True)["packages of digits"].outcome == "ok"
+    check = checks_of(workspace, model)["packages of digits"]
+    assert (check.outcome, "built before" in check.text) == ("ok", True)
+    bad = ModelSettings(path=path, environment=path.with_name("bad.txt"), environment_managed="system")
+    check = checks_of(workspace, bad, build=True)["packages of digits"]
+    assert (check.outcome, "no-such-package" in check.text) == ("wrong", True)

@@ -1,0 +1,55 @@
+"""`stoker quickstart`: what it registers, without the training and the server."""
+
+import argparse
+import socket
+from pathlib import Path
+
+import pytest
+
+from stoker.commands import quickstart
+from stoker.errors import DeviceUnavailable, InvalidSettings
+from stoker.gpu import devices
+from stoker.models.repository import Repository
+from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.server import ServerSettings
+from stoker.supervisor import serving
+from stoker.workspace import Workspace
+
+
+def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was trained is registered once, with an image input that turns ink on paper into its light digits."""
+    served: list[Workspace] = []
+
+    def train(folder: Path, _: Path | None) -> None:
+        folder.mkdir(parents=True)
+        (folder / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
+
+    def serve(_: ServerSettings, workspace: Workspace) -> None:
+        served.append(workspace)
+
+    monkeypatch.setattr(quickstart, "_train", train)
+    monkeypatch.setattr(serving, "serve", serve)
+    parser = argparse.ArgumentParser()
+    quickstart.add_arguments(parser)
+    for _ in range(2):
+        assert quickstart.run(parser.parse_args(["--workspace", str(tmp_path / "w"), "--port", "0"])) == 0
+    (registered,) = Repository(served[1].models_dir).list()
+    assert registered.reference == "mnist:1"
+    assert registered.image is not None
+    assert read_image_input(dict(registered.image)) == ImageInput(28, 28, 1, scale=255, invert=True)
+
+
+def test_what_would_end_the_server_is_said_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that is taken and a GPU that is not there are found out at once."""
+    monkeypatch.setattr(quickstart, "_train", lambda *_: pytest.fail("it has trained"))
+    monkeypatch.setattr(devices, "gpus", list)
+    parser = argparse.ArgumentParser()
+    quickstart.add_arguments(parser)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidSettings, match=f"port {port}"):
+            quickstart.run(parser.parse_args(["--workspace", str(tmp_path), "--port", str(port)]))
+    with pytest.raises(DeviceUnavailable, match="cuda:0 cannot be used"):
+        quickstart.run(parser.parse_args(["--workspace", str(tmp_path), "--port", "0", "--device", "cuda:0"]))

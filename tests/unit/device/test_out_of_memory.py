@@ -1,0 +1,131 @@
+"""Batches for which a device has no memory: smaller ones from then on, and an error only for what fits nowhere."""
+
+from __future__ import annotations
+
+import pytest
+from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
+
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary, first_row
+from stoker.device.planner import BatchPolicy
+from stoker.errors import DeviceOutOfMemory
+from stoker.runtimes.base import OutOfMemory, RowFailure
+from stoker.system.process_end import ExitCode
+
+
+def sizes_of(joined: Joined) -> list[int]:
+    """How many rows each batch had that the model was given."""
+    return [len(batch) for batch in joined.runtime.batches]
+
+
+def test_a_batch_that_does_not_fit_is_run_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody gets his answer; each halving is said once, and a part above the new cap is not even tried."""
+    with Joined(policy=BatchPolicy(16)) as joined:
+        joined.runtime.fits_rows = 4
+        tickets = [joined.submit(number, number + 100) for number in range(8)]
+        joined.settle()
+        for number, ticket in enumerate(tickets):
+            assert ticket.answer is not None
+            assert ticket.answer[0].tolist() == (rows_of(number, number + 100)[0] * 2).tolist()
+        assert sizes_of(joined) == [16, 8, 4, 4, 4, 4]
+        assert [record.getMessage().partition("at most ")[2] for record in caplog.records] == [
+            "8 rows, not 16",
+            "4 rows, not 8",
+        ]
+        assert joined.totals().batch_cap_rows == 4
+
+
+def test_later_batches_keep_below_the_cap() -> None:
+    """The cap stays as it is until the process is started again; nothing is tried out on callers."""
+    with Joined(capacity=64, policy=BatchPolicy(16)) as joined:
+        assert joined.totals().batch_cap_rows == 16
+        joined.runtime.fits_rows = 8
+        joined.submit(*range(8), *range(8))
+        joined.settle()
+        joined.runtime.batches.clear()
+        joined.runtime.fits_rows = 16
+        joined.submit(*range(8), *range(8))
+        joined.settle()
+        assert sizes_of(joined) == [8, 8]
+
+
+def test_a_small_batch_that_does_not_fit_halves_the_cap_once() -> None:
+    """Memory that is short for a moment does not make all later batches tiny."""
+    with Joined(policy=BatchPolicy(16)) as joined:
+        joined.runtime.fits_rows = 1
+        joined.submit(1, 2)
+        joined.settle()
+        assert sizes_of(joined) == [2, 1, 1]
+        assert joined.totals().batch_cap_rows == 8
+
+
+def test_instances_that_run_out_at_once_halve_the_cap_once() -> None:
+    """Both batches were too large together; that says nothing about half of one. Never is it below one row."""
+    with Joined(policy=BatchPolicy(4)) as joined:
+        cap = joined.worker._cap
+        for seen_rows, expected in ((4, 2), (4, 2), (2, 1), (2, 1), (1, 1)):
+            cap.halve(seen_rows)
+            assert (cap.rows, cap.policy.max_batch_rows) == (expected, expected)
+
+
+def test_with_buckets_the_cap_is_one_of_them() -> None:
+    """Else batches below the cap would be filled up above it."""
+    with Joined(policy=BatchPolicy(12), sizes=BatchSizes((2, 5, 12))) as joined:
+        joined.runtime.fits_rows = 5
+        ticket = joined.submit(*range(7))
+        joined.settle()
+        assert sizes_of(joined) == [12, 5, 2]
+        assert joined.totals().batch_cap_rows == 5
+        assert ticket.answer is not None
+
+
+def test_a_row_that_fits_nowhere_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Its caller gets 503 and an id under which the log has the reason; then the canary decides about the device."""
+    ends: list[ExitCode] = []
+    canary = Canary(
+        first_row(PuppetRuntime().signature, BatchSizes()), end_process=ends.append, sleep=lambda _: None
+    )
+    with Joined(canary=canary) as joined:
+
+        def answered_first(code: ExitCode) -> None:
+            joined.turn_frontends()
+            assert ticket.completions == 1
+            ends.append(code)
+
+        canary._end_process = answered_first
+        joined.runtime.fits_rows = 0
+        ticket = joined.submit(1)
+        joined.settle()
+        assert isinstance(ticket.error, DeviceOutOfMemory)
+        assert (ticket.error.status, ticket.error.code) == (503, "device_out_of_memory")
+        assert f"error id {ticket.error.error_id}: MainThread: the device has no memory" in caplog.text
+        assert ends == [ExitCode.CANARY_FAILED]
+        # It was tried again, for what was in its way may have gone; so was the canary.
+        assert [batch[0][0] for batch in joined.runtime.batches] == [1, 1, 0, 0, 0]
+
+
+def test_a_device_with_memory_for_the_canary_goes_on() -> None:
+    """Rows that fit nowhere fail, all of them in one batch with one canary; others are answered."""
+    ends: list[ExitCode] = []
+    canary = Canary(first_row(PuppetRuntime().signature, BatchSizes()), end_process=ends.append)
+    with Joined(canary=canary) as joined:
+
+        def only_zeros_fit() -> None:
+            joined.runtime.fits_rows = 0 if any(row[0] for row in joined.runtime.batches[-1]) else 1
+
+        joined.runtime.during = only_zeros_fit
+        tickets = [joined.submit(number) for number in (1, 2, 3)]
+        joined.settle()
+        assert [ticket.failure() for ticket in tickets] == [DeviceOutOfMemory] * 3
+        assert ends == []
+        assert [batch for batch in joined.runtime.batches if batch == [[0, 0]]] == [[[0, 0]]]
+
+
+def test_a_packed_request_that_fits_nowhere_is_told_so() -> None:
+    """Models of free sizes run requests in parts by themselves; what is left fails alone, as out of memory."""
+    runtime = PuppetRuntime(TEXTS, lambda _: [[b"1", RowFailure(OutOfMemory("too large"))]])
+    with Joined(runtime) as joined:
+        tickets = [joined.submit(number) for number in (1, 2)]
+        joined.settle()
+        assert tickets[0].texts == [b"1"]
+        assert tickets[1].failure() is DeviceOutOfMemory

@@ -1,0 +1,323 @@
+"""Building virtual environments: real ones, from wheels made on the spot."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.live_server import wait_until
+from tests.tiny_packages import write_wheel
+
+from stoker.environments import build, installers
+from stoker.environments.build import Built, build_environment, find_built
+from stoker.environments.discovery import read_environment
+from stoker.environments.interpreters import Interpreter
+from stoker.environments.server_packages import device_needs, server_paths
+from stoker.environments.specification import Specification
+from stoker.errors import EnvironmentUnusable
+from stoker.system.durable import lock_file
+
+Ask = Callable[..., Specification]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What there is to install: two versions of a package, and some that go with the server's own badly."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for version in ("1.0", "2.0"):
+        write_wheel(folder, "tiny-package", version)
+    write_wheel(folder, "tqdm", "0.0.1")
+    write_wheel(folder, "numpy", "1.20.0")
+    write_wheel(folder, "orjson", "0.0.1", "raise ImportError('an orjson that is none')\n")
+    return folder
+
+
+@pytest.fixture
+def ask(tmp_path: Path, wheels: Path) -> Ask:
+    """Write a requirements file that installs from these wheels alone."""
+
+    def write(*lines: str, folder: str = "model") -> Specification:
+        file = tmp_path / folder / "requirements.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(f"{line}\n" for line in ("--no-index", f"--find-links {wheels}", *lines)))
+        return read_environment(file)
+
+    return write
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Where environments are."""
+    return tmp_path / "environments"
+
+
+def built(specification: Specification, home: Path, say: Callable[[str], None] = lambda _: None) -> Built:
+    return build_environment(specification, home, "script", say)
+
+
+def run_in(environment: Built, program: str) -> list[str]:
+    """What a program prints as JSON in an environment."""
+    output = subprocess.run(
+        [environment.interpreter, "-P", "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    content: list[str] = json.loads(output)
+    return content
+
+
+def test_an_environment_is_built_once(ask: Ask, home: Path) -> None:
+    """Its own versions come first, the server's packages after them; the second time it is there already."""
+    said: list[str] = []
+    specification = ask("tiny-package==1.0", "tqdm")
+    assert find_built(specification, home, "script") is None
+    environment = built(specification, home, said.append)
+    (line,) = said
+    assert str(specification.path) in line
+    assert "2 requirements" in line
+    assert dict(environment.packages) == {"tiny-package": "1.0", "tqdm": "0.0.1"}
+    assert environment.build_s is not None
+    program = (
+        "import json, tiny_package, tqdm, numpy, stoker.device.process\n"
+        "print(json.dumps([tiny_package.VERSION, tqdm.VERSION, numpy.__file__, stoker.__file__]))"
+    )
+    tiny, tqdm, numpy_file, stoker_file = run_in(environment, program)
+    assert (tiny, tqdm) == ("1.0", "0.0.1")
+    assert Path(numpy_file).is_relative_to(sys.prefix)
+    assert stoker_file == build.stoker.__file__
+
+    again = built(ask("tqdm", "tiny-package==1.0", folder="elsewhere"), home, said.append)
+    assert (again.key, again.interpreter, again.build_s, len(said)) == (
+        environment.key,
+        environment.interpreter,
+        None,
+        1,
+    )
+    assert find_built(specification, home, "script") == again
+    manifest = json.loads((home / again.key / "manifest.json").read_text())
+    assert manifest["packages"] == dict(again.packages)
+
+    # A link to a Python that is gone, as after an upgrade of the system.
+    environment.interpreter.unlink()
+    environment.interpreter.symlink_to("/gone/python3")
+    assert built(specification, home, said.append).build_s is not None
+    assert run_in(environment, "print('[]')") == []
+
+
+def test_an_environment_without_packages_has_the_servers(ask: Ask, home: Path) -> None:
+    """A file that asks for nothing but what Stoker provides needs no installer."""
+    assert (
+        dict(built(ask("azureml-defaults", "azureml-monitoring", "azureml-ai-monitoring"), home).packages)
+        == {}
+    )
+
+
+def test_what_cannot_be_installed_is_told_and_leaves_nothing(ask: Ask, home: Path) -> None:
+    """The installer's own words, the file, and what to do; no half-made folder stays."""
+    specification = ask("tiny-package==3.0")
+    with pytest.raises(EnvironmentUnusable) as caught:
+        built(specification, home)
+    said = str(caught.value)
+    assert "tiny-package==3.0" in said
+    assert str(specification.path) in said
+    assert "environment_managed: user" in said
+    assert [entry.name for entry in home.iterdir() if entry.is_dir()] == []
+
+
+def test_an_old_numpy_is_refused_before_anything_is_done(ask: Ask, home: Path) -> None:
+    """The line that asks for it is named, and no folder is made."""
+    with pytest.raises(
+        EnvironmentUnusable, match=r"requirements\.txt, line 3: numpy==1\.19\.5 .*numpy 1\.26 or newer"
+    ):
+        built(ask("numpy==1.19.5"), home)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "reason"),
+    [
+        ("numpy", "bring numpy 1.20.0, but the device process needs numpy 1.26 or newer"),
+        ("orjson", "the device process cannot run with the packages of"),
+    ],
+)
+def test_packages_that_break_the_device_process_are_refused(
+    ask: Ask, home: Path, package: str, reason: str
+) -> None:
+    """What a requirement has brought is tried before it is kept."""
+    with pytest.raises(EnvironmentUnusable, match=reason):
+        built(ask(package), home)
+    assert [entry.name for entry in home.iterdir() if entry.is_dir()] == []
+
+
+def test_the_content_decides_the_name(
+    ask: Ask, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version, another option, another content of a local file, another server: another environment."""
+
+    def key(*lines: str) -> str:
+        return build._plan(ask(*lines), build.this_interpreter(), "script").key
+
+    wheel = write_wheel(tmp_path / "own", "tiny-package", "1.0")
+    keys = [
+        key("tiny-package==1.0"),
+        key("tiny-package==2.0"),
+        key("tiny-package==1.0", "--pre"),
+        key(str(wheel)),
+    ]
+    write_wheel(tmp_path / "own", "tiny-package", "1.0", "CHANGED = True\n")
+    keys.append(key(str(wheel)))
+    monkeypatch.setattr(build.stoker, "__version__", "99.0")
+    keys.append(key("tiny-package==1.0"))
+    monkeypatch.setattr(build, "server_paths", lambda: ("/another/server",))
+    keys.append(key("tiny-package==1.0"))
+    assert len(set(keys)) == len(keys)
+    assert key("azureml-core", "tiny-package==1.0") == key("tiny_package == 1.0") == keys[-1]
+
+
+def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
+    """A project that is installed from its folder is installed again when a file of it changes."""
+    (tmp_path / "module.py").write_text("A = 1\n")
+    before = build._digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "module.pyc").touch()
+    assert build._digest(tmp_path) == before
+    (tmp_path / "module.py").write_text("A = 10\n")
+    assert build._digest(tmp_path) != before
+
+
+def test_two_processes_build_an_environment_once(ask: Ask, home: Path) -> None:
+    """The second one waits for the first, says so, and takes what that has made."""
+    specification = ask("azureml-defaults")
+    key = build._plan(specification, build.this_interpreter(), "script").key
+    home.mkdir()
+    lock = lock_file(home / f".{key}.lock")
+    waits = threading.Event()
+    got: list[Built] = []
+
+    def second() -> None:
+        got.append(built(specification, home, lambda line: waits.set() if "waiting" in line else None))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert waits.wait(30)
+    folder = home / key
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (folder / "venv" / "bin" / "python").symlink_to(sys.executable)
+    (folder / "manifest.json").write_text('{"packages": {"made-by": "1"}}')
+    os.close(lock)
+    thread.join(30)
+    assert [dict(environment.packages) for environment in got] == [{"made-by": "1"}]
+
+
+def test_a_killed_build_is_swept(ask: Ask, home: Path) -> None:
+    """Its folder has no manifest: it is no environment, and the next build removes it, but not one under way."""
+    dead, busy = home / "dead", home / "busy"
+    for folder in (dead, busy):
+        (folder / "venv").mkdir(parents=True)
+    lock = lock_file(home / ".busy.lock")
+    specification = ask("azureml-defaults")
+    key = build._plan(specification, build.this_interpreter(), "script").key
+    (home / key / "venv" / "half").mkdir(parents=True)
+    environment = built(specification, home)
+    os.close(lock)
+    assert environment.key == key
+    assert not (home / key / "venv" / "half").exists()
+    assert (dead.exists(), busy.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"packages": 3}'])
+def test_a_damaged_manifest_is_named(ask: Ask, home: Path, text: str) -> None:
+    """Whoever wants the environment is told which folder to remove."""
+    specification = ask("azureml-defaults")
+    folder = home / build._plan(specification, build.this_interpreter(), "script").key
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(EnvironmentUnusable, match=f"the environment in {folder} is damaged"):
+        find_built(specification, home, "script")
+
+
+def test_the_installer_holds_the_lock_too(ask: Ask, home: Path, tmp_path: Path) -> None:
+    """If the server is killed while it builds, nobody begins anew before the installer has ended."""
+    specification = ask("azureml-defaults")
+    key = build._plan(specification, build.this_interpreter(), "script").key
+    gate, entered = tmp_path / "gate", tmp_path / "entered"
+    os.mkfifo(gate)
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from stoker.environments import build, discovery, installers\n"
+        f"installers.Installer.creation = lambda *_: ['sh', '-c', 'touch {entered}; read line < {gate}']\n"
+        "specification = discovery.read_environment(Path(sys.argv[1]))\n"
+        "build.build_environment(specification, Path(sys.argv[2]), 'script', print)\n"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-c", program, specification.path, home], stdout=subprocess.DEVNULL
+    )
+    with server:
+        wait_until(entered.exists, "the installer has begun")
+        server.kill()
+    with pytest.raises(BlockingIOError):
+        lock_file(home / f".{key}.lock", wait=False)
+    gate.write_text("go\n")
+    os.close(lock_file(home / f".{key}.lock"))
+    assert not (home / key / "manifest.json").exists()
+
+
+# --- pip, other Pythons ---
+
+
+def test_pip_builds_where_there_is_no_uv(ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same environment, slower."""
+    monkeypatch.setattr(installers, "uv_command", lambda: None)
+    environment = built(ask("tiny-package==2.0", "tqdm"), home)
+    assert environment.packages["tiny-package"] == "2.0"
+    program = "import json, tiny_package, tqdm; print(json.dumps([tiny_package.VERSION, tqdm.VERSION]))"
+    assert run_in(environment, program) == ["2.0", "0.0.1"]
+
+
+def test_a_python_in_which_the_server_does_not_run_is_not_used(
+    ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment cannot be made: that is said, and this Python takes its place."""
+    unusable = Interpreter(Path("/nowhere/python3.99"), (3, 99, 0))
+    monkeypatch.setattr(build, "choose_interpreter", lambda _: (unusable, ""))
+    said: list[str] = []
+    environment = built(ask("tiny-package==1.0"), home, said.append)
+    assert environment.note.startswith("Python 3.99.0 is asked for, but the server does not run in it")
+    assert dict(environment.packages) == {"tiny-package": "1.0"}
+    assert any("/nowhere/python3.99" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("framework", "runtimes"),
+    [("script", set()), ("onnx", {"onnxruntime-gpu"}), ("tensorflow", {"tensorflow"})],
+)
+def test_another_python_gets_what_the_device_process_imports(framework: str, runtimes: set[str]) -> None:
+    """Its numpy and the runtime of the model, but no HTTP server; numpy may be older than the server's."""
+    needs = device_needs(framework)
+    names = {need.partition(">")[0] for need in needs}
+    assert "numpy>=1.26" in needs
+    assert "orjson" in names
+    assert not names & {"starlette", "uvicorn", "uvloop", "httptools", "stoker-client"}
+    assert {name for name in names if name.startswith(("onnx", "tensorflow"))} == runtimes
+
+
+@pytest.mark.parametrize("asked", ["onnxruntime", "onnxruntime-gpu"])
+def test_another_python_gets_one_build_of_onnx_runtime(
+    ask: Ask, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That which its model asks for takes the place of the server's, whose files are in the same folder."""
+    other = Interpreter(Path("/nowhere/python3.99"), (3, 99, 0))
+    needs = build._plan(ask(f"{asked}==1.20"), other, "onnx").needs
+    assert {need.partition(">")[0] for need in needs if need.startswith("onnx")} <= {asked}
+    assert any(need.startswith("orjson") for need in needs)
+
+
+def test_the_server_is_where_this_interpreter_finds_it() -> None:
+    """Its site-packages and the folders of packages installed in place, without the standard library."""
+    paths = server_paths()
+    assert str(Path(build.stoker.__file__).parents[1]) in paths
+    assert str(Path(pytest.__file__).parents[1]) in paths
+    assert "" not in paths
+    assert str(Path(json.__file__).parents[1]) not in paths

@@ -1,0 +1,134 @@
+"""From settings to models that know their environment, and to the processes that they run in."""
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from stoker.commands import serve
+from stoker.environments.build import Built
+from stoker.errors import EnvironmentUnusable, InvalidSettings
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.repository import Repository
+from stoker.settings.loading import load_settings
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.groups import group
+from stoker.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace").create()
+
+
+def folder_of(path: Path, **files: str) -> Path:
+    """A folder with these files; `_` stands for the dot before `txt`."""
+    path.mkdir()
+    for name, text in files.items():
+        (path / name.replace("_txt", ".txt").replace("_py", ".py").replace("_onnx", ".onnx")).write_text(text)
+    return path
+
+
+def deployed(workspace: Workspace, *models: ModelSettings) -> list[Deployed]:
+    with ExitStack() as leases:
+        return resolve(ServerSettings(models=models), workspace, leases)
+
+
+def lines(model: Deployed) -> list[str] | None:
+    return None if model.environment is None else model.environment.specification.lines
+
+
+def chosen(*arguments: str) -> ServerSettings:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return serve.serve_settings(parser.parse_args(arguments))
+
+
+# --- settings ---
+
+
+def test_a_deployment_file_names_the_environment_of_each_model(tmp_path: Path) -> None:
+    """The path is relative to the file, like the others; the user manages it unless something else is said."""
+    file = tmp_path / "deployment.yaml"
+    file.write_text(
+        "models:\n- {path: a.py, environment: a.yml, environment_managed: system}\n- {path: b.py}\n"
+    )
+    first, second = load_settings({}, {}, file, ()).models
+    assert (first.environment, first.environment_managed) == (tmp_path / "a.yml", "system")
+    assert (second.environment, second.environment_managed) == (None, "user")
+    file.write_text("models:\n- {path: a.py, environment_managed: nobody}\n")
+    with pytest.raises(InvalidSettings, match="environment_managed must be user or system"):
+        load_settings({}, {}, file, ())
+
+
+def test_the_command_line_names_it_for_the_models_that_it_names(tmp_path: Path) -> None:
+    """For PATH and for registered models alike; without a model there is nothing to describe."""
+    models = chosen("score.py", "--model", "digits", "--environment", "my.yml", "--system-managed").models
+    assert [model.environment for model in models] == [Path("my.yml")] * 2
+    assert [model.environment_managed for model in models] == ["system"] * 2
+    assert chosen("score.py").models[0].environment_managed == "user"
+    for option in (["--environment", "my.yml"], ["--system-managed"]):
+        with pytest.raises(InvalidSettings, match="which are missing"):
+            chosen(*option)
+
+
+# --- models ---
+
+
+def test_a_file_beside_a_script_or_in_a_registered_folder_is_found(
+    tmp_path: Path, workspace: Workspace
+) -> None:
+    """A model file that merely lies in somebody's project does not take that project's requirements."""
+    script = folder_of(tmp_path / "script", score_py="", requirements_txt="six\n")
+    plain = folder_of(tmp_path / "plain", model_onnx="weights", requirements_txt="six\n")
+    Repository(workspace.models_dir).register("kept", plain, now=datetime(2026, 11, 21, tzinfo=UTC))
+    models = deployed(
+        workspace,
+        ModelSettings(path=script / "score.py"),
+        ModelSettings(path=plain / "model.onnx"),
+        ModelSettings(registered="kept"),
+        ModelSettings(path=plain / "model.onnx", name="told", environment=plain / "requirements.txt"),
+    )
+    assert [lines(model) for model in models] == [["six"], None, ["six"], ["six"]]
+
+
+def test_a_bad_file_stops_the_start(tmp_path: Path, workspace: Workspace) -> None:
+    """It is read before anything is started, whoever manages it."""
+    script = folder_of(tmp_path / "script", score_py="", requirements_txt="six >> 1\n")
+    with pytest.raises(EnvironmentUnusable, match=r"requirements\.txt, line 1"):
+        deployed(workspace, ModelSettings(path=script))
+
+
+# --- processes ---
+
+
+def test_a_model_with_a_virtual_environment_has_a_process_of_its_own(
+    tmp_path: Path, workspace: Workspace
+) -> None:
+    """The others still share one; until it is built, this Python would run it."""
+    folder = folder_of(tmp_path / "models", a_onnx="a", b_onnx="b", c_onnx="c", requirements_txt="six\n")
+    models = deployed(
+        workspace,
+        *(
+            ModelSettings(
+                path=folder / f"{name}.onnx", environment=folder / "requirements.txt", environment_managed=who
+            )
+            for name, who in (("a", "user"), ("b", "system"), ("c", "user"))
+        ),
+    )
+    assert [[model.servable.name for model in formed.models] for formed in group(models)] == [["a", "b", "c"]]
+    environment = models[1].environment
+    assert environment is not None
+    python = tmp_path / "venv" / "bin" / "python"
+    built = Built("key", python, "3.11.7", MappingProxyType({}))
+    models[1] = replace(models[1], environment=replace(environment, built=built))
+    assert models[1].interpreter == python
+    assert [[model.servable.name for model in formed.models] for formed in group(models)] == [
+        ["a", "c"],
+        ["b"],
+    ]

@@ -1,0 +1,97 @@
+"""The app of a frontend without a server: what it makes of what an ASGI server tells it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from stoker.gateway.administration import AdminAccess, Administration
+from stoker.gateway.doors.app import create_app
+from stoker.gateway.gateway import Gateway
+from stoker.metrics import MetricMemory
+
+
+async def ask(
+    path: str,
+    method: str = "GET",
+    *received: Message,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    version: str = "1.1",
+) -> list[Message]:
+    """What the app of a server without models sends to a request of which this is received."""
+    fd = MetricMemory.create()
+    gateway = Gateway({}, MetricMemory(fd), administration=Administration(lambda _: None, AdminAccess()))
+    app = create_app(gateway)
+    os.close(fd)
+    left, sent = list(received), []
+    scope: dict[str, Any] = {
+        "type": "http", "method": method, "path": path, "query_string": b"", "http_version": version,
+        "headers": [(b"host", b"here"), *headers], "scheme": "http", "server": ("here", 80), "root_path": "",
+    }  # fmt: skip
+
+    async def receive() -> Message:
+        return left.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent
+
+
+@pytest.mark.anyio
+async def test_a_caller_who_goes_away_in_the_body_of_an_admin_request_is_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is no fault of the server: nothing is raised, and the log has no traceback."""
+    caplog.set_level(logging.INFO)
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    await ask("/v2/repository/models/m/load", "POST", part, {"type": "http.disconnect"})
+    assert [(record.message, record.exc_info) for record in caplog.records] == [
+        ("a caller went away in the body of POST /v2/repository/models/m/load", None)
+    ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("//", 200),
+        ("///swagger.json", 404),
+        ("/v2/health/live", 200),
+        ("//v2/health/live", 404),
+        ("///v1/models/m", 404),
+        ("//metrics", 404),
+    ],
+)
+async def test_slashes_pass_no_rule_for_a_path(path: str, status: int) -> None:
+    """Azure's paths may begin with several; `//v2/…` is not what a proxy lets nobody through to as `/v2/…`."""
+    (start, body) = await ask(path, "GET", {"type": "http.request"})
+    assert start["status"] == status
+    unknown_service = b"No service is here" in body["body"]
+    assert unknown_service is (path == "///swagger.json"), "it has found the route"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("codings", "version", "status"),
+    [
+        (["chunked"], "1.1", 404),
+        ([" Chunked "], "1.1", 404),
+        (["gzip, chunked"], "1.1", 501),
+        (["gzip", "chunked"], "1.1", 501),
+        (["chunked"], "1.0", 400),
+        (["gzip, chunked"], "1.0", 400),
+    ],
+)
+async def test_only_chunks_are_a_known_transfer_coding(codings: list[str], version: str, status: int) -> None:
+    """A coding that would have to be undone first is not ignored, and HTTP/1.0 has none; the connection ends."""
+    headers = [(b"transfer-encoding", coding.encode()) for coding in codings]
+    start, _ = await ask("/nowhere", "POST", {"type": "http.request"}, headers=headers, version=version)
+    assert start["status"] == status
+    assert ((b"connection", b"close") in start["headers"]) is True

@@ -1,0 +1,53 @@
+"""Running out of descriptors: who is refused, what is counted, and how often it is said."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+from tests.descriptors import room_for_descriptors
+
+from stoker.gateway.doors.descriptors import Descriptors
+
+
+@pytest.mark.parametrize(("limit", "most"), [(4096, 4032), (512, 448), (128, 112), (-1, 1 << 40)])
+def test_some_descriptors_are_kept(monkeypatch: pytest.MonkeyPatch, limit: int, most: int) -> None:
+    """64 of them, or an eighth where there are few; without a limit there is always room."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    refused: list[None] = []
+    descriptors = Descriptors(lambda: refused.append(None))
+    assert not descriptors.refuses(most - 1)
+    assert descriptors.refuses(most) == (limit > 0)
+    assert len(refused) == (limit > 0)
+
+
+def test_it_is_said_once_a_minute_with_how_many(caplog: pytest.LogCaptureFixture) -> None:
+    """At once for the first, then the sum of all that came since, also if nobody comes any more."""
+    now_s, refused = [0.0], []
+    descriptors = Descriptors(lambda: refused.append(None), clock_s=lambda: now_s[0])
+    for _ in range(3):
+        assert descriptors.refuses(1 << 62)
+    assert len(refused) == 3
+    assert [record.args[0] for record in caplog.records] == [1]  # type: ignore[index]
+    now_s[0] = 59.0
+    descriptors.look()
+    assert len(caplog.records) == 1
+    now_s[0] = 60.0
+    descriptors.look()
+    descriptors.look()
+    assert [record.args[0] for record in caplog.records] == [1, 2]  # type: ignore[index]
+
+
+def test_a_process_without_any_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """What is opened beside connections may take those that were kept; the event loop closes connections then."""
+    refused: list[None] = []
+    descriptors = Descriptors(lambda: refused.append(None))
+    with room_for_descriptors(1):
+        descriptors.look()
+        taken = os.dup(0)
+        assert refused == []
+        descriptors.look()
+        os.close(taken)
+    assert len(refused) == 1
+    assert "out of file descriptors" in caplog.text

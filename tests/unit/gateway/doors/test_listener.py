@@ -1,0 +1,122 @@
+"""The end of a frontend's connections: nothing that was sent is lost, and nobody looks for what has not happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from stoker.gateway.doors.listener import _CLOSED_A_TURN, Listener
+from stoker.gateway.gateway import Gateway
+from stoker.metrics import MetricMemory
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+PATIENCE_S = 20.0
+
+
+class PuppetApp:
+    """Answers every request with 204, when its gate is open."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun.set()
+        await self.gate.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+
+class Stage:
+    """A listener in this process and its callers, whose sockets block nobody."""
+
+    def __init__(self, listener: Listener, app: PuppetApp, address: tuple[str, int]) -> None:
+        self.listener, self.app, self._address = listener, app, address
+
+    async def caller(self) -> socket.socket:
+        """A new connection, on which one request has been answered."""
+        loop, sock = asyncio.get_running_loop(), socket.socket()
+        sock.setblocking(False)
+        await loop.sock_connect(sock, self._address)
+        assert (await self.answers(sock, REQUEST)).startswith(b"HTTP/1.1 204")
+        return sock
+
+    async def answers(self, sock: socket.socket, request: bytes = b"") -> bytes:
+        """What comes next on a connection; empty at its end."""
+        if request:
+            sock.send(request)
+        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 4096), PATIENCE_S)
+
+
+@asynccontextmanager
+async def staged() -> AsyncIterator[Stage]:
+    """A listener without services."""
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    app, sock = PuppetApp(), socket.create_server(("127.0.0.1", 0))
+    address = sock.getsockname()
+    listener = Listener(app, Gateway({}, memory), [sock])
+    await listener.start()
+    try:
+        yield Stage(listener, app, address)
+    finally:
+        app.gate.set()
+        await listener.stop_listening()
+        await listener.finish(PATIENCE_S)
+
+
+async def test_requests_that_wait_in_the_kernel_are_answered() -> None:
+    """Idle connections are closed at the end, but not those whose callers have sent one more request meanwhile."""
+    async with staged() as stage:
+        callers = [await stage.caller() for _ in range(3 * _CLOSED_A_TURN)]
+        asking, idle = callers[::2], callers[1::2]
+        for caller in asking:
+            caller.send(REQUEST)
+        # The loop has not turned since, so the listener has not read them.
+        finishing = asyncio.ensure_future(stage.listener.finish(PATIENCE_S))
+        for caller in asking:
+            assert (await stage.answers(caller)).startswith(b"HTTP/1.1 204")
+        for caller in idle:
+            assert await stage.answers(caller) == b""
+        for caller in asking:
+            caller.close()
+        assert await finishing == 0
+        for caller in idle:
+            caller.close()
+
+
+async def test_the_end_waits_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a request is under way, nothing looks many times a second whether it still is."""
+    async with staged() as stage:
+        caller = await stage.caller()
+        stage.app.begun.clear()
+        stage.app.gate.clear()
+        caller.send(REQUEST)
+        await stage.app.begun.wait()
+        loop, delays_s = asyncio.get_running_loop(), []
+        call_at = loop.call_at
+
+        def noted(when: float, *arguments: object, **options: object) -> asyncio.TimerHandle:
+            delays_s.append(when - loop.time())
+            return call_at(when, *arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(loop, "call_at", noted)
+        finishing = asyncio.ensure_future(stage.listener.finish(PATIENCE_S))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert delays_s
+        assert min(delays_s) > 0.5
+        stage.app.gate.set()
+        assert (await stage.answers(caller)).startswith(b"HTTP/1.1 204")
+        caller.close()
+        assert await finishing == 0

@@ -1,0 +1,151 @@
+"""Receiving bodies in the app: the limit of each, and the budget of all large ones."""
+
+import asyncio
+import gzip
+import os
+import tracemalloc
+
+import pytest
+from starlette.types import Message
+
+from stoker.errors import BodyTooLarge, Overloaded
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.http.bodies import receive_body
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, BodyBudget
+from stoker.gateway.http.encodings import inflater_for
+from stoker.gateway.scoring.service import Service
+from stoker.metrics import MetricMemory
+
+MIB = 1 << 20
+LIMIT_BYTES = 16 * MIB
+
+
+def gateway(budget_bytes: int = 64 * MIB) -> Gateway:
+    """A gateway with one service that takes 16 MiB."""
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    service = Service(
+        "a", verifier=None, metrics=memory.page(0).model(0), timeout_ms=1000, max_body_bytes=LIMIT_BYTES
+    )
+    return Gateway({"a": service}, memory, bodies=BodyBudget(budget_bytes))
+
+
+def receive(made: Gateway, *chunks: bytes, encoding: bytes = b"") -> bytes | None:
+    """What comes of these chunks; the budget is whole again afterwards."""
+    messages: list[Message] = [
+        {"type": "http.request", "body": chunk, "more_body": index < len(chunks) - 1}
+        for index, chunk in enumerate(chunks)
+    ] or [{"type": "http.disconnect"}]
+    waiting = iter(messages)
+
+    async def next_message() -> Message:
+        return next(waiting)
+
+    received = []
+
+    async def run() -> None:
+        with Allowance(made.bodies) as allowance:
+            inflater = inflater_for([encoding])
+            received.append(await receive_body(next_message, made.services["a"], inflater, allowance))
+
+    before = made.bodies.left_bytes
+    try:
+        # What the coroutine returned, asyncio would write into a message that nobody sees.
+        asyncio.run(run())
+    finally:
+        assert made.bodies.left_bytes == before
+    return received[0]
+
+
+def test_chunks_are_put_together() -> None:
+    """None of them is a body too, and so is no caller."""
+    assert receive(gateway(), b"a", b"", b"bc") == b"abc"
+    assert receive(gateway(), b"") == b""
+    assert receive(gateway()) is None
+
+
+@pytest.mark.parametrize("encoding", [b"", b"gzip"])
+def test_the_limit_is_exact(encoding: bytes) -> None:
+    """A byte more than the limit is refused, however it comes."""
+    pack = gzip.compress if encoding else bytes
+    body = b" " * LIMIT_BYTES
+    assert receive(gateway(), pack(body), encoding=encoding) == body
+    with pytest.raises(BodyTooLarge):
+        receive(gateway(), pack(body + b" "), encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", [b"", b"gzip"])
+def test_large_bodies_share_a_budget(encoding: bytes) -> None:
+    """What grows beyond it is refused; small bodies are not counted."""
+    pack = gzip.compress if encoding else bytes
+    tight = gateway(budget_bytes=2 * MIB)
+    assert receive(tight, pack(b" " * 2 * MIB), encoding=encoding) is not None
+    with pytest.raises(Overloaded):
+        receive(tight, pack(b" " * (2 * MIB + 1)), encoding=encoding)
+    nothing_left = gateway(budget_bytes=0)
+    assert receive(nothing_left, pack(b" " * LARGE_BODY_BYTES), encoding=encoding) is not None
+    with pytest.raises(Overloaded):
+        receive(nothing_left, pack(b" " * (LARGE_BODY_BYTES + 1)), encoding=encoding)
+
+
+def test_what_is_covered_already_is_not_taken_twice() -> None:
+    """The length that a request announces covers the pieces in which it comes."""
+    made = gateway(budget_bytes=8 * MIB)
+    with Allowance(made.bodies) as allowance:
+        allowance.cover(5 * MIB - 1)
+        assert made.bodies.left_bytes == 3 * MIB
+        allowance.cover(2 * MIB)
+        allowance.cover(5 * MIB)
+        assert made.bodies.left_bytes == 3 * MIB
+        with pytest.raises(Overloaded):
+            allowance.cover(9 * MIB)
+    assert made.bodies.left_bytes == 8 * MIB
+
+
+@pytest.mark.parametrize("size", [LIMIT_BYTES, 1000 * MIB])
+def test_a_bomb_takes_less_memory_than_two_bodies(size: int) -> None:
+    """However much a compressed body would make, no more than the limit is made, once."""
+    compress = gzip_of_blanks(size)
+    made = gateway()
+    tracemalloc.start()
+    try:
+        if size > LIMIT_BYTES:
+            with pytest.raises(BodyTooLarge):
+                receive(made, compress, encoding=b"gzip")
+        else:
+            receive(made, compress, encoding=b"gzip")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * LIMIT_BYTES
+
+
+def gzip_of_blanks(size: int) -> bytes:
+    """A body of this size, compressed as several members of 10 MiB."""
+    member, rest = gzip.compress(b" " * 10 * MIB), size % (10 * MIB)
+    return member * (size // (10 * MIB)) + (gzip.compress(b" " * rest) if rest else b"")
+
+
+def test_other_requests_have_their_turn_while_one_is_inflated() -> None:
+    """A body that makes very much gives the event loop back between its pieces."""
+    made, turns = gateway(), 0
+    packed = gzip_of_blanks(LIMIT_BYTES)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def next_message() -> Message:
+        return {"type": "http.request", "body": packed, "more_body": False}
+
+    async def run() -> None:
+        other = asyncio.ensure_future(count_turns())
+        with Allowance(made.bodies) as allowance:
+            await receive_body(next_message, made.services["a"], inflater_for([b"gzip"]), allowance)
+        other.cancel()
+
+    asyncio.run(run())
+    assert turns >= LIMIT_BYTES // MIB

@@ -1,0 +1,197 @@
+"""Answers that do not fit their rows: the request runs again in larger ones, and what happens if they do not come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from tests.puppets import Joined, PuppetRuntime
+
+from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.scoring import larger_rows
+from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.larger_rows import LargerRows
+from stoker.gateway.scoring.service import Service
+from stoker.metrics import MetricMemory
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.wire.packed import pack, unpack
+
+ROOM = 4096
+PACKED = Signature(
+    (TensorSpec("tensors", "uint8", (ROOM,), variable=True),),
+    (TensorSpec("tensors", "uint8", (ROOM,), variable=True),),
+    takes="tensors",
+    tensors=ModelTensors(
+        (TensorInfo("n", "int64", (1,)),), (TensorInfo("y", "float32", (-1,)),), batched=False
+    ),
+)
+"""A model that gives as many numbers as it is asked for, with room for a thousand of them."""
+
+
+def repeat(inputs: Any) -> list[list[bytes]]:
+    return [[pack({"y": np.full(unpack(body)["n"][0], 0.5, np.float32)}) for body in inputs[0]]]
+
+
+@dataclass
+class Served:
+    """A service, its device, and what it has asked for.
+
+    Attributes:
+        asked: Exchanges that were said to be too small, with the room that answers should have.
+        answers: Status and JSON of each answer.
+    """
+
+    service: Service
+    device: Joined
+    asked: list[tuple[Exchange, int]] = field(default_factory=list)
+    answers: list[tuple[int, Any]] = field(default_factory=list)
+
+    def score(self, count: int) -> Call:
+        """Ask for so many numbers, and let the device do what it can."""
+        body = orjson.dumps({"data": [count]})
+        call = self.service.score(
+            body,
+            None,
+            lambda status, _, body: self.answers.append((status, orjson.loads(body))),
+            self.device.clock(),
+        )
+        self.device.settle()
+        return call
+
+    def enlarge(self) -> Exchange:
+        """Do what was asked for last."""
+        old, size_bytes = self.asked[-1]
+        self.device.runtime.signature = PACKED.with_answers(size_bytes)
+        self.device.add_frontend()
+        self.device.turn_device()
+        new = self.device.exchanges[-1]
+        self.service.attach(new)
+        self.service.replace(old, new)
+        self.device.settle()
+        return new
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """A service with one replica."""
+    fd = MetricMemory.create()
+    page = MetricMemory(fd).page(0)
+    os.close(fd)
+    service = Service("m", verifier=None, metrics=page.model(0), timeout_ms=1000, max_body_bytes=1 << 20)
+    with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as device:
+        made = Served(service, device)
+        service.larger_rows = LargerRows(lambda *asked: made.asked.append(asked))
+        service.attach(device.exchange)
+        yield made
+
+
+def test_an_answer_that_does_not_fit_is_not_lost(served: Served) -> None:
+    """It is computed again where there is room, and those that come later go there at once."""
+    served.score(10)
+    served.score(2000)
+    served.score(3000)
+    old = served.device.exchanges[0]
+    assert served.asked == [(old, 4 * ROOM)], "once for all that wait"
+    assert served.answers == [(200, [0.5] * 10)]
+    assert not served.service.idle
+    new = served.enlarge()
+    assert served.answers[1:] == [(200, [0.5] * 2000), (200, [0.5] * 3000)]
+    served.service.sweep(served.device.clock())
+    assert (served.service.exchanges, old.lost, served.service.idle) == ([new], True, True)
+    runs = len(served.device.runtime.batches)
+    served.score(4000)
+    assert served.answers[3] == (200, [0.5] * 4000)
+    assert (len(served.asked), len(served.device.runtime.batches)) == (1, runs + 1)
+
+
+def test_rows_grow_until_the_answer_fits(served: Served) -> None:
+    """Fourfold each time."""
+    served.score(10_000)
+    served.enlarge()
+    assert served.answers == []
+    served.enlarge()
+    assert [size_bytes for _, size_bytes in served.asked] == [4 * ROOM, 16 * ROOM]
+    assert served.answers == [(200, [0.5] * 10_000)]
+
+
+def test_a_request_that_was_under_way_meanwhile_follows_the_others(served: Served) -> None:
+    """It comes back from rows that were replaced already."""
+    served.score(2000)
+    old = served.device.exchanges[0]
+    body = orjson.dumps({"data": [2500]})
+    served.service.score(
+        body, None, lambda status, *_: served.answers.append((status, None)), served.device.clock()
+    )
+    new = served.enlarge()
+    assert [status for status, _ in served.answers] == [200, 200]
+    assert len(served.asked) == 1
+    assert not old.leased_rows
+    assert served.service.exchange is new
+
+
+def test_who_waits_too_long_is_told(served: Served) -> None:
+    """As if the model had taken that long."""
+    served.score(2000)
+    served.device.clock.advance_ms(1001)
+    served.service.sweep(served.device.clock())
+    ((status, answer),) = served.answers
+    assert (status, answer["code"]) == (504, "deadline_exceeded")
+    served.enlarge()
+    assert len(served.answers) == 1
+
+
+def test_who_has_gone_is_not_run_again(served: Served) -> None:
+    """Nobody waits for it."""
+    call = served.score(2000)
+    call.abandon()
+    runs = len(served.device.runtime.batches)
+    served.enlarge()
+    assert (served.answers, len(served.device.runtime.batches)) == ([], runs)
+    assert not served.device.exchanges[1].leased_rows
+
+
+def test_a_device_that_ends_meanwhile_is_told(served: Served) -> None:
+    """Its successor is asked anew."""
+    served.score(2000)
+    served.device.kill_device()
+    served.service.detach(served.device.exchange)
+    ((status, answer),) = served.answers
+    assert (status, answer["code"]) == (503, "device_lost")
+    assert served.service.larger_rows.idle
+
+
+def test_who_waits_for_larger_rows_of_a_lost_replica_runs_in_another_one(served: Served) -> None:
+    """That is asked for larger rows in its turn."""
+    served.score(2000)
+    with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as other:
+        served.service.attach(other.exchange)
+        served.device.kill_device()
+        served.service.detach(served.device.exchange)
+        other.settle()
+        assert (served.answers, served.asked[-1]) == ([], (other.exchange, 4 * ROOM))
+
+
+def test_a_service_that_is_dismissed_answers_all(served: Served) -> None:
+    """Those that wait, and those in rows that were replaced."""
+    served.score(2000)
+    served.service.leave_exchanges()
+    assert [status for status, _ in served.answers] == [503]
+    assert served.device.exchange.lost
+    assert served.service.idle
+
+
+@pytest.mark.parametrize("most", [None, ROOM])
+def test_rows_that_cannot_grow(served: Served, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody can be asked, or the largest rows are too small."""
+    if most is None:
+        served.service.larger_rows = LargerRows()
+    else:
+        monkeypatch.setattr(larger_rows, "MAX_ANSWER_BYTES", most)
+    served.score(2000)
+    ((status, answer),) = served.answers
+    assert (status, answer["code"]) == (500, "output_too_large")

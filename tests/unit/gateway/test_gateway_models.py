@@ -1,0 +1,346 @@
+"""Versions in a frontend: which service a name means, and how a service that is replaced finishes its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.puppets import ROWS, PuppetRuntime
+
+from stoker.arena import Arena
+from stoker.control.frontend_messages import AttachReplica, Route, RoutedVersion
+from stoker.control.frontend_rules import ServerRules, ServiceRules
+from stoker.device.lanes import Lane
+from stoker.device.planner import BatchPolicy
+from stoker.device.worker import Worker
+from stoker.errors import NotReady, UnknownService
+from stoker.gateway.gateway import Gateway, PlainHead
+from stoker.gateway.protocols.statistics import statistics
+from stoker.gateway.roster import Roster
+from stoker.gateway.scoring.service import Service
+from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.metrics import MetricMemory
+
+
+@pytest.fixture
+def memory() -> MetricMemory:
+    """Counters that nobody has counted yet."""
+    fd = MetricMemory.create()
+    try:
+        return MetricMemory(fd)
+    finally:
+        os.close(fd)
+
+
+def service(memory: MetricMemory, version: str, name: str = "digits", slot: int = 0) -> Service:
+    """A service that takes everybody's requests, and is joined to nothing."""
+    metrics = memory.page(0).model(slot)
+    return Service(
+        name, verifier=None, metrics=metrics, timeout_ms=1000, max_body_bytes=1000, version=version
+    )
+
+
+def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -> None:
+    """A name means the default; versions that are not there are told from those that are loading."""
+    third, seventh = service(memory, "3"), service(memory, "7")
+    gateway = Gateway({"digits": third}, memory)
+    versions = {
+        "3": ServedVersion(0, "AVAILABLE", third),
+        "7": ServedVersion(1, "AVAILABLE", seventh),
+        "8": ServedVersion(2, "LOADING"),
+        "9": ServedVersion(3, "END", reason="unloaded"),
+    }
+    gateway.route("digits", ServedModel(versions, "3", {"canary": "7"}))
+    assert gateway.find("digits") is gateway.service("digits") is gateway.service(None) is third
+    assert gateway.find("digits", "7") is gateway.find("digits", label="canary") is seventh
+    assert gateway.model_versions("digits") == {
+        "3": "AVAILABLE",
+        "7": "AVAILABLE",
+        "8": "LOADING",
+        "9": "END",
+    }
+    with pytest.raises(NotReady, match="'digits' version 8 is not ready"):
+        gateway.find("digits", "8")
+    for name, version, label in (
+        ("digits", "9", None),
+        ("digits", "03", None),
+        ("digits", None, "stable"),
+        ("letters", None, None),
+        ("letters", "3", None),
+    ):
+        with pytest.raises(UnknownService, match="Request for unknown model"):
+            gateway.find(name, version, label)
+    assert gateway.model_versions("letters") == {}
+
+
+def test_a_model_that_could_not_be_loaded_says_why_and_others_are_ready(memory: MetricMemory) -> None:
+    """By whatever path it is asked for; the server is ready without it."""
+    gateway = Gateway({"letters": service(memory, "1", "letters")}, memory)
+    broken = ServedVersion(1, "END", reason="digits is no model", error="load_failed")
+    gateway.route("digits", ServedModel({"1": broken}, "1"))
+    for ask in (gateway.service, gateway.find, lambda name: gateway.find(name, "1")):
+        with pytest.raises(NotReady, match=r"'digits'.* could not be loaded: digits is no model"):
+            ask("digits")
+    gateway.only = "digits"
+    with pytest.raises(NotReady, match="could not be loaded"):
+        gateway.service(None)
+    del gateway.services["letters"]
+    gateway.check_ready()
+
+
+def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
+    """Exact targets are found anew, and what heads have meant is forgotten."""
+    third, seventh = service(memory, "3"), service(memory, "7")
+    gateway = Gateway({"digits": third}, memory)
+    gateway.remember(b"POST /score", PlainHead(third, b"", 1, None, closes=False))
+    gateway.route("digits", ServedModel({"7": ServedVersion(1, "AVAILABLE", seventh)}, "7"))
+    assert gateway.heads == {}
+    assert gateway.routes == {b"/score": seventh, b"/api/v1/service/digits/score": seventh}
+    assert gateway.infer_routes == {
+        b"/v2/models/digits/infer": seventh,
+        b"/v2/models/digits/versions/7/infer": seventh,
+    }
+    gateway.route("digits", ServedModel({"7": ServedVersion(1, "END")}, None))
+    assert (gateway.routes, gateway.infer_routes) == ({}, {})
+    with pytest.raises(UnknownService, match="none is loaded"):
+        gateway.service(None)
+    gateway.check_ready()
+
+
+def test_a_model_that_comes_later_does_not_take_the_short_path_away(memory: MetricMemory) -> None:
+    """`/score` belongs to the model that the server was started with."""
+    digits, letters = service(memory, "1"), service(memory, "1", "letters")
+    gateway = Gateway({"digits": digits}, memory)
+    gateway.route("letters", ServedModel.of(letters, 1))
+    assert gateway.routes[b"/score"] is gateway.service(None) is digits
+    assert gateway.service("letters") is letters
+    several = Gateway({"digits": digits, "letters": letters}, memory)
+    with pytest.raises(UnknownService, match="Several services"):
+        several.service(None)
+    several.route("letters", ServedModel({}, None))
+    assert list(several.models) == ["digits"]
+
+
+def test_statistics_are_those_of_the_counters(memory: MetricMemory) -> None:
+    """Requests, rows and batches are counted apart; times are sums over requests and over rows."""
+    digits = service(memory, "3")
+    gateway = Gateway({"digits": digits}, memory)
+    for _ in range(2):
+        digits.metrics.note_scored(3, 1_000, 9_000)
+    digits.metrics.flush()
+    digits.metrics.count_request(400)
+    device = memory.page(64).model(0)
+    device.observe_batch(4, "idle", 10_000)
+    device.observe_batch(2, "full", 1_000)
+    (found,) = statistics(gateway, "digits", "3")
+    assert (found["name"], found["version"]) == ("digits", "3")
+    assert (found["inference_count"], found["execution_count"]) == (6, 2)
+    times = found["inference_stats"]
+    assert times["success"] == {"count": 2, "ns": 18_000}
+    assert times["fail"] == {"count": 1, "ns": 0}
+    assert times["compute_input"] == {"count": 2, "ns": 2_000}
+    assert times["compute_infer"] == {"count": 6, "ns": 42_000}
+    assert found["last_inference"] > 1_700_000_000_000
+    assert statistics(gateway) == [found]
+    for name, version in (("letters", None), ("digits", "4")):
+        with pytest.raises(UnknownService):
+            statistics(gateway, name, version)
+
+
+class Frontend:
+    """A frontend's roster beside a device that a test turns by hand.
+
+    Attributes:
+        retired: Numbers of services of which nothing is left.
+        outgrown: Generations that were said to need larger rows, with the room for answers.
+        arriving: Whether a body arrives that the service does not know of.
+    """
+
+    def __init__(self, memory: MetricMemory) -> None:
+        self.gateway = Gateway({}, memory)
+        self.retired: list[int] = []
+        self.arriving = False
+        self.workers: list[Worker] = []
+        self._memory = memory
+        server = ServerRules(
+            auth=False,
+            token_auth=False,
+            keys_dir=Path("nowhere"),
+            max_body_bytes=1000,
+            max_image_pixels=1000,
+            frontends=1,
+        )
+        self.outgrown: list[tuple[int, int]] = []
+        self.roster = Roster(
+            self.gateway,
+            memory.page(0),
+            server,
+            lambda _: self.arriving,
+            self.retired.append,
+            lambda *asked: self.outgrown.append(asked),
+        )
+
+    def load(self, number: int, version: int) -> None:
+        """Serve a version, joined to a device that doubles."""
+        self.roster.serve(
+            ServiceRules(
+                number=number,
+                name="digits",
+                version=version,
+                framework="onnx",
+                slot=number,
+                timeout_ms=1000,
+                max_queue_wait_ms=0,
+            )
+        )
+        fd = Arena.create(ROWS, 4)
+        near, far = socket.socketpair()
+        worker = Worker(PuppetRuntime(), BatchPolicy(4), self._memory.page(64).model(number))
+        worker.add_lane(Lane(Arena(fd, ROWS, 4), far))
+        worker.turn(0)
+        self.workers.append(worker)
+        joined = AttachReplica(number, generation=number, signature=ROWS, capacity_rows=4)
+        assert self.roster.attach(joined, [fd, near.detach()])
+
+    def route(self, **numbers: int) -> None:
+        """Send everybody to the last of these versions."""
+        versions = tuple(
+            RoutedVersion(int(version[1:]), slot=0, state="AVAILABLE", number=number)
+            for version, number in numbers.items()
+        )
+        self.roster.route(Route("digits", versions[-1].version, {}, versions))
+
+    def turn_devices(self) -> None:
+        """Let the devices answer what they have."""
+        for worker in self.workers:
+            worker.turn(0)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for exchange in self.roster._exchanges.values():
+            exchange.close()
+        for worker in self.workers:
+            worker.stop()
+            worker.serve()
+
+
+def play(memory: MetricMemory, scene: Callable[[Frontend], Any]) -> None:
+    """Run a scene with a frontend on an event loop."""
+
+    async def perform() -> None:
+        frontend = Frontend(memory)
+        try:
+            await scene(frontend)
+        finally:
+            frontend.close()
+
+    # As in a frontend: numbers that a model's type cannot hold are errors.
+    with np.errstate(over="raise"):
+        asyncio.run(perform())
+
+
+def test_a_replaced_service_answers_what_it_has_begun(memory: MetricMemory) -> None:
+    """Requests keep the service that they were sent to, and it leaves after the last answer."""
+
+    async def scene(frontend: Frontend) -> None:
+        frontend.load(1, 3)
+        frontend.route(v3=1)
+        answered = asyncio.get_running_loop().create_future()
+        old = frontend.gateway.find("digits")
+        old.score(
+            b'{"data": [[1, 2]]}', None, lambda status, *_: answered.set_result(status), time.monotonic_ns()
+        )
+        await asyncio.sleep(0)
+        frontend.load(2, 7)
+        frontend.route(v7=2)
+        frontend.roster.retire(1)
+        frontend.roster.sweep()
+        assert (frontend.gateway.find("digits").version, frontend.retired) == ("7", [])
+        assert not old.idle
+        frontend.turn_devices()
+        assert await answered == 200
+        frontend.roster.sweep()
+        assert frontend.retired == [1]
+        assert old.exchanges == []
+        frontend.roster.retire(1)
+        assert frontend.retired == [1, 1], "a supervisor that asks again is answered"
+        assert not frontend.roster.attach(AttachReplica(1, 9, ROWS, 4), [os.dup(0), os.dup(0)])
+
+    play(memory, scene)
+
+
+def test_who_tells_others_what_is_ready_is_told(memory: MetricMemory) -> None:
+    """When a replica is joined or has gone, when a name means another version, and when the server is to end."""
+
+    async def scene(frontend: Frontend) -> None:
+        gateway, seen = frontend.gateway, []
+        gateway.on_readiness.append(
+            lambda: seen.append([service.ready for service in gateway.services.values()])
+        )
+        frontend.load(1, 3)
+        assert seen == [[]]
+        frontend.route(v3=1)
+        assert seen[1:] == [[True]]
+        frontend.roster.detach(1)
+        assert seen[2:] == [[False]]
+        gateway.start_draining()
+        assert len(seen) == 4
+
+    play(memory, scene)
+
+
+def test_a_service_waits_for_bodies_that_arrive(memory: MetricMemory) -> None:
+    """A caller whose body is on its way is answered too, by whichever door it comes."""
+
+    async def scene(frontend: Frontend) -> None:
+        frontend.load(1, 3)
+        frontend.route(v3=1)
+        served = frontend.gateway.find("digits")
+        served.arriving += 1
+        frontend.roster.retire(1)
+        frontend.roster.sweep()
+        assert frontend.retired == []
+        served.arriving -= 1
+        frontend.arriving = True
+        frontend.roster.sweep()
+        assert frontend.retired == []
+        frontend.arriving = False
+        frontend.roster.sweep()
+        assert frontend.retired == [1]
+
+    play(memory, scene)
+
+
+def test_larger_rows_are_joined_under_the_same_generation(memory: MetricMemory) -> None:
+    """Also for a service that leaves: its last requests may wait for them."""
+
+    async def scene(frontend: Frontend) -> None:
+        frontend.load(1, 3)
+        frontend.route(v3=1)
+        service = frontend.gateway.find("digits")
+        (old,) = service.exchanges
+        frontend.roster._ask_larger(old, 4096)
+        assert frontend.outgrown == [(1, 4096)]
+        service.arriving += 1
+        frontend.roster.retire(1)
+        fd = Arena.create(ROWS, 8)
+        near, far = socket.socketpair()
+        joined = AttachReplica(1, generation=1, signature=ROWS, capacity_rows=8)
+        assert frontend.roster.attach(joined, [fd, near.detach()])
+        (new,) = service.exchanges
+        assert (new.arena.capacity, old.lost) == (8, False)
+        frontend.roster.sweep()
+        assert old.lost, "nothing is in it"
+        service.arriving -= 1
+        frontend.roster.sweep()
+        assert (frontend.retired, new.lost, service.exchanges) == ([1], True, [])
+        far.close()
+
+    play(memory, scene)

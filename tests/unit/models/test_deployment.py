@@ -1,0 +1,494 @@
+"""From settings to the list of servables."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mlflow_folders import write_mlmodel
+
+from stoker.errors import (
+    CorruptModel,
+    InvalidSettings,
+    ModelInUse,
+    OperatorError,
+    RepositoryError,
+    UnknownModel,
+)
+from stoker.metrics import MODEL_SLOTS
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.mlflow_serving import ENTRY_SCRIPT
+from stoker.models.offers import find_offers
+from stoker.models.repository import Repository
+from stoker.settings.acceleration import Acceleration
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.system.durable import replace_file
+from stoker.workspace import Workspace
+
+NOW = datetime(2026, 10, 18, 12, 30, tzinfo=UTC)
+SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace").create()
+
+
+@pytest.fixture
+def repository(workspace: Workspace) -> Repository:
+    return Repository(workspace.models_dir)
+
+
+@pytest.fixture
+def leases() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def script(folder: Path, name: str = "score.py") -> Path:
+    """An entry script in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(SCRIPT)
+    return path
+
+
+def onnx(path: Path) -> Path:
+    """A file that is called an ONNX model; nobody loads it here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"weights of " + path.name.encode())
+    return path
+
+
+def deploy(
+    workspace: Workspace, leases: ExitStack, *models: ModelSettings, **settings: object
+) -> list[Deployed]:
+    """Resolve settings with these models."""
+    return resolve(ServerSettings(models=models, **settings), workspace, leases)  # type: ignore[arg-type]
+
+
+def test_a_bare_path_is_served_under_its_own_name(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A file needs no registration: its name is the service, its folder the model folder."""
+    path = onnx(tmp_path / "digits.onnx")
+    (deployed,) = deploy(workspace, leases, ModelSettings(path=path))
+    servable = deployed.servable
+    assert (servable.name, servable.version, servable.framework) == ("digits", 1, "onnx")
+    assert (servable.path, servable.model_dir) == (path, tmp_path)
+    assert (deployed.slot, deployed.max_delay_ms, servable.max_batch_rows) == (0, 0.0, 256)
+    assert servable.max_body_bytes == 100 * 2**20
+
+
+def test_relative_paths_become_absolute(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device process may run in another folder."""
+    script(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    (deployed,) = deploy(
+        workspace, leases, ModelSettings(path=Path("model/score.py"), model_dir=Path("model"))
+    )
+    assert deployed.servable.path == tmp_path / "model" / "score.py"
+    assert deployed.servable.model_dir == tmp_path / "model"
+
+
+def test_a_models_settings_win_over_the_servers(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Name, model folder and batching can be said per model; zero delay is said too."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    own = ModelSettings(
+        path=script(tmp_path / "a"), name="mine", model_dir=weights, max_batch_rows=8, max_delay_ms=0
+    )
+    other = ModelSettings(path=script(tmp_path / "b"))
+    first, second = deploy(workspace, leases, own, other, max_batch_rows=32, max_delay_ms=5.0)
+    assert (first.servable.name, first.servable.model_dir) == ("mine", weights)
+    assert (first.servable.max_batch_rows, first.max_delay_ms, first.slot) == (8, 0, 0)
+    assert (second.servable.name, second.servable.max_batch_rows) == ("b", 32)
+    assert (second.max_delay_ms, second.slot) == (5.0, 1)
+
+
+def test_replicas_and_devices_of_a_model_win_over_the_servers(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing comes from the server; replicas on the CPU share the threads of their model."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    path = onnx(tmp_path / "digits.onnx")
+    many, elsewhere, plain = deploy(
+        workspace,
+        leases,
+        ModelSettings(path=path, name="many", replicas=12),
+        ModelSettings(path=path, name="elsewhere", device=("cuda:0", "cuda:1")),
+        ModelSettings(path=path, name="plain"),
+        device=("cpu",),
+        replicas=3,
+        frontends=2,
+    )
+    assert (many.placement.devices, many.threads) == (("cpu",) * 8, 1)
+    assert "12 replicas were asked for, 8 run" in many.placement.shortfall
+    assert (elsewhere.placement.devices, elsewhere.threads) == (("cuda:0", "cuda:1", "cuda:0"), 6)
+    assert (plain.placement.devices, plain.threads) == (("cpu",) * 3, 2)
+
+
+def test_settings_of_a_gpu_reach_the_servable(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """What TensorRT builds is kept in the workspace, by model, version and files; others have no such folder."""
+    path = onnx(tmp_path / "digits.onnx")
+    fast = ModelSettings(path=path, name="fast", provider="tensorrt", precision="fp16", gpu_memory_mb=100)
+    plain, built = deploy(workspace, leases, ModelSettings(path=path), fast)
+    assert plain.servable.engine_cache is None
+    assert built.servable.acceleration == Acceleration("tensorrt", "fp16", 100)
+    engines = built.servable.engine_cache
+    assert engines is not None
+    assert engines.parent == workspace.engines_dir
+    assert engines.name.startswith("fast-1-")
+
+    path.write_bytes(b"other weights")
+    (changed,) = deploy(workspace, leases, fast)
+    assert changed.servable.engine_cache != engines
+
+
+def test_settings_that_a_framework_does_not_have_are_refused(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Before any process is started."""
+    digits = ModelSettings(path=onnx(tmp_path / "digits.onnx"), xla=True)
+    assert str(refusal(workspace, leases, digits)).startswith("digits: xla is for SavedModels")
+
+
+def test_models_are_audited_and_scripts_are_not(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A model says otherwise than the server; who wants it for a script is told why not."""
+    path = onnx(tmp_path / "digits.onnx")
+    named = [
+        ModelSettings(path=path, name=f"m{number}", audit=rate) for number, rate in enumerate((None, 0.0, 1))
+    ]
+    assert [model.audit_rate for model in deploy(workspace, leases, *named, audit=0.5)] == [0.5, 0, 1]
+    mine = script(tmp_path / "a")
+    deploy(workspace, leases, ModelSettings(path=mine, audit=0.0))
+    refused = str(refusal(workspace, leases, ModelSettings(path=mine, audit=0.1)))
+    assert "is an entry script: audit is for models alone" in refused
+
+
+def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """What a model says of itself wins over the defaults of all models, those over the server's settings."""
+    path = onnx(tmp_path / "digits.onnx")
+    own, plain = deploy(
+        workspace,
+        leases,
+        ModelSettings(
+            path=path,
+            name="own",
+            timeout_ms=7,
+            load_timeout_s=9.5,
+            max_concurrent_requests=9,
+            max_queue_wait_ms=0,
+        ),
+        ModelSettings(path=path, name="plain", threads=1),
+        timeout_ms=5,
+        model_defaults=ModelSettings(max_concurrent_requests=3, description="All of them."),
+    )
+    assert (own.timeout_ms, own.servable.timeout_ms, own.max_concurrent_requests) == (7, 7, 9)
+    assert (own.max_queue_wait_ms, own.description) == (0, "All of them.")
+    assert (plain.timeout_ms, plain.max_concurrent_requests, plain.max_queue_wait_ms) == (5, 3, 500)
+    assert plain.threads == 1
+    assert (own.load_timeout_s, plain.load_timeout_s) == (9.5, 600)
+
+
+@pytest.mark.parametrize(
+    ("limit", "frontends", "shares"),
+    [(None, 2, [None, None]), (8, 2, [4, 4]), (7, 3, [3, 2, 2]), (1, 3, [1, 1, 1]), (5, 1, [5])],
+)
+def test_frontends_share_a_limit(
+    tmp_path: Path,
+    workspace: Workspace,
+    leases: ExitStack,
+    limit: int | None,
+    frontends: int,
+    shares: list[int | None],
+) -> None:
+    """The shares add up to the limit, unless there are more frontends than requests: each takes one."""
+    model = ModelSettings(path=onnx(tmp_path / "digits.onnx"), max_concurrent_requests=limit)
+    (deployed,) = deploy(workspace, leases, model)
+    assert [deployed.limit_of(frontend, frontends) for frontend in range(frontends)] == shares
+
+
+def test_the_batch_size_of_a_foreign_layout_counts(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Triton's max_batch_size stands between the model's own setting and the server's default."""
+    onnx(tmp_path / "models" / "digits" / "2" / "model.onnx")
+    onnx(tmp_path / "models" / "digits" / "10" / "model.onnx")
+    (tmp_path / "models" / "digits" / "config.pbtxt").write_text("max_batch_size: 16\n")
+    onnx(tmp_path / "models" / "letters" / "1" / "model.onnx")
+    digits, letters = deploy(workspace, leases, ModelSettings(path=tmp_path / "models"))
+    assert (digits.servable.name, digits.servable.version, digits.servable.max_batch_rows) == (
+        "digits",
+        10,
+        16,
+    )
+    assert (letters.servable.name, letters.servable.max_batch_rows) == ("letters", 256)
+    assert [digits.slot, letters.slot] == [0, 1]
+    (named,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "models" / "digits", max_batch_rows=4))
+    assert named.servable.max_batch_rows == 4
+    model = ModelSettings(path=tmp_path / "models" / "digits")
+    for for_all, most in ((2, 2), (64, 16)):
+        (limited,) = deploy(workspace, leases, model, max_batch_rows=for_all)
+        assert limited.servable.max_batch_rows == most
+
+
+def test_tritons_configuration_is_laid_under_the_operators_settings(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Versions, delay, instances and device are its own where nothing else is said; what is passed over is noted."""
+    base = tmp_path / "digits"
+    for version in ("1", "2", "3"):
+        onnx(base / version / "model.onnx")
+    (base / "config.pbtxt").write_text(
+        "version_policy { latest { num_versions: 2 } } dynamic_batching { max_queue_delay_microseconds: 500 }\n"
+        "instance_group { kind: KIND_CPU count: 2 } response_cache { enable: true }\n"
+        'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }'
+    )
+    second, third = deploy(workspace, leases, ModelSettings(path=base))
+    assert [deployed.servable.version for deployed in (second, third)] == [2, 3]
+    assert (third.max_delay_ms, third.servable.instances, third.placement.devices) == (0.5, 2, ("cpu",))
+    assert third.notes == ("config.pbtxt of digits: response_cache is passed over: each request is run",)
+    assert [request.name for request in third.servable.warm_up] == ["w"]
+    model = ModelSettings(path=base, versions="latest", max_delay_ms=3.0, instances=1)
+    (only,) = deploy(workspace, leases, model, device=("cuda:1",))
+    assert (only.max_delay_ms, only.servable.instances, only.placement.devices) == (3.0, 1, ("cuda:1",))
+
+
+def test_who_says_how_many_rows_a_batch_has_knows_that_there_is_a_batch_axis(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """`max_batch_size: 0` says that there is none; the operator's own settings win over that."""
+    onnx(tmp_path / "digits" / "1" / "model.onnx")
+    (tmp_path / "digits" / "config.pbtxt").write_text("max_batch_size: 0")
+
+    def batched(**settings: Any) -> bool | None:
+        (deployed,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "digits", **settings))
+        assert deployed.servable.declaration is not None
+        return deployed.servable.declaration.batched
+
+    assert batched() is False
+    assert batched(batching="none") is False
+    (of_server,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "digits"), max_batch_rows=8)
+    assert of_server.servable.declaration is not None
+    assert of_server.servable.declaration.batched is False, "said for all models, not for this one"
+    assert batched(max_batch_rows=8) is batched(batching="rows") is None
+
+
+def test_with_nothing_named_everything_registered_is_served(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """Each registered model in its newest version."""
+    for name in ("digits", "letters", "digits"):
+        repository.register(name, onnx(tmp_path / "x.onnx"), now=NOW)
+    deployed = deploy(workspace, leases)
+    assert [(d.servable.name, d.servable.version, d.slot) for d in deployed] == [
+        ("digits", 2, 0),
+        ("letters", 1, 1),
+    ]
+
+
+def test_a_manifest_that_cannot_be_read_stops_only_what_needs_it(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """Another model is served, an older version too, and an old one that is broken does no harm."""
+    for name in ("digits", "digits", "letters"):
+        repository.register(name, onnx(tmp_path / "x.onnx"), now=NOW)
+    manifest = repository.get("digits", 1).folder / "manifest.json"
+    whole = manifest.read_bytes()
+    replace_file(manifest, b"{")
+    served = deploy(workspace, leases)
+    assert [f"{d.servable.name}:{d.servable.version}" for d in served] == ["digits:2", "letters:1"]
+    for path in (workspace.models_dir, workspace.models_dir / "digits"):
+        (digits, *_) = deploy(workspace, leases, ModelSettings(path=path))
+        assert (digits.servable.name, digits.servable.version) == ("digits", 2)
+    replace_file(manifest, whole)
+    replace_file(repository.get("digits", 2).folder / "manifest.json", b"{")
+    (letters,) = deploy(workspace, leases, ModelSettings(registered="letters"))
+    (digits,) = deploy(workspace, leases, ModelSettings(registered="digits:1"))
+    assert (letters.servable.name, digits.servable.version) == ("letters", 1)
+    with pytest.raises(
+        CorruptModel, match=r"digits:2: the file manifest\.json .*stoker models delete digits:2"
+    ):
+        deploy(workspace, leases)
+    offers = find_offers(ServerSettings(), workspace)
+    assert list(offers) == ["digits", "letters"], "a server that runs can load the others"
+
+
+def test_what_only_entry_scripts_load_is_not_served_by_itself(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """It is passed over unless it is named; where nothing else is registered, nothing can be served."""
+    repository.register("weights", onnx(tmp_path / "x.pkl"), now=NOW, framework="files")
+    with pytest.raises(RepositoryError, match="nothing is registered"):
+        deploy(workspace, leases)
+    repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    assert [d.servable.name for d in deploy(workspace, leases)] == ["digits"]
+
+
+def test_a_registered_model_can_be_named_with_its_version(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """NAME is the newest version, NAME:VERSION that one; two versions go side by side under two names."""
+    for _ in range(3):
+        repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    deployed = deploy(
+        workspace,
+        leases,
+        ModelSettings(registered="digits"),
+        ModelSettings(registered="digits:2", name="old"),
+    )
+    assert [(d.servable.name, d.servable.version) for d in deployed] == [("digits", 3), ("old", 2)]
+
+
+def test_a_served_version_is_held(tmp_path: Path, workspace: Workspace, repository: Repository) -> None:
+    """It cannot be deleted while it is served, and can be afterwards."""
+    repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    with ExitStack() as leases:
+        deploy(workspace, leases, ModelSettings(registered="digits"))
+        with pytest.raises(ModelInUse):
+            repository.delete("digits", 1)
+    repository.delete("digits", 1)
+
+
+def test_a_changed_file_is_refused_by_its_name(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """What was registered is what is served."""
+    registered = repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
+    registered.path.chmod(0o600)
+    registered.path.write_bytes(b"other weights")
+    with pytest.raises(CorruptModel, match=r"x\.onnx"):
+        deploy(workspace, leases, ModelSettings(registered="digits"))
+
+
+def refusal(workspace: Workspace, leases: ExitStack, *models: ModelSettings) -> OperatorError:
+    """The error with which these models are refused."""
+    with pytest.raises(OperatorError) as refused:
+        deploy(workspace, leases, *models)
+    return refused.value
+
+
+def test_an_empty_workspace_says_what_to_do(workspace: Workspace, leases: ExitStack) -> None:
+    """Who starts with nothing gets two ways on."""
+    error = refusal(workspace, leases)
+    assert isinstance(error, RepositoryError)
+    assert "stoker serve model.onnx" in str(error)
+    assert "stoker models register NAME PATH" in str(error)
+
+
+def test_unknown_models_and_paths_are_refused(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A name that nobody registered and a path that does not exist."""
+    assert isinstance(refusal(workspace, leases, ModelSettings(registered="digits")), UnknownModel)
+    missing = refusal(workspace, leases, ModelSettings(path=tmp_path / "missing.onnx"))
+    assert "missing.onnx does not exist" in str(missing)
+
+
+def test_two_models_cannot_share_a_name(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """The name is the address; the message says which."""
+    first, second = onnx(tmp_path / "a" / "digits.onnx"), onnx(tmp_path / "b" / "digits.onnx")
+    error = refusal(workspace, leases, ModelSettings(path=first), ModelSettings(path=second))
+    assert isinstance(error, InvalidSettings)
+    assert "two models would be served as 'digits'" in str(error)
+    renamed = ModelSettings(path=second, name="other")
+    assert len(deploy(workspace, leases, ModelSettings(path=first), renamed)) == 2
+
+
+def test_one_name_does_not_fit_several_models(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """A folder of models keeps their names."""
+    for name in ("digits", "letters"):
+        onnx(tmp_path / "models" / name / "1" / "model.onnx")
+    error = refusal(workspace, leases, ModelSettings(path=tmp_path / "models", name="mine"))
+    assert "holds 2 models, one name does not fit them all" in str(error)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 300, "a b"])
+def test_a_name_that_is_no_address_is_refused(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack, name: str
+) -> None:
+    """Service names are path segments."""
+    path = onnx(tmp_path / "digits.onnx")
+    assert isinstance(refusal(workspace, leases, ModelSettings(path=path, name=name)), InvalidSettings)
+
+
+def test_there_is_a_limit_to_the_models(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """The metrics have a slot for each of so many models, and no more."""
+    path = onnx(tmp_path / "digits.onnx")
+    models = [ModelSettings(path=path, name=f"m{number}") for number in range(MODEL_SLOTS + 1)]
+    assert [d.slot for d in deploy(workspace, leases, *models[:-1])] == list(range(MODEL_SLOTS))
+    assert f"at most {MODEL_SLOTS} versions of models" in str(refusal(workspace, leases, *models))
+
+
+def test_a_model_folder_must_exist(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """A typing error in --model-dir is found before anything starts."""
+    path = script(tmp_path / "a")
+    error = refusal(workspace, leases, ModelSettings(path=path, model_dir=tmp_path / "wieghts"))
+    assert str(error) == f"the model folder {tmp_path / 'wieghts'} is not a directory"
+
+
+def test_a_model_of_mlflow_is_served_by_our_script(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """Its folder is the model's, its example the sample, its file that of the packages; registered as it is."""
+    folder = write_mlmodel(
+        tmp_path / "prices",
+        {"sklearn": {"pickled_model": "model.pkl"}},
+        example=({"type": "ndarray"}, {"inputs": [[1, 2]]}),
+    )
+    (folder / "model.pkl").write_bytes(b"a pickle")
+    (folder / "requirements.txt").write_text("scikit-learn\n")
+    registered = repository.register("houses", folder, now=NOW)
+    assert (registered.framework, registered.entry) == ("mlflow", ".")
+    models = (ModelSettings(path=folder, batching="none"), ModelSettings(registered="houses"))
+    settings = ServerSettings(models=models, device=("cpu",))
+    found = resolve(settings, workspace, leases)
+    for deployed, files in zip(found, (folder, registered.files_dir), strict=True):
+        servable = deployed.servable
+        assert (servable.framework, servable.path, servable.model_dir) == ("script", ENTRY_SCRIPT, files)
+        assert ENTRY_SCRIPT.is_file()
+        assert servable.sample_file is not None
+        assert servable.sample_file.read_text() == '{"inputs": [[1, 2]]}'
+        assert deployed.environment is not None
+        assert deployed.environment.specification.path == files / "requirements.txt"
+    assert [deployed.servable.batching for deployed in found] == ["none", "auto"]
+    with pytest.raises(InvalidSettings, match="model_dir is for those alone"):
+        resolve(
+            dataclasses.replace(settings, models=(ModelSettings(path=folder, model_dir=tmp_path),)),
+            workspace,
+            leases,
+        )
+
+
+def test_a_model_of_mlflow_keeps_its_name_and_files(
+    tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
+) -> None:
+    """A SavedModel in it is served under the name of MLflow's folder, and registered with what lies around it."""
+    folder = write_mlmodel(tmp_path / "shop" / "digits", {"tensorflow": {"saved_model_dir": "tf2model"}})
+    (folder / "tf2model").mkdir()
+    (folder / "tf2model" / "saved_model.pb").touch()
+    (folder / "requirements.txt").write_text("tensorflow\n")
+    registered = repository.register("kept", folder, now=NOW)
+    assert registered.path == registered.files_dir / "tf2model"
+    assert (registered.files_dir / "MLmodel").is_file()
+    settings = ServerSettings(models=(ModelSettings(path=folder),), device=("cpu",))
+    (deployed,) = resolve(settings, workspace, leases)
+    assert (deployed.servable.name, deployed.servable.path) == ("digits", folder / "tf2model")
+    assert deployed.environment is not None
+    assert deployed.environment.specification.path == folder / "requirements.txt"

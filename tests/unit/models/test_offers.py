@@ -1,0 +1,230 @@
+"""The versions of the models that settings name, and which of them are loaded first."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.commands import serve as serve_command
+from stoker.errors import InvalidSettings, RepositoryError
+from stoker.models.deployment import resolve
+from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, stored_labels
+from stoker.models.layouts import Broken
+from stoker.models.offers import find_offers, left_out
+from stoker.models.repository import Repository
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.summary import notes
+from stoker.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace").create()
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base path with the versions 2, 3 and 10."""
+    for version in (2, 3, 10):
+        write(tmp_path / "digits" / str(version) / "model.onnx")
+    return tmp_path / "digits"
+
+
+def write(path: Path, content: bytes = b"weights") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def loaded(workspace: Workspace, **settings: Any) -> list[str]:
+    """What a server with this model would load first."""
+    with ExitStack() as leases:
+        models = (ModelSettings(**settings),)
+        deployed = resolve(ServerSettings(models=models), workspace, leases)
+    assert (
+        [model.slot for model in deployed]
+        == [model.number for model in deployed]
+        == list(range(len(deployed)))
+    )
+    return [f"{model.servable.name}:{model.servable.version}" for model in deployed]
+
+
+@pytest.mark.parametrize(
+    ("versions", "labels", "names"),
+    [
+        (None, None, [10]),
+        ("latest:2", None, [3, 10]),
+        ("all", None, [2, 3, 10]),
+        ((2, 3), None, [2, 3]),
+        (None, {"stable": 2}, [2, 10]),
+    ],
+)
+def test_the_policy_and_the_labels_say_what_is_loaded(
+    workspace: Workspace, base: Path, versions: Any, labels: Any, names: list[int]
+) -> None:
+    """Versions are ordered by number; one with a label is loaded too."""
+    found = loaded(workspace, path=base, versions=versions, labels=labels, name="renamed")
+    assert found == [f"renamed:{version}" for version in names]
+
+
+def test_what_the_settings_name_has_to_be_there(workspace: Workspace, base: Path) -> None:
+    """A version, or a label's, that does not exist stops the start; a label in the file does not."""
+    with pytest.raises(InvalidSettings, match="digits has no version 4; it has 2, 3, 10"):
+        loaded(workspace, path=base, versions=(2, 4))
+    with pytest.raises(InvalidSettings, match="digits has no version 5"):
+        loaded(workspace, path=base, labels={"stable": 5})
+    change_labels(base, {"stable": 5, "canary": 3})
+    assert loaded(workspace, path=base, labels={"canary": 2}) == ["digits:3", "digits:10"]
+    (base / LABELS_FILE).write_text("[1]")
+    with pytest.raises(RepositoryError, match="cannot be read as labels"):
+        loaded(workspace, path=base)
+
+
+def test_a_version_without_a_model_matters_only_if_it_is_asked_for(workspace: Workspace, base: Path) -> None:
+    """Somebody may be writing it; the newest one is asked for unless the settings say otherwise."""
+    (base / "11").mkdir()
+    with pytest.raises(RepositoryError, match="version 11 of digits"):
+        loaded(workspace, path=base)
+    assert loaded(workspace, path=base, versions=(10,)) == ["digits:10"]
+    offer = find_offers(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
+    assert (offer.versions, list(offer.broken)) == ((2, 3, 10), [11])
+
+
+def test_of_several_models_the_broken_ones_are_told_apart(
+    workspace: Workspace, base: Path, tmp_path: Path
+) -> None:
+    """One is not there, one has changed since it was registered, one lacks a version; the others are loaded."""
+    (base / "11").mkdir()
+    write(tmp_path / "net.onnx")
+    registered = Repository(workspace.models_dir).register(
+        "changed", tmp_path / "net.onnx", now=datetime.now(UTC), framework="onnx"
+    )
+    registered.path.chmod(0o644)
+    registered.path.write_bytes(b"others")
+    entries = (
+        ModelSettings(path=base),
+        ModelSettings(path=tmp_path / "gone" / "model.onnx"),
+        ModelSettings(registered="changed"),
+        ModelSettings(registered="unknown:4"),
+        ModelSettings(path=tmp_path / "net.onnx"),
+        ModelSettings(path=tmp_path / "net.onnx", name="other", versions=(5,)),
+    )
+    broken: Broken = {}
+    with ExitStack() as leases:
+        deployed = resolve(ServerSettings(models=entries), workspace, leases, broken)
+    assert [model.servable.name for model in deployed] == ["net"]
+    words = {("digits", 11): "holds no model", ("gone", 1): "does not exist", ("changed", 1): "changed",
+             ("unknown", 4): "no model 'unknown'", ("other", 5): "has no version 5"}  # fmt: skip
+    assert set(broken) == set(words)
+    assert all(word in str(broken[key]) for key, word in words.items()), broken
+    with ExitStack() as leases, pytest.raises(RepositoryError, match="does not exist"):
+        resolve(ServerSettings(models=entries), workspace, leases)
+
+
+@pytest.mark.parametrize(("exit_on_error", "hidden"), [(None, True), (True, True), (False, False)])
+def test_a_single_model_that_is_not_there_is_an_error(
+    workspace: Workspace, tmp_path: Path, exit_on_error: bool | None, hidden: bool
+) -> None:
+    """Unless the server is to go on without it."""
+    settings = ServerSettings(
+        models=(ModelSettings(path=tmp_path / "net.onnx"),), exit_on_error=exit_on_error
+    )
+    if hidden:
+        with pytest.raises(RepositoryError, match="does not exist"):
+            find_offers(settings, workspace)
+        return
+    offer = find_offers(settings, workspace)["net"]
+    with pytest.raises(RepositoryError, match="does not exist"):
+        offer.source(1)
+
+
+def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_path: Path) -> None:
+    """With no model named the registered ones are served, and those that cannot be are said."""
+    repository = Repository(workspace.models_dir)
+    write(tmp_path / "script" / "score.py")
+    write(tmp_path / "weights" / "model.pkl")
+    repository.register("script", tmp_path / "script", now=datetime(2026, 10, 18, tzinfo=UTC))
+    repository.register(
+        "weights", tmp_path / "weights", now=datetime(2026, 10, 18, tzinfo=UTC), framework="files"
+    )
+    assert [*find_offers(ServerSettings(), workspace)] == ["script"]
+    assert left_out(ServerSettings(), workspace) == ["weights"]
+    named = ServerSettings(models=(ModelSettings(registered="script"),))
+    assert left_out(named, workspace) == []
+    assert notes(ServerSettings(unknown_variables=("STOKER_X is no setting",)), workspace) == [
+        "STOKER_X is no setting",
+        "weights is registered and not served: an entry script has to load it (--use-model)",
+    ]
+
+
+def test_registered_models(workspace: Workspace, base: Path) -> None:
+    """A number in the reference is the only version there is; without one all are there."""
+    repository = Repository(workspace.models_dir)
+    for _ in range(3):
+        repository.register("digits", base / "2" / "model.onnx", now=datetime(2026, 10, 18, tzinfo=UTC))
+    change_labels(workspace.models_dir / "digits", {"stable": 2})
+    assert loaded(workspace, registered="digits") == ["digits:2", "digits:3"]
+    assert loaded(workspace, registered="digits:1") == ["digits:1"]
+    with pytest.raises(InvalidSettings, match="digits:1 names a version already"):
+        loaded(workspace, registered="digits:1", versions="all")
+
+
+def test_fingerprints_change_with_the_files(workspace: Workspace, base: Path) -> None:
+    """Of each version alone; a configuration beside the versions is part of all of them."""
+
+    def look() -> list[str]:
+        offer = find_offers(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
+        return [offer.source(version).fingerprint() for version in offer.versions]
+
+    before = look()
+    assert look() == before
+    os.utime(base / "3" / "model.onnx", ns=(1, 1))
+    write(base / "10" / "model.onnx.data")
+    after = look()
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, False]
+    (base / "config.pbtxt").write_text("max_batch_size: 4")
+    assert all(old != new for old, new in zip(after, look(), strict=True))
+
+
+def test_of_a_script_only_python_counts(workspace: Workspace, tmp_path: Path) -> None:
+    """It may write beside itself while it serves."""
+    path = tmp_path / "script" / "score.py"
+    write(path, b"def init(): ...\ndef run(raw_data): ...\n")
+
+    def look() -> str:
+        offer = find_offers(ServerSettings(models=(ModelSettings(path=path),)), workspace)["script"]
+        return offer.source(1).fingerprint()
+
+    before = look()
+    write(path.with_name("cache.db"))
+    assert look() == before
+    write(path.with_name("helper.py"))
+    assert look() != before
+
+
+def test_a_replaced_labels_file_is_noticed(base: Path) -> None:
+    """By a look at its entry in the folder, not by reading it."""
+    missing = labels_mark(base)
+    change_labels(base, {"stable": 3})
+    first = labels_mark(base)
+    assert change_labels(base, {"canary": 10}, ["stable"]) == stored_labels(base) == {"canary": 10}
+    assert len({missing, first, labels_mark(base)}) == 3
+
+
+def test_the_command_line_sets_the_policy(base: Path, tmp_path: Path) -> None:
+    """Of PATH and --model, else as the default of all models."""
+    parser = argparse.ArgumentParser()
+    serve_command.add_arguments(parser)
+    workspace = ["--workspace", str(tmp_path / "workspace"), "--versions", "latest:2"]
+    named = serve_command.serve_settings(parser.parse_args([str(base), *workspace]))
+    unnamed = serve_command.serve_settings(parser.parse_args(workspace))
+    for settings in (named, unnamed):
+        assert settings.model_defaults.versions == "latest:2"
+    with pytest.raises(InvalidSettings, match="versions must be latest, latest:N, all"):
+        serve_command.serve_settings(parser.parse_args([*workspace, "--versions", "newest"]))

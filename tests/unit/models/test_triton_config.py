@@ -1,0 +1,196 @@
+"""What of Triton's config.pbtxt counts, what is passed over, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.declaration import DeclaredTensor
+from stoker.errors import RepositoryError
+from stoker.models.triton_config import TritonConfig, read_triton_config
+from stoker.servable import WarmUpInput, WarmUpRequest
+from stoker.settings.model import ModelSettings
+
+
+def read(tmp_path: Path, text: str) -> TritonConfig:
+    base = tmp_path / "net"
+    base.mkdir(exist_ok=True)
+    (base / "config.pbtxt").write_text(text)
+    config = read_triton_config(base)
+    assert config is not None
+    return config
+
+
+def test_a_folder_without_one_has_none(tmp_path: Path) -> None:
+    """Then everything is found out of the model itself."""
+    assert read_triton_config(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("max_batch_size: 8", {"max_batch_rows": 8}),
+        ("max_batch_size: 0", {}),
+        ("version_policy: { latest { num_versions: 2 } }", {"versions": "latest:2"}),
+        ("version_policy: { latest { } }", {"versions": "latest:1"}),
+        ("version_policy { all { } }", {"versions": "all"}),
+        ("version_policy: { specific: { versions: [3, 1] } }", {"versions": (1, 3)}),
+        ("dynamic_batching { max_queue_delay_microseconds: 1500 }", {"max_delay_ms": 1.5}),
+        ("dynamic_batching { preserve_ordering: false }", {}),
+        ("instance_group [ { count: 2 kind: KIND_CPU } ]", {"instances": 2, "device": ("cpu",)}),
+        (
+            "instance_group [ { kind: KIND_GPU gpus: [0, 1] }, { kind: KIND_GPU gpus: [1] } ]",
+            {"instances": 1, "device": ("cuda:0", "cuda:1")},
+        ),
+        ("instance_group { count: 3 }", {"instances": 3}),
+        ('parameters { key: "intra_op_thread_count" value { string_value: "2" } }', {"threads": 2}),
+        ('parameters { key: "intra_op_thread_count" value { string_value: "0" } }', {}),
+        ("response_cache { enable: false } model_transaction_policy { decoupled: false }", {}),
+    ],
+)
+def test_fields_become_settings(tmp_path: Path, text: str, settings: dict[str, Any]) -> None:
+    """Those of the model's own settings; nothing is passed over for it."""
+    config = read(tmp_path, text)
+    assert config.settings == ModelSettings(**settings)
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("response_cache { enable: true }", ["response_cache"]),
+        ("optimization { cuda { graphs: true } }", ["optimization"]),
+        ("model_transaction_policy { decoupled: true }", ["model_transaction_policy"]),
+        (
+            "dynamic_batching { preferred_batch_size: [4, 8] priority_levels: 2 preserve_ordering: true "
+            "default_queue_policy { default_timeout_microseconds: 9 } }",
+            [
+                "dynamic_batching.preferred_batch_size",
+                "dynamic_batching.preserve_ordering",
+                "dynamic_batching.priority_levels",
+                "dynamic_batching.default_queue_policy",
+            ],
+        ),
+        (
+            "instance_group [ { count: 1 }, { count: 2 passive: true } ]",
+            ["instance_group[1].passive", "instance_group.count where it differs"],
+        ),
+        (
+            'parameters { key: "enable_mem_arena" value { string_value: "0" } }',
+            ["the parameter enable_mem_arena"],
+        ),
+        (
+            'input { name: "x" data_type: TYPE_FP32 dims: 4 format: FORMAT_NCHW optional: true }',
+            ["optional of x", "format of x"],
+        ),
+        (
+            'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "l.txt" }',
+            ["label_filename of y"],
+        ),
+    ],
+)
+def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str]) -> None:
+    """A line each, for the start."""
+    notes = read(tmp_path, text).notes
+    assert [note.partition(" is passed over")[0] for note in notes] == [
+        f"config.pbtxt of net: {field}" for field in fields
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("max_batch_size 8", "config.pbtxt of net, line 1, column 16: expected ':'"),
+        ('name: "other"', "its name is 'other', and its folder is net"),
+        ('backend: "python"', "the backend 'python' is not offered, .* a score.py"),
+        ('platform: "tensorrt_plan"', "the platform 'tensorrt_plan' is not offered, .* provider: tensorrt"),
+        ('backend: "fil"', "the backend 'fil' is not offered, .* load the model in a score.py"),
+        ('platform: "onnxruntime_onnx" backend: "tensorflow"', "contradict each other"),
+        ('platform: "ensemble" ensemble_scheduling { }', "ensemble_scheduling is not offered: a score.py"),
+        ("sequence_batching { }", "sequence_batching is not offered: Stoker keeps no state"),
+        ("max_batchsize: 8", "there is no field max_batchsize; did you mean max_batch_size?"),
+        ("instance_group { cuont: 2 }", r"there is no field instance_group\[0\].cuont; did you mean count?"),
+        ("max_batch_size: 8 max_batch_size: 9", "max_batch_size stands more than once"),
+        ('max_batch_size: "8"', "max_batch_size must be a whole number, not 8"),
+        ("max_batch_size: -1", "max_batch_size must be a whole number, not -1"),
+        ("name: net", "name must be a text in quotes, not net"),
+        ("input: 3", "input must be messages in braces"),
+        ("input { data_type: TYPE_FP32 dims: 1 }", r"input\[0\].name is missing"),
+        (
+            'input { name: "x" data_type: TYPE_BF16 dims: 1 }',
+            "data_type of x must be one of .*, not TYPE_BF16",
+        ),
+        ('input { name: "x" data_type: TYPE_FP32 }', "dims of x are missing"),
+        ('input { name: "x" data_type: TYPE_FP32 dims: -2 }', r"input\[0\].dims must be whole numbers"),
+        (
+            'input { name: "x" data_type: TYPE_FP32 dims: [2, 3] reshape { shape: [5] } }',
+            r"reshape of x: \[2, 3\] cannot become \[5\]",
+        ),
+        ("instance_group { kind: KIND_TPU }", "kind must be KIND_AUTO"),
+        ("instance_group { count: 17 }", "instances must be"),
+        ("version_policy { specific { versions: [] } }", "versions must be latest"),
+        ('default_model_filename: "../net.onnx"', "must be a name without a folder"),
+        (
+            'model_warmup { name: "w" inputs { key: "x" value { dims: 4 } } }',
+            "the model_warmup 'w' has no data for x",
+        ),
+        ("response_cache { enable: maybe }", "enable must be true or false, not maybe"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, problem: str) -> None:
+    """The message names the file's model, and the field or the line and column."""
+    with pytest.raises(RepositoryError, match=problem) as refused:
+        read(tmp_path, text)
+    assert str(refused.value).startswith("config.pbtxt of net")
+
+
+def test_tensors_have_the_batch_axis_that_max_batch_size_says(tmp_path: Path) -> None:
+    """It stands before the dims if it is above 0; a reshape is what the model sees."""
+    text = """
+        max_batch_size: %d
+        input [ { name: "x" data_type: TYPE_FP32 dims: [ 4, -1 ] },
+                { name: "n" data_type: TYPE_INT64 dims: [ 1 ] reshape: { shape: [ ] } } ]
+        output { name: "y" data_type: TYPE_STRING dims: 2 reshape { shape: [ 2 ] } }
+    """
+    batched = read(tmp_path, text % 8).declaration
+    assert batched.batched is True
+    assert batched.inputs == (
+        DeclaredTensor("x", "float32", (-1, 4, -1)),
+        DeclaredTensor("n", "int64", (-1, 1), (-1,)),
+    )
+    assert batched.outputs == (DeclaredTensor("y", "string", (-1, 2)),)
+    whole = read(tmp_path, text % 0).declaration
+    assert whole.batched is False
+    assert whole.inputs == (
+        DeclaredTensor("x", "float32", (4, -1)),
+        DeclaredTensor("n", "int64", (1,), ()),
+    )
+    assert read(tmp_path, "").declaration.batched is None
+
+
+def test_warm_ups_are_requests(tmp_path: Path) -> None:
+    """Zeros, numbers chosen at random, and files of the folder `warmup`."""
+    config = read(
+        tmp_path,
+        """
+        model_warmup [ {
+            name: "first" batch_size: 4 count: 2
+            inputs { key: "a" value: { data_type: TYPE_FP32 dims: [ 2, 3 ] zero_data: true } }
+            inputs: { key: "b", value: { data_type: TYPE_INT64 dims: 1 random_data: true } }
+            inputs: { key: "c", value: { data_type: TYPE_STRING dims: 1 input_data_file: "texts" } }
+        } ]
+        """,
+    )
+    assert config.warm_up == (
+        WarmUpRequest(
+            "first",
+            4,
+            (
+                WarmUpInput("a", "TYPE_FP32", (2, 3), "zero"),
+                WarmUpInput("b", "TYPE_INT64", (1,), "random"),
+                WarmUpInput("c", "TYPE_STRING", (1,), "file", tmp_path / "net" / "warmup" / "texts"),
+            ),
+        ),
+    )

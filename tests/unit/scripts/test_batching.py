@@ -1,0 +1,522 @@
+"""How a script's requests are batched: the choice, its reason, and scripts as users write them, run unchanged."""
+
+import argparse
+import base64
+import dataclasses
+import importlib.util
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simdjson
+from tests.puppets import BODIES
+from tests.puppets import ROWS as ROWS_OF_TWO
+from tests.tiny_models import write_mlp, write_pictures, write_script
+
+from stoker.commands import serve
+from stoker.errors import InvalidSettings, LoadFailed
+from stoker.gateway.scoring.service import Service
+from stoker.metrics import MetricMemory
+from stoker.models.deployment import Deployed, resolve
+from stoker.models.placement import place
+from stoker.runtimes.base import Runtime
+from stoker.runtimes.script import load_script
+from stoker.script_form import ScriptForm
+from stoker.scripts import gathering, json_reading
+from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
+from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.handles import Interception
+from stoker.scripts.self_check import Sample
+from stoker.scripts.watchdog import Watchdog
+from stoker.servable import Device, Servable
+from stoker.settings.loading import load_settings
+from stoker.supervisor.start_up import ModelReport
+from stoker.supervisor.summary import batching_lines
+from stoker.tensors import Signature
+from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.wire.merging import row_count
+from stoker.workspace import Workspace
+
+SCRIPTS = Path(__file__).parents[2] / "entry_scripts"
+ROWS = Sample(b'{"data": [[1.0, 2.0], [3.0, 4.0]]}', "application/json", "rows.json")
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What loading a script does to its process is undone."""
+    environ = {name: value for name, value in os.environ.items() if name != "AML_APP_ROOT"}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(Watchdog, "start", lambda self: None)
+    made: list[GatheredCalls] = []
+
+    class Closed(GatheredCalls):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            made.append(self)
+
+    monkeypatch.setattr("stoker.scripts.batching.GatheredCalls", Closed)
+    yield
+    for calls in made:
+        calls.close()
+    sys.modules.pop("entry_module", None)
+
+
+def servable(path: Path = Path("score.py"), **settings: Any) -> Servable:
+    """A script with these settings."""
+    return Servable(
+        "digits",
+        1,
+        "script",
+        path,
+        path.parent,
+        **{"max_batch_rows": 32, "max_body_bytes": 1 << 22, **settings},
+    )
+
+
+def chosen(
+    run: Callable[..., Any], sample: Sample | None = ROWS, raw: bool = False, **settings: Any
+) -> BatchedCalls:
+    """What is chosen for a `run`."""
+    return choose_batching(ScriptCalls(run, raw=raw), servable(**settings), sample)
+
+
+def by_rows(raw_data: str) -> Any:
+    """A script that scores row by row."""
+    return [sum(row) for row in json.loads(raw_data)["data"]]
+
+
+def over_all(raw_data: str) -> Any:
+    """A script that looks at all rows."""
+    return float(np.mean(json.loads(raw_data)["data"]))
+
+
+def choice(calls: BatchedCalls) -> tuple[str, int, str]:
+    """Way, most requests at once, and reason."""
+    return calls.form.batching, calls.form.max_requests, calls.form.batching_reason
+
+
+def test_merging_is_tried_first() -> None:
+    """The reason names what it was proved with."""
+    assert choice(chosen(by_rows)) == (
+        "merge",
+        32,
+        "bodies made from rows.json got the same answers merged as alone",
+    )
+
+
+def test_without_a_proof_requests_run_one_by_one() -> None:
+    """The reason has both ways and why they are closed."""
+    way, most, reason = choice(chosen(over_all))
+    assert (way, most) == ("none", 1)
+    assert reason == (
+        "not by merge: a call with 3 rows failed: the result is float, which has no entry for each row; "
+        "not by handle: run() calls no model that is known (ONNX Runtime, Keras, SavedModel, TensorFlow session) on "
+        "its thread"
+    )
+
+
+def test_without_a_sample_requests_run_one_by_one() -> None:
+    """The reason says what to do about it."""
+    way, most, reason = choice(chosen(by_rows, None))
+    assert (way, most) == ("none", 1)
+    assert "put sample_input.json beside the script" in reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"batching": "none"}, "asked for"), ({"max_batch_rows": 1}, "max_batch_rows is 1")],
+)
+def test_batching_can_be_switched_off(settings: dict[str, Any], reason: str) -> None:
+    """The script is not called for a check then."""
+
+    def run(raw_data: str) -> None:
+        raise AssertionError("called")
+
+    assert choice(chosen(run, **settings)) == ("none", 1, reason)
+
+
+def test_a_way_that_was_asked_for_must_be_proved_too(caplog: pytest.LogCaptureFixture) -> None:
+    """If the sample disproves it, the log warns and says what differed."""
+    assert choice(chosen(by_rows, batching="merge"))[0] == "merge"
+    assert not caplog.records
+    way, _, reason = choice(chosen(over_all, batching="merge"))
+    assert way == "none"
+    assert reason.startswith("not by merge: ")
+    assert "handle" not in reason
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("WARNING", f"batching of digits: none, {reason}")
+    assert choice(chosen(by_rows, batching="handle"))[0] == "none"
+
+
+@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", gathering.MAX_THREADS)])
+def test_a_way_may_be_asked_for_without_a_sample(way: str, most: int) -> None:
+    """It is the operator's word then, and the reason says so."""
+    calls = chosen(by_rows, None, batching=way, max_batch_rows=200)
+    assert choice(calls)[:2] == (way, most)
+    assert calls.form.batching_reason.startswith("asked for, unchecked: there is no sample input")
+    bodies = [b'{"data": [[1, 2]]}', b'{"data": [[3, 4], [5, 6]]}']
+    assert [
+        answer.body
+        for answer in calls.answers([ScriptRequest(b"id", body, 1 + n) for n, body in enumerate(bodies)])
+    ] == [b"[3]", b"[7, 11]"]
+
+
+def test_raw_requests_are_never_merged() -> None:
+    """Not even if it is asked for."""
+    way, _, reason = choice(chosen(lambda request: 1, None, raw=True, batching="merge"))
+    assert (way, reason) == ("none", "not by merge: a @rawhttp script gets each request as it came")
+
+
+def test_the_key_of_the_sample_is_what_frontends_look_for() -> None:
+    """It travels in the form."""
+    calls = chosen(
+        lambda raw_data: [sum(row) for row in json.loads(raw_data)["instances"]],
+        dataclasses.replace(ROWS, body=ROWS.body.replace(b"data", b"instances")),
+    )
+    assert (calls.form.batching, calls.form.merge_key) == ("merge", "instances")
+    assert ScriptForm.from_json(json.loads(json.dumps(calls.form.to_json()))) == calls.form
+
+
+def test_a_refused_way_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries are as they were, and no thread is left."""
+    removed: list[Interception] = []
+    remove = Interception.remove
+    monkeypatch.setattr(Interception, "remove", lambda self: (removed.append(self), remove(self)))
+    before = threading.active_count()
+    chosen(over_all)
+    assert len(removed) == 2, "once after a look at what it calls, once after gathering was refused"
+    assert threading.active_count() == before
+
+
+def test_samples_are_found(tmp_path: Path) -> None:
+    """The setting's, then the model folder's, then the one beside the script, then that of the decorators."""
+    model_dir = tmp_path / "model"
+    model_dir.mkdir()
+    form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[0.5]]}})
+    script = dataclasses.replace(servable(tmp_path / "score.py"), model_dir=model_dir)
+    assert find_sample(script, ScriptForm()) is None
+    assert find_sample(script, ScriptForm(input_schema={"type": "object", "example": {}})) is None
+    assert find_sample(script, form) == Sample(
+        b'{"data": [[0.5]]}', "application/json", "the decorators' sample"
+    )
+    (tmp_path / "sample_input.json").write_bytes(b"[1]")
+    assert find_sample(script, form) == Sample(b"[1]", "application/json", "sample_input.json")
+    (model_dir / "sample_input.json").write_bytes(b"[2]")
+    assert find_sample(script, form) == Sample(b"[2]", "application/json", "sample_input.json")
+    picture = tmp_path / "shoe.jpg"
+    picture.write_bytes(b"\xff\xd8")
+    named = dataclasses.replace(script, sample_input=picture)
+    assert find_sample(named, form) == Sample(b"\xff\xd8", "image/jpeg", "shoe.jpg")
+    picture.unlink()
+    with pytest.raises(LoadFailed, match=r"the sample input cannot be read: .*shoe"):
+        find_sample(named, form)
+
+
+def load(folder: Path, **settings: Any) -> Runtime:
+    """Load the script in a folder."""
+    return load_script(servable(folder / "score.py", **settings), Device("cpu", 0, "a processor"), 1)
+
+
+def scored(runtime: Runtime, bodies: Sequence[bytes]) -> list[ScriptAnswer]:
+    """The answers to bodies that wait together, packed as a frontend packs them."""
+    form = runtime.signature.script
+    assert form is not None
+    rows = [
+        row_count(simdjson.Parser(), body, form.merge_key) if form.batching == "merge" else 0
+        for body in bodies
+    ]
+    packed = [ScriptRequest(b"id", body, count).pack() for body, count in zip(bodies, rows, strict=True)]
+    return [ScriptAnswer.unpack(answer) for answer in runtime.run([packed])[0]]
+
+
+def user_script(name: str, folder: Path) -> Path:
+    """A script as a user wrote it, in a folder of its own."""
+    script = (SCRIPTS / name / "score.py").read_text()
+    return write_script(folder, script).parent
+
+
+def check_against_single_answers(folder: Path, bodies: Sequence[bytes], expected: str) -> list[Any]:
+    """Batched in the expected way, a script answers as it does unbatched; returns what callers read."""
+    single = scored(load(folder, batching="none"), bodies)
+    runtime = load(folder)
+    assert runtime.signature.script is not None
+    assert runtime.signature.script.batching == expected, runtime.signature.script.batching_reason
+    batched = scored(runtime, bodies)
+    assert [answer.status for answer in batched] == [answer.status for answer in single]
+    for mine, theirs in zip(single, batched, strict=True):
+        if mine.failed:
+            assert theirs.failed
+            continue
+        leaves, others = flattened(json.loads(mine.body)), flattened(json.loads(theirs.body))
+        assert list(leaves) == list(others)
+        for path, leaf in leaves.items():
+            assert others[path] == (pytest.approx(leaf, rel=1e-5, abs=2e-6) if type(leaf) is float else leaf)
+    return [json.loads(answer.body) for answer in batched]
+
+
+def flattened(value: Any) -> dict[str, Any]:
+    """Leaves of a JSON value by their place; texts that hold JSON are read."""
+    if isinstance(value, str) and value[:1] in "[{":
+        value = json.loads(value)
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {f"{key}/{place}": leaf for key, item in items for place, leaf in flattened(item).items()}
+    return {"": value}
+
+
+def png(seed: int, size: tuple[int, int] = (20, 30)) -> str:
+    """A picture in base64."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="Pillow is not installed")
+def test_pictures_are_decoded_by_the_script_and_scored_together(tmp_path: Path) -> None:
+    """Pillow and base64 around an ONNX session: the calls to the model are gathered, whatever the pictures' sizes."""
+    folder = user_script("clothes", tmp_path)
+    write_pictures(folder / "model.onnx")
+    (folder / "labels.txt").write_text("shirt\nshoe\ncoat\n")
+    (folder / "sample_input.json").write_text(json.dumps({"image": png(0)}))
+    bodies = [
+        json.dumps({"image": png(seed, (10 + seed, 40 - seed)), "top": 3}).encode() for seed in range(8)
+    ]
+    bodies[3] = b'{"image": "abc"}'
+    bodies[5] = b"{}"
+    answers = check_against_single_answers(folder, bodies, "handle")
+    assert answers[3] == {"error": "Incorrect padding"}
+    assert answers[5] == {"error": "'image'"}
+    good = [answer["predictions"] for n, answer in enumerate(answers) if n not in (3, 5)]
+    assert all(len(predictions) == 3 for predictions in good)
+    assert len({json.dumps(predictions) for predictions in good}) == len(good), (
+        "each picture has its own answer"
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
+def test_table_rows_are_merged(tmp_path: Path) -> None:
+    """With pandas and scikit-learn, records of all callers become one table; a bad one spoils only its own."""
+    folder = user_script("churn", tmp_path)
+    write_churn_model(folder / "churn.pkl")
+    records = [
+        {
+            "tenure": 3 + 5 * n,
+            "total_charges": 50.5 * n + 20,
+            "contract": ("Monthly", "yearly", "TWO-YEAR")[n % 3],
+        }
+        for n in range(9)
+    ]
+    (folder / "sample_input.json").write_text(json.dumps({"data": records[:2]}))
+    bodies = [json.dumps({"data": records[n : n + 1 + n % 3]}).encode() for n in range(9)]
+    bodies[4] = b'{"data": [{"tenure": 3.5, "contract": "yearly"}]}'
+    bodies[6] = b"no json"
+    answers = check_against_single_answers(folder, bodies, "merge")
+    assert answers[4] == "'total_charges'"
+    assert answers[6].startswith("Expecting value")
+    for n in (0, 1, 2, 3, 5, 7, 8):
+        assert len(answers[n]) == len(records[n : n + 1 + n % 3])
+    assert len({label for n, answer in enumerate(answers) if n not in (4, 6) for label in answer}) == 2
+
+
+def write_churn_model(path: Path) -> None:
+    """Train and store a pipeline for the table."""
+    import joblib
+    import pandas as pd
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    random = np.random.default_rng(1)
+    table = pd.DataFrame(
+        {
+            "tenure": random.integers(1, 60, 200),
+            "total_charges": random.uniform(10, 900, 200),
+            "contract": random.choice(["monthly", "yearly", "two-year"], 200),
+        }
+    )
+    table["charges_per_month"] = table["total_charges"] / table["tenure"]
+    columns = ColumnTransformer(
+        [
+            ("numbers", StandardScaler(), ["tenure", "total_charges", "charges_per_month"]),
+            ("words", OneHotEncoder(handle_unknown="ignore"), ["contract"]),
+        ]
+    )
+    labels = np.where(table["tenure"] + 0.02 * table["total_charges"] > 36, "stays", "leaves")
+    joblib.dump(make_pipeline(columns, LogisticRegression()).fit(table, labels), path)
+
+
+def test_a_result_written_as_json_is_divided(tmp_path: Path) -> None:
+    """Labels and probabilities of rows, and what belongs to all: each caller gets the text that it had alone."""
+    folder = user_script("digits", tmp_path)
+    write_mlp(folder / "model.onnx")
+    images = np.random.default_rng(2).random((12, 784)).round(3)
+    (folder / "sample_input.json").write_text(json.dumps({"data": images[:1].tolist()}))
+    counts = [1, 2, 1, 3, 1, 1, 2, 1]
+    starts = np.cumsum([0, *counts])
+    bodies = [
+        json.dumps({"data": images[start : start + count].tolist()}).encode()
+        for start, count in zip(starts, counts, strict=False)
+    ]
+    bodies[2] = b'{"data": [[0.5, 0.5]]}'
+    answers = check_against_single_answers(folder, bodies, "merge")
+    assert answers[2]["code"] == "model_failed"
+    for n, count in enumerate(counts):
+        if n != 2:
+            result = json.loads(answers[n])
+            assert list(result) == ["labels", "probabilities", "model"]
+            assert (len(result["labels"]), len(result["probabilities"])) == (count, count)
+            assert answers[n] == json.dumps(result)
+
+
+def test_frontends_count_rows_only_for_merging() -> None:
+    """The count is part of the request that goes to the device."""
+    memory = MetricMemory(fd := MetricMemory.create())
+    os.close(fd)
+    service = Service(
+        "digits", verifier=None, metrics=memory.page(0).model(0), timeout_ms=1000, max_body_bytes=1000
+    )
+
+    def rows(form: ScriptForm, body: bytes) -> int:
+        return ScriptRequest.unpack(service._pack(form, b"id", body, None)).rows
+
+    merged = ScriptForm(batching="merge")
+    assert rows(merged, b'{"data": [[1], [2], [3]]}') == 3
+    assert rows(merged, b'{"data": [[1], [2]]}') == 2
+    assert rows(merged, b'{"rows": [[1], [2]]}') == 0
+    assert rows(dataclasses.replace(merged, merge_key="rows"), b'{"rows": [[1], [2]]}') == 2
+    assert rows(merged, b"not json") == 0
+    assert rows(ScriptForm(batching="handle"), b'{"data": [[1]]}') == 0
+
+
+@pytest.fixture
+def quickened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """`json.loads` as scripts have it; returns what was read the quick way."""
+    quick: list[Any] = []
+    loads = json_reading.orjson.loads
+    monkeypatch.setattr(json_reading.orjson, "loads", lambda text: (quick.append(text), loads(text))[1])
+    monkeypatch.setattr(json, "loads", json.loads)
+    json_reading.quicken_json_loads()
+    return quick
+
+
+def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
+    """As text or as bytes; only while they are known, and only on that thread."""
+    body = '{"data": [[1, 2.5, "é"]]}'.encode()
+    assert json.loads(body) == {"data": [[1, 2.5, "é"]]}
+    elsewhere: list[Any] = []
+    with json_reading.known_json(body):
+        assert json.loads(body) == json.loads(body.decode()) == {"data": [[1, 2.5, "é"]]}
+        assert json.loads('{"data": [[1, 2.5, "e"]]}') == {"data": [[1, 2.5, "e"]]}
+        assert json.loads(body, parse_float=str) == {"data": [[1, "2.5", "é"]]}
+        thread = threading.Thread(target=lambda: elsewhere.append(json.loads(body)))
+        thread.start()
+        thread.join()
+        with pytest.raises(TypeError):
+            json.loads(np.zeros(3))
+    assert json.loads(body) == elsewhere[0]
+    assert quickened == [body, body.decode()]
+    json_reading.quicken_json_loads()
+    assert not hasattr(json.loads.__wrapped__, "__wrapped__"), "it is put in place once"
+
+
+def test_what_the_faster_reader_refuses_is_read_all_the_same(
+    quickened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two readers have limits of depth of their own."""
+
+    def refuse(text: Any) -> None:
+        quickened.append(text)
+        raise json_reading.orjson.JSONDecodeError("Recursion limit reached", "", 0)
+
+    monkeypatch.setattr(json_reading.orjson, "loads", refuse)
+    with json_reading.known_json(b"[[1]]"):
+        assert json.loads(b"[[1]]") == [[1]]
+    assert quickened == [b"[[1]]"]
+
+
+def test_scripts_read_merged_and_lone_bodies_faster(quickened: list[Any]) -> None:
+    """Those that frontends have read; not those that they could not."""
+    answers = chosen(by_rows).answers
+    quickened.clear()
+    good, other = b'{"data": [[1, 2]]}', b'{"data": [[1, NaN]]}'
+    answers([ScriptRequest(b"id", good, 1)] * 2)
+    answers([ScriptRequest(b"id", good, 1)])
+    answers([ScriptRequest(b"id", other, 0)])
+    assert quickened == ['{"data": [[1, 2], [1, 2]]}', good.decode()]
+
+
+def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:
+    """In the deployment file, with paths relative to it."""
+    (tmp_path / "score.py").write_text("")
+    (tmp_path / "sample.json").write_text("")
+    file = tmp_path / "deployment.yaml"
+    file.write_text(
+        "models: [{path: score.py, batching: none, sample_input: sample.json}, {path: score.py, name: b}]"
+    )
+    settings = load_settings({}, {}, file, ())
+    with ExitStack() as leases:
+        first, second = (
+            model.servable for model in resolve(settings, Workspace(tmp_path / ".stoker"), leases)
+        )
+    assert (first.batching, first.sample_input) == ("none", tmp_path / "sample.json")
+    assert (second.batching, second.sample_input) == ("auto", None)
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("batching: both", "batching must be auto or merge or handle or rows or none, got 'both'"),
+        ("sample_input: nowhere.json", "nowhere.json is not a file"),
+    ],
+)
+def test_bad_settings_stop_the_start(tmp_path: Path, model: str, complaint: str) -> None:
+    """The message names the setting and what it may be."""
+    (tmp_path / "score.py").write_text("")
+    file = tmp_path / "deployment.yaml"
+    file.write_text(f"models: [{{path: score.py, {model}}}]")
+    with pytest.raises(InvalidSettings, match=complaint), ExitStack() as leases:
+        resolve(load_settings({}, {}, file, ()), Workspace(tmp_path / ".stoker"), leases)
+
+
+def test_the_command_line_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options describe PATH, and without it they are refused."""
+    monkeypatch.setattr(os, "environ", {})
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+
+    def models(*arguments: str) -> list[tuple[str, Path | None]]:
+        settings = serve.serve_settings(parser.parse_args(arguments))
+        return [(model.batching, model.sample_input) for model in settings.models]
+
+    options = ("--batching", "merge", "--sample-input", "s.json")
+    assert models("score.py", *options) == [("merge", Path("s.json"))]
+    assert models("score.py") == [("auto", None)]
+    with pytest.raises(InvalidSettings, match="--batching and --sample-input describe PATH"):
+        models(*options)
+
+
+def test_the_summary_at_the_start_says_how() -> None:
+    """One line for each script that takes whole requests."""
+    placement = place(["cpu"], 1, cores=1)
+    deployed = Deployed(servable(), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+
+    def lines(signature: Signature) -> list[str]:
+        return batching_lines(ModelReport(deployed, signature, ["cpu"], 0.5, 0.25))
+
+    form = ScriptForm(batching="handle", batching_reason="it is so")
+    assert lines(dataclasses.replace(BODIES, script=form)) == ["           batching: handle, it is so"]
+    assert lines(ROWS_OF_TWO) == []

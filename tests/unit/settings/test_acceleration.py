@@ -1,0 +1,66 @@
+"""Which settings of the GPU a framework has."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from stoker.errors import InvalidSettings
+from stoker.settings.acceleration import Acceleration, check_acceleration
+
+
+@pytest.mark.parametrize("framework", ["onnx", "tensorflow", "script", "files"])
+def test_the_defaults_suit_every_framework(framework: str) -> None:
+    """A model without settings is never refused."""
+    check_acceleration("digits", framework, Acceleration())
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings"),
+    [
+        ("onnx", {"provider": "tensorrt", "precision": "fp16", "execution": "bound", "memory_mb": 100}),
+        ("onnx", {"execution": "graph", "precision": "fp32"}),
+        ("tensorflow", {"xla": True, "precision": "fp32", "memory_mb": 100}),
+        ("tensorflow", {"precision": "fp16"}),
+    ],
+)
+def test_settings_of_the_framework_are_taken(framework: str, settings: dict[str, Any]) -> None:
+    """Those that go together."""
+    check_acceleration("digits", framework, Acceleration(**settings))
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "reason"),
+    [
+        ("onnx", {"xla": True}, "xla is for SavedModels"),
+        ("onnx", {"provider": "tensorrt", "execution": "graph"}, "execution: graph is for provider: cuda"),
+        ("onnx", {"provider": "tensorrt", "precision": "fp32"}, "TensorRT always uses TF32"),
+        ("tensorflow", {"provider": "tensorrt"}, "provider: tensorrt is for ONNX models"),
+        ("tensorflow", {"execution": "copied"}, "execution: copied is for ONNX models"),
+        ("tensorflow", {"xla": True, "precision": "fp16"}, "choose xla or precision: fp16"),
+        ("script", {"memory_mb": 100}, "an entry script sets up its framework itself"),
+        ("script", {"precision": "fp16"}, "an entry script sets up its framework itself"),
+    ],
+)
+def test_settings_without_sense_are_refused(framework: str, settings: dict[str, Any], reason: str) -> None:
+    """The message names the model and says what to change."""
+    with pytest.raises(InvalidSettings) as refused:
+        check_acceleration("digits", framework, Acceleration(**settings))
+    assert str(refused.value).startswith("digits: ")
+    assert reason in str(refused.value)
+
+
+def test_every_setting_is_judged() -> None:
+    """A new setting must not pass entry scripts unseen."""
+    for field in dataclasses.fields(Acceleration):
+        other = {
+            "provider": "tensorrt",
+            "precision": "fp16",
+            "execution": "graph",
+            "memory_mb": 1,
+            "xla": True,
+        }
+        with pytest.raises(InvalidSettings):
+            check_acceleration("script", "script", Acceleration(**{field.name: other[field.name]}))

@@ -1,0 +1,201 @@
+"""What the summary of the start says, and that it is said whether somebody reads it or not."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.puppets import BODIES, ROWS
+
+from stoker.models.deployment import Deployed
+from stoker.models.placement import place
+from stoker.script_form import ScriptForm
+from stoker.servable import Servable
+from stoker.settings.image_input import ImageInput
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.start_up import DeviceReport, ModelReport
+from stoker.supervisor.summary import (
+    batches_of,
+    curl_data,
+    device_lines,
+    replica_lines,
+    sample_file,
+    service_lines,
+)
+from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.workspace import Workspace
+
+UNBATCHED = dataclasses.replace(
+    BODIES,
+    takes="tensors",
+    tensors=ModelTensors(
+        (TensorInfo("x", "float32", (1, 2)), TensorInfo("words", "string", (1,))), (), batched=False
+    ),
+)
+
+
+def _servable(**settings: object) -> Servable:
+    return Servable("digits", 1, "onnx", Path("x"), Path("y"), 64, 64, **settings)  # type: ignore[arg-type]
+
+
+def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **settings: object) -> ModelReport:
+    placement = place(list(devices), len(devices), cores=2)
+    deployed = Deployed(
+        _servable(**settings), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000
+    )
+    return ModelReport(deployed, signature, list(devices), 0.5, 0.25)
+
+
+@pytest.mark.parametrize(("buckets", "rows"), [(None, 64), ((), 64), ((1, 8), 8)])
+def test_the_largest_batch_is_the_largest_bucket(buckets: tuple[int, ...] | None, rows: int) -> None:
+    """Batches above the largest bucket never run, whatever max_batch_rows says."""
+    assert batches_of(_servable(batch_buckets=buckets), ROWS) == f"batches of at most {rows} rows"
+
+
+def test_what_is_never_batched_has_no_largest_batch() -> None:
+    """A script that takes requests one by one, and a model without a free first axis."""
+    alone, merged = (
+        dataclasses.replace(BODIES, script=ScriptForm(max_requests=most_requests))
+        for most_requests in (1, 32)
+    )
+    for signature in (alone, UNBATCHED):
+        assert batches_of(_servable(), signature) == "one request after the other"
+    assert batches_of(_servable(), merged) == "batches of at most 32 requests"
+
+
+def test_a_model_of_declared_sizes_has_a_sample_of_zeros(tmp_path: Path) -> None:
+    """Also one that is never batched; of one whose sizes are free nobody knows what it takes."""
+    workspace = Workspace(tmp_path / "workspace")
+    written = sample_file(workspace, _report(UNBATCHED))
+    assert written is not None
+    assert json.loads(written.read_text()) == {"data": {"x": [[0, 0]], "words": [""]}}
+    free = ModelTensors((TensorInfo("x", "float32", (-1, -1)),), (), batched=True)
+    assert sample_file(workspace, _report(dataclasses.replace(UNBATCHED, tensors=free))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "curls"),
+    [
+        ("named.json", '{"data": [[1, 2]]}', "-d @"),
+        ("array.npy", "", '-H "Content-Type: application/x-npy" --data-binary @'),
+        ("rows.json", '{"instances": [[1, 2]]}', None),
+        ("arrays.npz", "", None),
+        ("digit.png", "", None),
+    ],
+)
+def test_the_sample_of_a_model_is_shown_where_scoring_takes_it(
+    tmp_path: Path, name: str, content: str, curls: str | None
+) -> None:
+    """Samples of other protocols are no bodies for `/score`: rows of zeros are shown in their place."""
+    sample = tmp_path / name
+    sample.write_text(content)
+    workspace = Workspace(tmp_path / "workspace")
+    shown = sample_file(workspace, _report(ROWS, sample_input=sample))
+    assert shown is not None
+    if curls is None:
+        assert json.loads(shown.read_text()) == {"data": [[0, 0]]}
+    else:
+        assert shown == sample
+        assert curl_data(shown).startswith(curls)
+    image = ImageInput(1, 2, channels=1)
+    with_images = sample_file(workspace, _report(ROWS, sample_input=sample, image=image))
+    assert (with_images == sample) is (curls is not None or name == "digit.png")
+
+
+def test_an_array_is_no_body_for_several_inputs(tmp_path: Path) -> None:
+    """Only a model with one input takes one."""
+    sample = tmp_path / "array.npy"
+    sample.touch()
+    shown = sample_file(Workspace(tmp_path / "workspace"), _report(UNBATCHED, sample_input=sample))
+    assert shown is not None
+    assert shown != sample
+    assert shown.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_commands_of_the_summary_can_be_pasted_into_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the workspace is called: the shell gives each command the arguments that were meant."""
+    workspace = Workspace(tmp_path / "my work's; $HOME")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    lines = service_lines(ServerSettings(), workspace, _report(ROWS), "http://[::1]:8080/score")
+    (command,) = (line.partition("try")[2].strip() for line in lines if line.startswith("  try"))
+    shell = 'curl() { printf "%s\\n" "$@"; }; stoker() { printf "%s|" "$@"; }; ' + command
+    told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=30)
+    assert told.stdout.splitlines() == [
+        "-s",
+        "-H",
+        f"Authorization: Bearer keys|show|primary|--name|digits|--workspace|{workspace.root}|",
+        "-d",
+        f"@{workspace.run_dir}/digits.sample_input.json",
+        "http://[::1]:8080/score",
+    ]
+
+
+def test_a_summary_that_cannot_be_written_ends_nothing() -> None:
+    """On a full disk the log has a line of it, once, and the process goes on and ends well."""
+    code = "from stoker.supervisor.serving import _say; _say('one'); _say('two'); print('three')"
+    with Path("/dev/full").open("wb") as full:
+        said = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=30
+        )
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.count(b"standard output cannot be written (No space left on device)") == 1
+
+
+def test_a_summary_that_nobody_reads_any_more_ends_nothing() -> None:
+    """The reader of a pipe may have seen enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from stoker.supervisor.serving import _say; _say('one'); _say('two')"
+    said = subprocess.run(
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=30
+    )
+    os.close(writer)
+    assert said.returncode == 0, said.stderr
+
+
+def test_processes_that_share_a_device_are_counted() -> None:
+    """Each device is shown once for each reason; several processes on one share its memory or cores."""
+    first = DeviceReport("cuda:0", "H200, 140 GiB", "as asked for")
+    second = DeviceReport("cuda:1", "H200, 140 GiB", "as asked for")
+    chosen = DeviceReport("cuda:0", "H200, 140 GiB", "the first GPU that can be used")
+    cpu = DeviceReport("cpu", "EPYC, 2 cores", "as asked for")
+    assert device_lines([first, second, chosen, cpu, cpu]) == [
+        "  device   cuda:0: H200, 140 GiB (as asked for)",
+        "  device   cuda:1: H200, 140 GiB (as asked for)",
+        "  device   cuda:0: H200, 140 GiB (the first GPU that can be used)",
+        "  device   cpu: EPYC, 2 cores (as asked for)",
+        "           2 device processes share the memory of cuda:0",
+        "           2 device processes share the cores",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "replicas", "expected"),
+    [
+        ("cuda:0", 1, []),
+        ("cuda:0", 3, ["3 replicas: 3 on cuda:0"]),
+        (
+            "cpu",
+            3,
+            [
+                "2 replicas: 2 on cpu",
+                "3 replicas were asked for, 2 run: on the CPU there is at most one for each core, and this server "
+                "may use 2",
+            ],
+        ),
+    ],
+)
+def test_replicas_are_shown_where_there_are_several_or_too_few(
+    device: str, replicas: int, expected: list[str]
+) -> None:
+    """A model with one replica as asked for has no line about it."""
+    placement = place([device], replicas, cores=2)
+    servable = Servable("digits", 1, "onnx", Path("x"), Path(), max_batch_rows=4, max_body_bytes=64)
+    deployed = Deployed(servable, 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    report = ModelReport(deployed, ROWS, list(placement.devices), 0.5, 0.25)
+    assert [line.strip() for line in replica_lines(report)] == expected

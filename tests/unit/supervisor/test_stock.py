@@ -1,0 +1,118 @@
+"""What a server writes to its workspace before it loads a model, and what happens where nothing can be written."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.puppets import BODIES, ROWS
+from tests.tiny_models import write_doubler
+
+from stoker.control.frontend_rules import ServerRules, ServiceRules
+from stoker.errors import InvalidSettings
+from stoker.gateway.assembly import assemble
+from stoker.keys.keyring import Keyring
+from stoker.metrics import MetricMemory
+from stoker.models.deployment import Deployed
+from stoker.models.placement import place
+from stoker.script_form import ScriptForm
+from stoker.servable import SAMPLE_INPUT, Servable
+from stoker.settings.endpoint import Endpoint
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.start_up import ModelReport
+from stoker.supervisor.stock import Stock
+from stoker.supervisor.summary import curl_data, sample_file, service_lines
+from stoker.tensors import Signature
+from stoker.workspace import Workspace
+
+KEY = "0123456789abcdef"
+
+
+def take(tmp_path: Path, workspace: Workspace, primary_key: str | None = None) -> None:
+    model = ModelSettings(path=write_doubler(tmp_path / "doubler.onnx"), device=("cpu",))
+    settings = ServerSettings(models=(model,), primary_key=primary_key)
+    with Stock(settings, workspace, print) as stock:
+        stock.take_first()
+
+
+def test_keys_of_a_new_workspace_are_out_of_gits_sight(tmp_path: Path) -> None:
+    """The first server in a folder makes the keys, and with them the whole workspace."""
+    workspace = Workspace(tmp_path / "new")
+    take(tmp_path, workspace)
+    assert (workspace.keys_dir / "doubler.keys").exists()
+    assert (workspace.root / ".gitignore").read_text() == "*\n"
+
+
+def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
+    """Deployments have no keys of their own: those of the endpoint open them all, and the summary names them."""
+    workspace = Workspace(tmp_path / "new")
+    write_doubler(tmp_path / "doubler.onnx")
+    models = tuple(ModelSettings(path=tmp_path / "doubler.onnx", name=name) for name in ("blue", "green"))
+    settings = ServerSettings(models=models, endpoint=Endpoint("shop", {"blue": 90, "green": 10}))
+    with Stock(settings, workspace, print) as stock:
+        stock.take_first()
+    assert [file.name for file in workspace.keys_dir.glob("*.keys")] == ["shop.keys"]
+    fd = MetricMemory.create()
+    page = MetricMemory(fd).page(0)
+    os.close(fd)
+    server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, settings.endpoint)
+    rules = ServiceRules(0, "green", 1, "onnx", 0, 1000, 0)
+    primary = Keyring(workspace.keys_dir, "shop").show().primary
+    assert assemble(rules, page, server).authorized(f"Bearer {primary}".encode())
+    report = reported(Servable("green", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
+    assert any("shop.keys" in line for line in service_lines(settings, workspace, report, "http://x/score"))
+
+
+def test_keys_need_a_workspace_that_can_be_written(tmp_path: Path) -> None:
+    """The message says what to do; with keys from outside nothing has to be written."""
+    (tmp_path / "file").touch()
+    workspace = Workspace(tmp_path / "file" / "workspace")
+    with pytest.raises(InvalidSettings, match=r"keys of doubler cannot be kept in .*: File exists; choose"):
+        take(tmp_path, workspace)
+    take(tmp_path, workspace, KEY)
+
+
+def reported(servable: Servable, signature: Signature) -> ModelReport:
+    placement = place(["cpu"], 1, cores=1)
+    deployed = Deployed(servable, 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    return ModelReport(deployed, signature, ["cpu"], 0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("file", "curls"),
+    [("sample_input.json", "-d @"), ("digit.png", '-H "Content-Type: image/png" --data-binary @')],
+)
+def test_the_sample_of_a_script_is_the_one_that_its_batching_is_checked_with(
+    tmp_path: Path, file: str, curls: str
+) -> None:
+    """It lies beside the script, or is named by a setting; it is shown as curl sends it unchanged."""
+    sample = tmp_path / file
+    sample.touch()
+    named = None if file == SAMPLE_INPUT else sample
+    servable = Servable(
+        "digits", 1, "script", tmp_path / "score.py", tmp_path / "model", 1, 64, sample_input=named
+    )
+    assert sample_file(Workspace(tmp_path / "workspace"), reported(servable, BODIES)) == sample
+    assert curl_data(sample).startswith(curls)
+
+
+def test_the_sample_of_decorators_is_written_where_a_caller_finds_it(tmp_path: Path) -> None:
+    """A script with `inference_schema` knows what it takes; another one without a sample file does not."""
+    servable = Servable("digits", 1, "script", tmp_path / "score.py", tmp_path, 1, 64)
+    form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[1, 2]]}})
+    workspace = Workspace(tmp_path / "workspace")
+    written = sample_file(workspace, reported(servable, dataclasses.replace(BODIES, script=form)))
+    assert written is not None
+    assert json.loads(written.read_text()) == {"data": [[1, 2]]}
+    assert sample_file(workspace, reported(servable, BODIES)) is None
+
+
+def test_no_sample_is_shown_where_none_can_be_written(tmp_path: Path) -> None:
+    """It is a convenience: a server that is ready does not end for it."""
+    (tmp_path / "file").touch()
+    servable = Servable("digits", 1, "onnx", Path("x"), tmp_path, max_batch_rows=4, max_body_bytes=64)
+    report = reported(servable, ROWS)
+    assert sample_file(Workspace(tmp_path / "file" / "workspace"), report) is None
+    assert sample_file(Workspace(tmp_path / "there"), report) is not None

@@ -1,0 +1,58 @@
+"""Files that are replaced whole, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.system.durable import lock_file, replace_file
+
+
+def _fails(code: int) -> Callable[..., None]:
+    """A system call that fails and names no file, as those by descriptor do."""
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_a_full_disk_leaves_the_old_file_and_is_told_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path that the operator knows, and nothing is left beside it."""
+    path = tmp_path / "small.keys"
+    replace_file(path, b"old")
+    monkeypatch.setattr("stoker.system.durable.os.fsync", _fails(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        replace_file(path, b"new")
+    assert refused.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_path_that_was_meant(tmp_path: Path) -> None:
+    """Not with the name under which the content would have been staged."""
+    path = tmp_path / "missing" / "small.keys"
+    with pytest.raises(FileNotFoundError) as refused:
+        replace_file(path, b"new")
+    assert refused.value.filename == str(path)
+
+
+def test_a_lock_that_the_file_system_refuses_is_told_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems have none; one that somebody else holds is another error."""
+    path = tmp_path / ".lock"
+    held = lock_file(path)
+    with pytest.raises(BlockingIOError):
+        lock_file(path, wait=False)
+    os.close(held)
+    monkeypatch.setattr("stoker.system.durable.fcntl.flock", _fails(errno.ENOLCK))
+    with pytest.raises(OSError, match="No locks available") as refused:
+        lock_file(path)
+    assert refused.value.filename == str(path)

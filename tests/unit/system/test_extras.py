@@ -1,0 +1,178 @@
+"""Optional packages: what is named to install them, and ONNX Runtime's two builds."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from importlib import metadata, util
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.requirements import Requirement
+
+from stoker.device.lifecycle import load_runtime
+from stoker.errors import LoadFailed, OperatorError
+from stoker.gpu.devices import cpu_device
+from stoker.servable import Servable
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.supervisor import serving
+from stoker.system import extras
+from stoker.system.extras import (
+    how_to_install,
+    installed_onnx_builds,
+    onnx_clash,
+    onnx_extra,
+    onnx_missing,
+    requirements,
+)
+from stoker.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ASKED = [
+    "always>=1",
+    "always-there",
+    "pytest>=1; extra == 'tests'",
+    "pytest>=9999; extra == 'newer'",
+    "not-there[all]<3,>=2; extra == 'tests'",
+    "elsewhere; sys_platform == 'nowhere' and extra == 'tests'",
+]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with other extras."""
+    monkeypatch.setattr(metadata, "requires", lambda _: ASKED)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Put distributions into a folder of packages of their own, and hide those that are really there."""
+    folders: list[str] = []
+    monkeypatch.setattr(sys, "path", folders)
+
+    def put(folder: str, **versions: str) -> Path:
+        packages = tmp_path / folder
+        for name, version in versions.items():
+            info = packages / f"{name}-{version}.dist-info"
+            info.mkdir(parents=True)
+            text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+            (info / "METADATA").write_text(text)
+        folders.append(str(packages))
+        return packages
+
+    return put
+
+
+@pytest.mark.usefixtures("asked")
+def test_an_extra_is_what_it_adds_on_this_machine() -> None:
+    """Without what is needed anyway, and without what other platforms need."""
+    assert [each.name for each in requirements("tests")] == ["pytest", "not-there"]
+    assert [each.name for each in requirements()] == ["always", "always-there"]
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        # Quoted, since < and > are the shell's; without what is there in a version that will do.
+        (("tests",), ["it", "'not-there<3,>=2'"]),
+        (("newer",), ["it", "'pytest>=9999'"]),
+        (("newer", "tests"), ["them", "'pytest>=9999'", "'not-there<3,>=2'"]),
+    ],
+)
+def test_what_is_missing_is_named(extra: tuple[str, ...], named: list[str]) -> None:
+    """The command is for this Python, and names the packages themselves."""
+    pronoun, *packages = named
+    command = f"{shlex.quote(sys.executable)} -m pip install {' '.join(packages)}"
+    assert how_to_install(*extra) == f"install {pronoun} with: {command}"
+
+
+def test_an_environment_of_uv_is_installed_into_by_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no pip; where Python is, uv is told."""
+    monkeypatch.setattr(metadata, "requires", lambda _: ASKED)
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    expected = f"uv pip install --python {shlex.quote(sys.executable)} 'pytest>=9999'"
+    assert how_to_install("newer").endswith(expected)
+
+
+@pytest.mark.parametrize("extra", sorted(metadata.metadata("stoker").get_all("Provides-Extra") or ()))
+def test_no_command_names_stoker(extra: str) -> None:
+    """On the index that name is somebody else's."""
+    command = how_to_install(extra).partition(" install ")[2]
+    names = {Requirement(text).name for text in shlex.split(command)}
+    assert names
+    assert not {name for name in names if "stoker" in name}
+
+
+def test_modules_alone_know_no_packages(install: Callable[..., Path]) -> None:
+    """In the environment of a model for another Python, Stoker's modules are there and its metadata are not."""
+    install("site-packages", onnx="1.0")
+    assert how_to_install("fp16") == "install what Stoker's pyproject.toml lists as fp16"
+
+
+# --- the two builds of ONNX Runtime ---
+
+
+def test_the_base_has_no_onnx_runtime() -> None:
+    """Which build is wanted is said by an extra, so neither comes by itself beside the other."""
+    assert not {each.name for each in requirements()} & {"onnxruntime", "onnxruntime-gpu"}
+    assert [each.name for each in requirements("cpu")] == ["onnxruntime"]
+    assert len(requirements("gpu")) == 1
+
+
+def test_builds_in_one_folder_clash(install: Callable[..., Path]) -> None:
+    """Each has overwritten files of the other; what to keep is for the operator to say."""
+    install("site-packages", onnxruntime="1.31.1", onnxruntime_gpu="1.31.1")
+    clash = onnx_clash() or ""
+    assert clash.startswith("onnxruntime and onnxruntime-gpu are both installed")
+    assert " uninstall onnxruntime onnxruntime-gpu, then " in clash.replace(f"--python {sys.executable} ", "")
+
+
+def test_builds_in_two_folders_do_not_clash(install: Callable[..., Path]) -> None:
+    """A model's environment has its own in front of the server's."""
+    install("environment", onnxruntime="1.20.0")
+    install("server", onnxruntime_gpu="1.31.1")
+    assert onnx_clash() is None
+    assert installed_onnx_builds() == {"onnxruntime": "1.20.0", "onnxruntime-gpu": "1.31.1"}
+
+
+@pytest.mark.parametrize(
+    ("build", "extra"),
+    [({}, "cpu"), ({"onnxruntime": "1.31.1"}, "cpu"), ({"onnxruntime_gpu": "1.31.1"}, "gpu")],
+)
+def test_one_build_or_none_is_fine(install: Callable[..., Path], build: dict[str, str], extra: str) -> None:
+    """The extra is that of the build that is there."""
+    install("site-packages", **build)
+    assert (onnx_clash(), onnx_extra()) == (None, extra)
+
+
+def test_the_start_says_that_builds_clash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before anything is loaded, so that it stands above whatever fails then."""
+    monkeypatch.setattr(serving, "configure_logging", lambda _: None)
+    monkeypatch.setattr(serving, "onnx_clash", lambda: "both are installed")
+    nothing = ServerSettings(models=(ModelSettings(path=tmp_path / "nothing.onnx"),))
+    with caplog.at_level(logging.WARNING), pytest.raises(OperatorError, match=r"nothing\.onnx"):
+        serving.serve(nothing, Workspace(tmp_path / "workspace"))
+    assert [record.getMessage() for record in caplog.records] == ["both are installed"]
+
+
+def test_an_onnx_model_without_onnx_runtime_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command for each build."""
+    monkeypatch.delitem(sys.modules, "stoker.runtimes.onnx", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    servable = Servable("digits", "1", "onnx", tmp_path / "model.onnx", tmp_path, 1, 1)
+    with pytest.raises(LoadFailed) as failed:
+        load_runtime(servable, cpu_device(), 1)
+    assert str(failed.value).startswith("an ONNX model needs ONNX Runtime (")
+    assert str(failed.value).endswith(onnx_missing())
+    assert "(for NVIDIA GPUs, onnxruntime-gpu in its place)" in onnx_missing()
+    assert util.find_spec("onnxruntime") is None
