@@ -101,7 +101,7 @@ class Workspace:
 
     @property
     def services_dir(self) -> Path:
-        """Folder of the services that deployment code has started, by name; see `stoker.azure.sdk`."""
+        """Folder of the services that deployment code has started, by name; see `stoker.azure_sdk`."""
         return self.root / "services"
 
     @property

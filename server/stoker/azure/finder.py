@@ -18,6 +18,7 @@ from typing import Final
 __all__ = ["IMPORTS", "install", "uninstall"]
 
 _OURS: Final = "stoker.azure."
+_SDK: Final = "stoker.azure_sdk."
 _SERVER_API: Final = "azureml_inference_server_http.api."
 _SCHEMA: Final = "inference_schema."
 
@@ -34,30 +35,26 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "azureml.automl.core.shared.logging_utilities": f"{_OURS}automl.logging_utilities",
         "azureml.telemetry": f"{_OURS}automl.telemetry",
         "azureml.train.automl": f"{_OURS}automl.train",
-        "azureml.core": f"{_OURS}core",
-        **{
-            f"azureml.core.{module}": f"{_OURS}sdk.{module}"
-            for module in (
-                "authentication",
-                "compute",
-                "conda_dependencies",
-                "container_registry",
-                "environment",
-                "image",
-                "model",
-                "resource_configuration",
-                "webservice",
-                "workspace",
-            )
-        },
-        "azureml.core.image.container": f"{_OURS}sdk.image",
-        "azureml.core.image.image": f"{_OURS}sdk.image",
-        "azureml.core.webservice.aci": f"{_OURS}sdk.webservice",
-        "azureml.core.webservice.aks": f"{_OURS}sdk.webservice",
-        "azureml.core.webservice.local": f"{_OURS}sdk.webservice",
-        "azureml.core.webservice.webservice": f"{_OURS}sdk.webservice",
+        # What deployment code imports.
+        "azureml.core": f"{_SDK}core",
+        "azureml.core.authentication": f"{_SDK}authentication",
+        "azureml.core.compute": f"{_SDK}compute",
         # Where the exception for an unknown compute target was once to be found.
-        "azureml.core.compute_target": f"{_OURS}sdk.compute",
+        "azureml.core.compute_target": f"{_SDK}compute",
+        "azureml.core.conda_dependencies": f"{_SDK}environments.conda_dependencies",
+        "azureml.core.container_registry": f"{_SDK}environments.container_registry",
+        "azureml.core.environment": f"{_SDK}environments.environment",
+        "azureml.core.image": f"{_SDK}image",
+        "azureml.core.image.container": f"{_SDK}image",
+        "azureml.core.image.image": f"{_SDK}image",
+        "azureml.core.model": f"{_SDK}models.model",
+        "azureml.core.resource_configuration": f"{_SDK}models.resource_configuration",
+        "azureml.core.webservice": f"{_SDK}services.webservice",
+        "azureml.core.webservice.aci": f"{_SDK}services.webservice",
+        "azureml.core.webservice.aks": f"{_SDK}services.webservice",
+        "azureml.core.webservice.local": f"{_SDK}services.webservice",
+        "azureml.core.webservice.webservice": f"{_SDK}services.webservice",
+        "azureml.core.workspace": f"{_SDK}workspace",
         "azureml.exceptions": f"{_OURS}exceptions",
         "azureml.ai.monitoring": f"{_OURS}collector",
         "azureml.ai.monitoring.collector": f"{_OURS}collector",

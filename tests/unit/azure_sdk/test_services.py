@@ -28,8 +28,8 @@ from azureml.core.model import InferenceConfig
 from azureml.core.webservice import AciWebservice, AksWebservice, LocalWebservice
 from azureml.exceptions import WebserviceException
 
-from stoker.azure.sdk import service_process
-from stoker.azure.sdk.services import Services
+from stoker.azure_sdk.services import process as service_process
+from stoker.azure_sdk.services.records import Services
 from stoker.keys.keyring import read_signing_secret
 from stoker.settings.loading import load_settings
 from stoker.settings.server import ServerSettings
@@ -120,7 +120,7 @@ def starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
         return start(at, puppet, {**environ}, head)
 
     monkeypatch.setattr(service_process, "start", start_puppet)
-    monkeypatch.setattr("stoker.azure.sdk.webservice._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("stoker.azure_sdk.services.webservice._LOOK_EVERY_S", 0.01)
     yield starts
     for service in Webservice.list(Workspace.from_config()):
         service.delete()

@@ -20,8 +20,8 @@ from azureml.core.webservice import AciWebservice, AksEndpoint, AksWebservice, L
 from azureml.exceptions import AzureMLException, UserErrorException
 
 from stoker.azure.exceptions import NotOffered
-from stoker.azure.sdk.services import ServiceRecord, Services, now
-from stoker.azure.sdk.unoffered import UnofferedMethod, UnofferedValue
+from stoker.azure_sdk.services.records import ServiceRecord, Services, now
+from stoker.azure_sdk.unoffered import UnofferedMethod, UnofferedValue
 
 # The public names of azureml-core 1.61.
 NAMES = {

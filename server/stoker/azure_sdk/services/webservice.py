@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stoker.azure.exceptions import NotOffered, WebserviceException
-from stoker.azure.sdk.deploy_configuration import WebserviceDeploymentConfiguration
-from stoker.azure.sdk.failures import raised_as
-from stoker.azure.sdk.labels import Wanted, carries, labels
-from stoker.azure.sdk.unoffered import NotAClass, UnofferedByWebservice
-from stoker.azure.sdk.workspace import Workspace
 from stoker.azure_config.fields import Kind, fields_of
+from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.labels import Wanted, carries, labels
+from stoker.azure_sdk.services.deploy_configuration import WebserviceDeploymentConfiguration
+from stoker.azure_sdk.unoffered import NotAClass, UnofferedByWebservice
+from stoker.azure_sdk.workspace import Workspace
 
 if TYPE_CHECKING:
-    from stoker.azure.sdk.deployment import Plan
-    from stoker.azure.sdk.inference_config import InferenceConfig
-    from stoker.azure.sdk.model import Model
-    from stoker.azure.sdk.services import ServiceRecord
+    from stoker.azure_sdk.models.inference_config import InferenceConfig
+    from stoker.azure_sdk.models.model import Model
+    from stoker.azure_sdk.services.deploying import Plan
+    from stoker.azure_sdk.services.records import ServiceRecord
     from stoker.keys.keyring import Slot
 
 __all__ = [
@@ -141,7 +141,7 @@ class Webservice(UnofferedByWebservice):
         Raises:
             WebserviceException: A record cannot be read.
         """
-        from stoker.azure.sdk.services import Services
+        from stoker.azure_sdk.services.records import Services
 
         if image_name is not None or image_id is not None:
             return []
@@ -212,7 +212,7 @@ class Webservice(UnofferedByWebservice):
     @property
     def models(self) -> Sequence[Model]:
         """Its models."""
-        from stoker.azure.sdk.model import Model
+        from stoker.azure_sdk.models.model import Model
 
         return [Model(self.workspace, id=reference) for reference in self._record.models]
 
@@ -258,7 +258,7 @@ class Webservice(UnofferedByWebservice):
     @property
     def error(self) -> str | None:
         """Why it does not run, with the end of its log; None while it does."""
-        from stoker.azure.sdk import service_process
+        from stoker.azure_sdk.services import process as service_process
 
         folder = self._folder
         if folder is None or service_process.is_running(folder):
@@ -299,8 +299,8 @@ class Webservice(UnofferedByWebservice):
         print(f'{self.type_name} service creation operation finished, operation "Succeeded"')
 
     def _state(self) -> str:
-        from stoker.azure.sdk import service_process
-        from stoker.azure.sdk.services import Services
+        from stoker.azure_sdk.services import process as service_process
+        from stoker.azure_sdk.services.records import Services
 
         record = self._found()
         if record is None:
@@ -323,7 +323,7 @@ class Webservice(UnofferedByWebservice):
             num_lines: How many at most.
             init: Not used: there is no init container.
         """
-        from stoker.azure.sdk import service_process
+        from stoker.azure_sdk.services import process as service_process
 
         del init
         folder = self._folder
@@ -406,7 +406,7 @@ class Webservice(UnofferedByWebservice):
         """
         import httpx
 
-        from stoker.azure.sdk.plain_http import plain_http
+        from stoker.azure_sdk.services.plain_http import plain_http
 
         if not isinstance(input_data, str | bytes):
             raise WebserviceException(
@@ -469,7 +469,7 @@ class Webservice(UnofferedByWebservice):
         Raises:
             WebserviceException: A setting, file or model cannot be used; the service goes on as it was.
         """
-        from stoker.azure.sdk.deployment import Plan
+        from stoker.azure_sdk.services.deploying import Plan
 
         if image is not None:
             raise NotOffered("services are not made of images here; give models and inference_config")
@@ -513,19 +513,19 @@ class Webservice(UnofferedByWebservice):
         Raises:
             WebserviceException: Its record cannot be read.
         """
-        from stoker.azure.sdk.deployment import delete
+        from stoker.azure_sdk.services.deploying import delete
 
         with raised_as(WebserviceException):
             delete(self.workspace.local, self.name)
 
     def _deploy(self, plan: Plan) -> None:
-        from stoker.azure.sdk.deployment import deploy
+        from stoker.azure_sdk.services.deploying import deploy
 
         with raised_as(WebserviceException):
             deploy(self.workspace.local, plan, overwrite=True)
 
     def _relabel(self, **changed: Mapping[str, Any]) -> None:
-        from stoker.azure.sdk.services import Services, now
+        from stoker.azure_sdk.services.records import Services, now
 
         services = Services(self.workspace.local)
         with services.changing():
@@ -533,7 +533,7 @@ class Webservice(UnofferedByWebservice):
             services.write(dataclasses.replace(self._record, **given, updated_at=now()))
 
     def _found(self) -> ServiceRecord | None:
-        from stoker.azure.sdk.services import Services
+        from stoker.azure_sdk.services.records import Services
 
         with raised_as(WebserviceException):
             return Services(self.workspace.local).find(self.name)
@@ -546,7 +546,7 @@ class Webservice(UnofferedByWebservice):
 
     @property
     def _folder(self) -> Path | None:
-        from stoker.azure.sdk.services import Services
+        from stoker.azure_sdk.services.records import Services
 
         record = self._found()
         return None if record is None else Services(self.workspace.local).folder(record)
@@ -647,7 +647,7 @@ class LocalWebservice(Webservice):
         Raises:
             WebserviceException: A setting, file or model cannot be used.
         """
-        from stoker.azure.sdk.deployment import Plan
+        from stoker.azure_sdk.services.deploying import Plan
 
         self._deploy(Plan.of(self._record))
         if wait:
@@ -680,7 +680,7 @@ _CLASSES: Final[Mapping[Kind, type[Webservice]]] = {
 
 
 def _record(workspace: Workspace, name: str) -> ServiceRecord:
-    from stoker.azure.sdk.services import Services
+    from stoker.azure_sdk.services.records import Services
 
     with raised_as(WebserviceException):
         services = Services(workspace.local)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from stoker.azure.exceptions import ComputeTargetException
-from stoker.azure.sdk.failures import raised_as
-from stoker.azure.sdk.unoffered import UnofferedByComputeTarget
-from stoker.azure.sdk.workspace import Workspace
+from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.unoffered import UnofferedByComputeTarget
+from stoker.azure_sdk.workspace import Workspace
 from stoker.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.azure import model_path as installed
 from stoker.azure.exceptions import ModelNotFoundException, NotOffered, WebserviceException
-from stoker.azure.sdk.failures import raised_as
-from stoker.azure.sdk.inference_config import InferenceConfig
-from stoker.azure.sdk.labels import Wanted, carries, labels
-from stoker.azure.sdk.unoffered import UnofferedByModel
-from stoker.azure.sdk.workspace import Workspace
+from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.labels import Wanted, carries, labels
+from stoker.azure_sdk.models.inference_config import InferenceConfig
+from stoker.azure_sdk.unoffered import UnofferedByModel
+from stoker.azure_sdk.workspace import Workspace
 
 if TYPE_CHECKING:
-    from stoker.azure.sdk.compute import ComputeTarget
-    from stoker.azure.sdk.deploy_configuration import WebserviceDeploymentConfiguration
-    from stoker.azure.sdk.resource_configuration import ResourceConfiguration
-    from stoker.azure.sdk.webservice import Webservice
+    from stoker.azure_sdk.compute import ComputeTarget
+    from stoker.azure_sdk.models.resource_configuration import ResourceConfiguration
+    from stoker.azure_sdk.services.deploy_configuration import WebserviceDeploymentConfiguration
+    from stoker.azure_sdk.services.webservice import Webservice
     from stoker.errors import OperatorError
     from stoker.models.frameworks import Detected, Framework
     from stoker.models.repository import Registered, Repository
@@ -320,9 +320,9 @@ class Model(installed.Model, UnofferedByModel):
             WebserviceException: The service is there already, or a setting, file or model cannot be used.
         """
         del show_output
-        from stoker.azure.sdk.deploy_configuration import WebserviceDeploymentConfiguration
-        from stoker.azure.sdk.deployment import Plan, deploy
-        from stoker.azure.sdk.webservice import Webservice
+        from stoker.azure_sdk.services.deploy_configuration import WebserviceDeploymentConfiguration
+        from stoker.azure_sdk.services.deploying import Plan, deploy
+        from stoker.azure_sdk.services.webservice import Webservice
 
         if deployment_config is None:
             deployment_config = WebserviceDeploymentConfiguration(

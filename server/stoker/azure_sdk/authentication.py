@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.azure.sdk.unoffered import UnofferedByAuthentication
+from stoker.azure_sdk.unoffered import UnofferedByAuthentication
 
 __all__ = [
     "AbstractAuthentication",

@@ -1,7 +1,7 @@
 """The services that deployment code has started: a folder for each in the workspace, found again by later code.
 
 services/NAME/service.json      what is known of it
-services/NAME/REVISION/…        what its process was started from, its log and its lock; see `service_process`
+services/NAME/REVISION/…        what its process was started from, its log and its lock; see `process`
 """
 
 from __future__ import annotations

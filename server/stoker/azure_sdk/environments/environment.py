@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.azure.exceptions import UserErrorException
-from stoker.azure.sdk.conda_dependencies import CondaDependencies, pip_lines
-from stoker.azure.sdk.container_registry import ContainerRegistry
-from stoker.azure.sdk.failures import raised_as
-from stoker.azure.sdk.unoffered import UnofferedByEnvironment
-from stoker.azure.sdk.workspace import Workspace
+from stoker.azure_sdk.environments.conda_dependencies import CondaDependencies, pip_lines
+from stoker.azure_sdk.environments.container_registry import ContainerRegistry
+from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.unoffered import UnofferedByEnvironment
+from stoker.azure_sdk.workspace import Workspace
 from stoker.names import checked_name
 from stoker.system.durable import locked, private_folder, replace_file
 

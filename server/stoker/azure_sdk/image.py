@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stoker.azure.sdk.unoffered import NotAClass
+from stoker.azure_sdk.unoffered import NotAClass
 
 __all__ = ["ContainerImage", "Image"]
 

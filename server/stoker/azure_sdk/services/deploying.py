@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import yaml
 
-from stoker.azure.sdk import service_process
-from stoker.azure.sdk.services import ServiceRecord, Services, now
 from stoker.azure_config import DeploymentConfig, InferenceConfig
 from stoker.azure_config.fields import Kind
+from stoker.azure_sdk.services import process as service_process
+from stoker.azure_sdk.services.records import ServiceRecord, Services, now
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys
 from stoker.models.deployment import Deployed, resolve

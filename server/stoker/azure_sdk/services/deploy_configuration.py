@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.azure.exceptions import WebserviceException
-from stoker.azure.sdk.failures import raised_as
 from stoker.azure_config import DeploymentConfig
 from stoker.azure_config.fields import Kind, fields_of
+from stoker.azure_sdk.failures import raised_as
 
 __all__ = ["WebserviceDeploymentConfiguration"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.azure.exceptions import WebserviceException
-from stoker.azure.sdk.environment import Environment
+from stoker.azure_sdk.environments.environment import Environment
 
 __all__ = ["InferenceConfig"]
 

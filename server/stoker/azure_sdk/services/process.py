@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import httpx
 
-from stoker.azure.sdk.plain_http import plain_http
+from stoker.azure_sdk.services.plain_http import plain_http
 from stoker.system.durable import lock_file
 
 __all__ = ["LOG", "State", "is_running", "log_tail", "start", "state", "stop"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from stoker.azure.sdk.compute import ComputeTarget
-from stoker.azure.sdk.container_registry import ContainerRegistry
-from stoker.azure.sdk.environment import Environment
-from stoker.azure.sdk.image import Image
-from stoker.azure.sdk.model import Model
-from stoker.azure.sdk.webservice import Webservice
-from stoker.azure.sdk.workspace import Workspace
+from stoker.azure_sdk.compute import ComputeTarget
+from stoker.azure_sdk.environments.container_registry import ContainerRegistry
+from stoker.azure_sdk.environments.environment import Environment
+from stoker.azure_sdk.image import Image
+from stoker.azure_sdk.models.model import Model
+from stoker.azure_sdk.services.webservice import Webservice
+from stoker.azure_sdk.workspace import Workspace
 
 __all__ = [
     "VERSION",

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.azure.exceptions import UserErrorException, WorkspaceException
-from stoker.azure.sdk.failures import raised_as
-from stoker.azure.sdk.unoffered import UnofferedByWorkspace
+from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.unoffered import UnofferedByWorkspace
 from stoker.workspace import Workspace as LocalWorkspace
 
 if TYPE_CHECKING:
-    from stoker.azure.sdk.compute import ComputeTarget
-    from stoker.azure.sdk.environment import Environment
-    from stoker.azure.sdk.model import Model
-    from stoker.azure.sdk.webservice import Webservice
+    from stoker.azure_sdk.compute import ComputeTarget
+    from stoker.azure_sdk.environments.environment import Environment
+    from stoker.azure_sdk.models.model import Model
+    from stoker.azure_sdk.services.webservice import Webservice
 
 __all__ = ["Workspace"]
 
@@ -168,28 +168,28 @@ class Workspace(UnofferedByWorkspace):
     @property
     def models(self) -> dict[str, Model]:
         """The latest version of each registered model, by name."""
-        from stoker.azure.sdk.model import Model
+        from stoker.azure_sdk.models.model import Model
 
         return {model.name: model for model in Model.list(self, latest=True)}
 
     @property
     def webservices(self) -> dict[str, Webservice]:
         """The services that were deployed, by name."""
-        from stoker.azure.sdk.webservice import Webservice
+        from stoker.azure_sdk.services.webservice import Webservice
 
         return {service.name: service for service in Webservice.list(self)}
 
     @property
     def compute_targets(self) -> dict[str, ComputeTarget]:
         """The compute targets, by name."""
-        from stoker.azure.sdk.compute import ComputeTarget
+        from stoker.azure_sdk.compute import ComputeTarget
 
         return {target.name: target for target in ComputeTarget.list(self)}
 
     @property
     def environments(self) -> dict[str, Environment]:
         """The latest version of each registered environment, by name."""
-        from stoker.azure.sdk.environment import Environment
+        from stoker.azure_sdk.environments.environment import Environment
 
         return Environment.list(self)
 

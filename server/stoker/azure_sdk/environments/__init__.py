@@ -1,0 +1,1 @@
+"""Packages, variables and images of scripts."""

@@ -1,0 +1,1 @@
+"""Registered models, and how one is to be run."""
