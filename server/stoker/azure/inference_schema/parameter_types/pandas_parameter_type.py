@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.azure.inference_schema.parameter_types.abstract_parameter_type import AbstractParameterType
-from stoker.azure.inference_schema.sample_schema import schema_of
+from stoker.azure.inference_schema.parameter_types.sample_schema import schema_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.azure.inference_schema.moments import parse_date, parse_datetime, parse_time
 from stoker.azure.inference_schema.parameter_types.abstract_parameter_type import AbstractParameterType
-from stoker.azure.inference_schema.sample_schema import schema_of
+from stoker.azure.inference_schema.parameter_types.sample_schema import schema_of
 
 __all__ = ["StandardPythonParameterType"]
 
