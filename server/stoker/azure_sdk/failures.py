@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from stoker.azure.exceptions import AzureMLException
 from stoker.errors import StokerError
 
-__all__ = ["raised_as"]
+__all__ = ["none_in_workspace", "raised_as"]
 
 
 @contextlib.contextmanager
@@ -18,3 +18,15 @@ def raised_as(exception: type[AzureMLException]) -> Iterator[None]:
         yield
     except StokerError as error:
         raise exception(str(error)) from error
+
+
+def none_in_workspace(code: str, what: str, name: str, known: Iterable[str]) -> str:
+    """What is said where the workspace has none of a name.
+
+    Args:
+        code: Azure's name of the failure.
+        what: What was looked for, such as `service`.
+        name: The name.
+        known: Names that there are.
+    """
+    return f"{code}: there is no {what} {name!r} in the workspace; there are: {', '.join(known) or 'none'}"

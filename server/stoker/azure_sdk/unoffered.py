@@ -1,7 +1,8 @@
 """What Azure's SDK has and Stoker does not: each name says so, and what to do instead, where it is used.
 
 Methods raise `NotOffered` when they are called, values when they are read, so that code finds every name that it may
-have been written for. A class takes its names from one of the mixins here.
+have been written for. A class takes its names from one of the mixins here, a module's own names are in
+`unoffered_names`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "UnofferedByWorkspace",
     "UnofferedMethod",
     "UnofferedValue",
+    "unoffered_names",
 ]
 
 
@@ -29,6 +31,27 @@ def _raising(name: str, instead: str) -> Callable[..., NoReturn]:
         raise NotOffered(f"{name} is not offered: {instead}")
 
     return raising
+
+
+def unoffered_names(module: str, of_training: frozenset[str], provided_by: str) -> Callable[[str], NoReturn]:
+    """Make the `__getattr__` of a module, which tells code what becomes of the names that it imports.
+
+    Args:
+        module: The module's name on Azure.
+        of_training: Names in it that only code for training has.
+        provided_by: The module's name here.
+    """
+
+    def missing(name: str) -> NoReturn:
+        if name in of_training:
+            raise ImportError(
+                f"{module}.{name} is for training on Azure, and Stoker serves models: take it out of the script, or "
+                "install azureml-core",
+                name=module,
+            )
+        raise AttributeError(f"module {provided_by!r} has no attribute {name!r}")
+
+    return missing
 
 
 class UnofferedMethod:
@@ -98,6 +121,8 @@ _IMAGES: Final = (
 _CONDA: Final = (
     "write the packages into a file (conda env export) and use Environment.from_conda_specification"
 )
+_THE_CLUSTER: Final = "this machine stands for the cluster"
+_NOBODY_SIGNS_IN: Final = "nobody signs in here; services have get_keys() and get_token()"
 _TRAINING_ONLY: Final = "it is for training on Azure; take it out, the service does not need it"
 
 
@@ -111,6 +136,11 @@ class UnofferedByModel:
     update_tags_properties = UnofferedMethod(_AGAIN)
     add_dataset_references = UnofferedMethod(_DATA)
     print_configuration = UnofferedMethod("Model.deploy prints what is to be known of a configuration")
+    package = UnofferedMethod(
+        "it builds a container image on Azure, and Stoker builds none; deploy with Model.deploy, or build one with "
+        "Stoker in it from Dockerfile.gpu and give it the entry script (stoker serve score.py)"
+    )
+    profile = UnofferedMethod("it measures containers on Azure; measure a service here with 'stoker bench'")
     get_sas_urls = UnofferedMethod(
         "the files are on this machine; download() copies them, content is their path"
     )
@@ -199,19 +229,17 @@ class UnofferedByEnvironment:
 class UnofferedByComputeTarget:
     """Of `azureml.core.compute.ComputeTarget` and `AksCompute`."""
 
-    cluster_fqdn = UnofferedValue("this machine stands for the cluster")
+    cluster_fqdn = UnofferedValue(_THE_CLUSTER)
     deserialize = UnofferedMethod("ComputeTarget(workspace, name) finds it")
-    get_credentials = UnofferedMethod("this machine stands for the cluster, which kubectl cannot be given")
+    get_credentials = UnofferedMethod(f"{_THE_CLUSTER}, which kubectl cannot be given")
     ssl_configuration = UnofferedValue("Stoker speaks plain HTTP; put a proxy with TLS before it")
-    system_services = UnofferedValue("this machine stands for the cluster")
+    system_services = UnofferedValue(_THE_CLUSTER)
     update = UnofferedMethod("it is a record of what was asked for; delete it and create it anew")
 
 
 class UnofferedByAuthentication:
     """Of the classes of `azureml.core.authentication`."""
 
-    get_authentication_header = UnofferedMethod(
-        "nobody signs in here; services have get_keys() and get_token()"
-    )
-    get_token = UnofferedMethod("nobody signs in here; services have get_keys() and get_token()")
-    signed_session = UnofferedMethod("nobody signs in here; services have get_keys() and get_token()")
+    get_authentication_header = UnofferedMethod(_NOBODY_SIGNS_IN)
+    get_token = UnofferedMethod(_NOBODY_SIGNS_IN)
+    signed_session = UnofferedMethod(_NOBODY_SIGNS_IN)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from stoker.azure.exceptions import UserErrorException, WorkspaceException
+from stoker.azure_sdk import deferred
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.unoffered import UnofferedByWorkspace
 from stoker.workspace import Workspace as LocalWorkspace
-
-if TYPE_CHECKING:
-    from stoker.azure_sdk.compute import ComputeTarget
-    from stoker.azure_sdk.environments.environment import Environment
-    from stoker.azure_sdk.models.model import Model
-    from stoker.azure_sdk.services.webservice import Webservice
 
 __all__ = ["Workspace"]
 
@@ -166,32 +161,24 @@ class Workspace(UnofferedByWorkspace):
         }
 
     @property
-    def models(self) -> dict[str, Model]:
+    def models(self) -> dict[str, deferred.model.Model]:
         """The latest version of each registered model, by name."""
-        from stoker.azure_sdk.models.model import Model
-
-        return {model.name: model for model in Model.list(self, latest=True)}
+        return {model.name: model for model in deferred.model.Model.list(self, latest=True)}
 
     @property
-    def webservices(self) -> dict[str, Webservice]:
+    def webservices(self) -> dict[str, deferred.webservice.Webservice]:
         """The services that were deployed, by name."""
-        from stoker.azure_sdk.services.webservice import Webservice
-
-        return {service.name: service for service in Webservice.list(self)}
+        return {service.name: service for service in deferred.webservice.Webservice.list(self)}
 
     @property
-    def compute_targets(self) -> dict[str, ComputeTarget]:
+    def compute_targets(self) -> dict[str, deferred.compute.ComputeTarget]:
         """The compute targets, by name."""
-        from stoker.azure_sdk.compute import ComputeTarget
-
-        return {target.name: target for target in ComputeTarget.list(self)}
+        return {target.name: target for target in deferred.compute.ComputeTarget.list(self)}
 
     @property
-    def environments(self) -> dict[str, Environment]:
+    def environments(self) -> dict[str, deferred.environment.Environment]:
         """The latest version of each registered environment, by name."""
-        from stoker.azure_sdk.environments.environment import Environment
-
-        return Environment.list(self)
+        return deferred.environment.Environment.list(self)
 
 
 def _configs(start: Path, name: str) -> Iterator[Path]:

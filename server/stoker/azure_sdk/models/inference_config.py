@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,11 +69,7 @@ class InferenceConfig:
             "extra_docker_file_steps": extra_docker_file_steps,
         }
         given = {name: value for name, value in parts.items() if value}
-        others = [*given, *(["conda_file"] * bool(conda_file)), *(["runtime"] * bool(runtime))]
-        if environment is not None and others:
-            raise WebserviceException(f"{' and '.join(others)} cannot be given beside an environment")
-        if runtime is not None and runtime.lower() not in _RUNTIMES:
-            raise WebserviceException(f"runtime must be {' or '.join(_RUNTIMES)}, got {runtime!r}")
+        _check_arguments(environment, runtime, conda_file, given)
         self._check_files()
         if conda_file or given:
             self.environment = self._environment_of(conda_file, given)
@@ -123,3 +120,13 @@ class InferenceConfig:
         for name, value in parts.items():
             setattr(environment.docker, name, value)
         return environment
+
+
+def _check_arguments(
+    environment: Environment | None, runtime: str | None, conda_file: str | None, parts: Mapping[str, Any]
+) -> None:
+    others = [*parts, *(["conda_file"] * bool(conda_file)), *(["runtime"] * bool(runtime))]
+    if environment is not None and others:
+        raise WebserviceException(f"{' and '.join(others)} cannot be given beside an environment")
+    if runtime is not None and runtime.lower() not in _RUNTIMES:
+        raise WebserviceException(f"runtime must be {' or '.join(_RUNTIMES)}, got {runtime!r}")

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.azure import model_path as installed
 from stoker.azure.exceptions import ModelNotFoundException, NotOffered, WebserviceException
+from stoker.azure_config.fields import Kind
+from stoker.azure_sdk import deferred
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.labels import Wanted, carries, labels
 from stoker.azure_sdk.models.inference_config import InferenceConfig
+from stoker.azure_sdk.models.resource_configuration import ResourceConfiguration
 from stoker.azure_sdk.unoffered import UnofferedByModel
 from stoker.azure_sdk.workspace import Workspace
 
 if TYPE_CHECKING:
     from stoker.azure_sdk.compute import ComputeTarget
-    from stoker.azure_sdk.models.resource_configuration import ResourceConfiguration
-    from stoker.azure_sdk.services.deploy_configuration import WebserviceDeploymentConfiguration
-    from stoker.azure_sdk.services.webservice import Webservice
     from stoker.errors import OperatorError
-    from stoker.models.frameworks import Detected, Framework
-    from stoker.models.repository import Registered, Repository
+    from stoker.models.repository import Registered
 
 __all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
 
 _AZURE_FRAMEWORKS: Final = {"tensorflow": "TensorFlow", "tf1-checkpoint": "TensorFlow", "onnx": "Onnx"}
+
+
+_ONE_FOLDER: Final = (
+    "data sets and child_paths are not kept with a model here; leave them out, and copy the files that belong "
+    "together into one folder"
+)
 
 
 class Model(installed.Model, UnofferedByModel):
@@ -92,23 +96,23 @@ class Model(installed.Model, UnofferedByModel):
             ModelNotFoundException: There is none, which is a `WebserviceException` too.
             WebserviceException: Neither `name` nor `id` is given, or a model cannot be read.
         """
-        if id:
-            name, _, of_id = id.partition(":")
-            version = of_id or version
+        self.workspace = workspace
         if _registered is None:
+            if id:
+                name, _, of_id = id.partition(":")
+                version = of_id or version
             if not name:
                 raise WebserviceException("one of name and id has to be given")
             found: Sequence[Model] = Model.list(
                 workspace, name, tags, properties, run_id, model_framework=model_framework
             )
-            versions = [
-                one for one in found if version is None or str(one.registered.version) == str(version)
-            ]
+            versions = [model for model in found if version is None or str(model.version) == str(version)]
             if not versions:
                 raise _not_found(workspace, name, version)
             _registered = versions[-1].registered
-        registered = _registered
-        self.workspace = workspace
+        self._describe(_registered)
+
+    def _describe(self, registered: Registered) -> None:
         self.registered: Registered = registered
         self.name = registered.name
         self.version = registered.version
@@ -163,15 +167,12 @@ class Model(installed.Model, UnofferedByModel):
             NotOffered: A data set or `child_paths` is given.
         """
         del model_framework, model_framework_version, resource_configuration
-        if datasets or child_paths or sample_input_dataset is not None or sample_output_dataset is not None:
-            raise NotOffered(
-                "data sets and child_paths are not kept with a model here; leave them out, and copy the files that "
-                "belong together into one folder"
-            )
-        path = Path(model_path)
+        if datasets or child_paths or (sample_input_dataset, sample_output_dataset) != (None, None):
+            raise NotOffered(_ONE_FOLDER)
         with raised_as(WebserviceException):
-            registered = _register(
-                workspace, model_name, path, description or "", labels(tags), labels(properties)
+            repository = _repository(workspace, create=True)
+            registered = deferred.registering.register(
+                repository, model_name, Path(model_path), description or "", labels(tags), labels(properties)
             )
         print(f"Registering model {model_name}: version {registered.version}")
         return Model(workspace, _registered=registered)
@@ -188,6 +189,8 @@ class Model(installed.Model, UnofferedByModel):
     ) -> Sequence[Model]:
         """The models of the workspace to which all of it applies: by name, then by version.
 
+        A model that cannot be read is left out of a list of all, which says so.
+
         Args:
             workspace: The workspace.
             name: Their name.
@@ -196,8 +199,6 @@ class Model(installed.Model, UnofferedByModel):
             run_id: No model here has one.
             latest: Only the newest version of each.
             model_framework: Their framework, in Azure's words.
-
-        A model that cannot be read is left out of a list of all, which says so.
 
         Raises:
             WebserviceException: A version of the model that is named cannot be read, or the name is malformed.
@@ -299,11 +300,11 @@ class Model(installed.Model, UnofferedByModel):
         name: str,
         models: Sequence[Model],
         inference_config: InferenceConfig | None = None,
-        deployment_config: WebserviceDeploymentConfiguration | None = None,
+        deployment_config: deferred.deploy_configuration.WebserviceDeploymentConfiguration | None = None,
         deployment_target: ComputeTarget | None = None,
         overwrite: bool = False,
         show_output: bool = False,
-    ) -> Webservice:
+    ) -> deferred.webservice.Webservice:
         """Start a service on this machine: a process that goes on when this one ends.
 
         Args:
@@ -320,15 +321,10 @@ class Model(installed.Model, UnofferedByModel):
             WebserviceException: The service is there already, or a setting, file or model cannot be used.
         """
         del show_output
-        from stoker.azure_sdk.services.deploy_configuration import WebserviceDeploymentConfiguration
-        from stoker.azure_sdk.services.deploying import Plan, deploy
-        from stoker.azure_sdk.services.webservice import Webservice
-
         if deployment_config is None:
-            deployment_config = WebserviceDeploymentConfiguration(
-                "aci" if deployment_target is None else "aks"
-            )
-        plan = Plan(
+            kind: Kind = "aci" if deployment_target is None else "aks"
+            deployment_config = deferred.deploy_configuration.WebserviceDeploymentConfiguration(kind)
+        plan = deferred.plan.Plan(
             name=name,
             kind=deployment_config.kind,
             keywords=deployment_config.keywords,
@@ -339,45 +335,14 @@ class Model(installed.Model, UnofferedByModel):
             inference=None if inference_config is None else inference_config.to_json(),
         )
         with raised_as(WebserviceException):
-            deploy(workspace.local, plan, overwrite=overwrite)
-        return Webservice(workspace, name)
-
-    @staticmethod
-    def package(
-        workspace: Workspace,
-        models: Sequence[Model],
-        inference_config: InferenceConfig | None = None,
-        generate_dockerfile: bool = False,
-        image_name: str | None = None,
-        image_label: str | None = None,
-    ) -> Any:
-        """Not offered: Azure builds a container image.
-
-        Raises:
-            NotOffered: Always; the message says what to do instead.
-        """
-        del workspace, models, inference_config, generate_dockerfile, image_name, image_label
-        raise NotOffered(
-            "Model.package builds a container image on Azure, and Stoker builds none: deploy with Model.deploy, or "
-            "build one with Stoker in it from Dockerfile.gpu and give it the entry script (stoker serve score.py)"
-        )
-
-    @staticmethod
-    def profile(*_arguments: Any, **_keywords: Any) -> Any:
-        """Not offered: Azure measures a model to recommend the size of a container.
-
-        Raises:
-            NotOffered: Always; the message says what to do instead.
-        """
-        raise NotOffered(
-            "Model.profile measures containers on Azure; measure a service here with 'stoker bench'"
-        )
+            deferred.deploying.deploy(workspace.local, plan, overwrite=overwrite)
+        return deferred.webservice.Webservice(workspace, name)
 
 
-def _repository(workspace: Workspace, *, create: bool = False) -> Repository:
-    from stoker.models.repository import Repository
-
-    return Repository((workspace.local.create() if create else workspace.local).models_dir)
+def _repository(workspace: Workspace, *, create: bool = False) -> deferred.repository.Repository:
+    return deferred.repository.Repository(
+        (workspace.local.create() if create else workspace.local).models_dir
+    )
 
 
 def _not_found(workspace: Workspace, name: str, version: int | str | None) -> ModelNotFoundException:
@@ -387,49 +352,3 @@ def _not_found(workspace: Workspace, name: str, version: int | str | None) -> Mo
         f"ModelNotFound: the workspace has no model {wanted} to which all of this applies; registered are: {known}. "
         "Register one with Model.register or 'stoker models register'"
     )
-
-
-def _register(
-    workspace: Workspace,
-    name: str,
-    path: Path,
-    description: str,
-    tags: Mapping[str, str],
-    properties: Mapping[str, str],
-) -> Registered:
-    """Copy a model into the workspace; one that a server would refuse may be one that an entry script loads."""
-    from stoker.device.signature_probe import learn_signature
-    from stoker.errors import LoadFailed
-
-    detected = _detected(path)
-
-    def register(framework: Framework) -> Registered:
-        return _repository(workspace, create=True).register(
-            name,
-            path,
-            now=datetime.now(UTC),
-            framework=framework,
-            description=description,
-            tags=tags,
-            read_signature=None
-            if framework == "files"
-            else lambda copy, folder: learn_signature(name, path, detected, copy, folder, print),
-            properties=properties,
-        )
-
-    try:
-        return register(detected.framework)
-    except LoadFailed as error:
-        print(
-            f"Registering {name} as files for an entry script, because it cannot be served by itself: {error}"
-        )
-        return register("files")
-
-
-def _detected(path: Path) -> Detected:
-    from stoker.errors import RepositoryError
-    from stoker.models.frameworks import detect
-
-    with contextlib.suppress(RepositoryError):
-        return detect(path)
-    return detect(path, "files")

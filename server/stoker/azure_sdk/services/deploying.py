@@ -12,15 +12,15 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from stoker.azure_config import DeploymentConfig, InferenceConfig
-from stoker.azure_config.fields import Kind
 from stoker.azure_sdk.services import process as service_process
+from stoker.azure_sdk.services.plan import Plan
 from stoker.azure_sdk.services.records import ServiceRecord, Services, now
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys
@@ -33,7 +33,7 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.workspace import Workspace
 
-__all__ = ["Plan", "delete", "deploy"]
+__all__ = ["delete", "deploy"]
 
 # Azure's own rule.
 _NAME: Final = re.compile(r"(?=.{3,32}\Z)[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
@@ -46,43 +46,6 @@ _NOT_INHERITED: Final = {
 }
 
 Say = Callable[[str], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a service is to be.
-
-    Attributes:
-        name: Its name.
-        kind: What it would be on Azure.
-        keywords: Keywords of `deploy_configuration`.
-        models: References of its registered models.
-        compute_name: The compute target that it is deployed to.
-        inference: What `InferenceConfig.to_json` of the SDK gave; None serves its model without a script.
-    """
-
-    name: str
-    kind: Kind
-    keywords: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    models: tuple[str, ...] = ()
-    compute_name: str | None = None
-    inference: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(cls, record: ServiceRecord) -> Plan:
-        """The plan of a service that is there, without the keys that it was given."""
-        return cls(
-            name=record.name,
-            kind=record.kind,
-            keywords={
-                **record.keywords,
-                "tags": record.tags or None,
-                "properties": record.properties or None,
-            },
-            models=tuple(record.models),
-            compute_name=record.compute_name,
-            inference=record.inference,
-        )
 
 
 def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = print) -> ServiceRecord:

@@ -1,0 +1,59 @@
+"""The one place at which imports of this package are put off: each module here is loaded when it is first used.
+
+Two kinds of modules are here. Azure's classes know each other: a workspace lists its models, a model is deployed as a
+service, and imports at the head of their modules would be a circle. And what only deploying, registering and scoring
+need takes longer to import than all the rest, which entry scripts import too.
+
+Others import this module and name the one that they mean, `deferred.model.Model`, in annotations as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from stoker.azure_sdk import compute
+    from stoker.azure_sdk.environments import environment
+    from stoker.azure_sdk.models import model, registering
+    from stoker.azure_sdk.services import calling, deploy_configuration, deploying, plan, process, webservice
+    from stoker.keys import keyring, tokens
+    from stoker.models import repository
+
+__all__ = [
+    "calling",
+    "compute",
+    "deploy_configuration",
+    "deploying",
+    "environment",
+    "keyring",
+    "model",
+    "plan",
+    "process",
+    "registering",
+    "repository",
+    "tokens",
+    "webservice",
+]
+
+_PACKAGES: Final = MappingProxyType(
+    {
+        "stoker.azure_sdk": ["compute"],
+        "stoker.azure_sdk.environments": ["environment"],
+        "stoker.azure_sdk.models": ["model", "registering"],
+        "stoker.azure_sdk.services": [
+            *("calling", "deploy_configuration", "deploying", "plan", "process", "webservice"),
+        ],
+        "stoker.keys": ["keyring", "tokens"],
+        "stoker.models": ["repository"],
+    }
+)
+_MODULES: Final = {name: f"{package}.{name}" for package, names in _PACKAGES.items() for name in names}
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Load the module of this name."""
+    if name not in _MODULES:
+        raise AttributeError(name, name=name)
+    return importlib.import_module(_MODULES[name])
