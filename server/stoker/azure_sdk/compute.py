@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from stoker.azure.exceptions import ComputeTargetException
-from stoker.azure_sdk.failures import raised_as
-from stoker.azure_sdk.unoffered import UnofferedByComputeTarget
+from stoker.azure_sdk.failures import none_in_workspace, raised_as
+from stoker.azure_sdk.unoffered import UnofferedByComputeTarget, unoffered_names
 from stoker.azure_sdk.workspace import Workspace
 from stoker.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
@@ -21,26 +21,19 @@ __all__ = ["AksCompute", "AksConfiguration", "ComputeTarget", "ComputeTargetExce
 _TYPE: Final = "AKS"
 _OF_TRAINING: Final = frozenset(
     {
-        "AdlaCompute",
-        "AmlCompute",
-        "BatchCompute",
-        "ComputeInstance",
-        "DatabricksCompute",
-        "DataFactoryCompute",
+        *(
+            "AdlaCompute",
+            "AmlCompute",
+            "BatchCompute",
+            "ComputeInstance",
+            "DatabricksCompute",
+            "DataFactoryCompute",
+        ),
+        *("DsvmCompute", "HDInsightCompute", "KubernetesCompute", "RemoteCompute", "SynapseCompute"),
     }
-    | {"DsvmCompute", "HDInsightCompute", "KubernetesCompute", "RemoteCompute", "SynapseCompute"}
 )
 
-
-def __getattr__(name: str) -> object:
-    """Say what becomes of compute that only trains."""
-    if name in _OF_TRAINING:
-        raise ImportError(
-            f"azureml.core.compute.{name} is for training on Azure, and Stoker serves models: take it out of the "
-            "script, or install azureml-core",
-            name="azureml.core.compute",
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = unoffered_names("azureml.core.compute", _OF_TRAINING, __name__)
 
 
 @dataclass(slots=True)
@@ -92,9 +85,8 @@ class ComputeTarget(UnofferedByComputeTarget):
         try:
             record = json.loads(file.read_bytes())
         except FileNotFoundError:
-            known = ", ".join(workspace.compute_targets) or "none"
             raise ComputeTargetException(
-                f"ComputeTargetNotFound: there is no compute target {name!r} in the workspace; there are: {known}"
+                none_in_workspace("ComputeTargetNotFound", "compute target", name, workspace.compute_targets)
             ) from None
         self.workspace = workspace
         self.name = name

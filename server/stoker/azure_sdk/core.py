@@ -10,6 +10,7 @@ from stoker.azure_sdk.environments.environment import Environment
 from stoker.azure_sdk.image import Image
 from stoker.azure_sdk.models.model import Model
 from stoker.azure_sdk.services.webservice import Webservice
+from stoker.azure_sdk.unoffered import unoffered_names
 from stoker.azure_sdk.workspace import Workspace
 
 __all__ = [
@@ -30,25 +31,9 @@ __version__ = VERSION
 
 _OF_TRAINING: Final = frozenset(
     {
-        "Dataset",
-        "Datastore",
-        "Experiment",
-        "Keyvault",
-        "LinkedService",
-        "Run",
-        "RunConfiguration",
-        "ScriptRun",
+        *("Dataset", "Datastore", "Experiment", "Keyvault", "LinkedService"),
+        *("Run", "RunConfiguration", "ScriptRun", "ScriptRunConfig", "get_run"),
     }
-    | {"ScriptRunConfig", "get_run"}
 )
 
-
-def __getattr__(name: str) -> object:
-    """Say what becomes of the names that only code for training has."""
-    if name in _OF_TRAINING:
-        raise ImportError(
-            f"azureml.core.{name} is for training on Azure, and Stoker serves models: take it out of the script, or "
-            "install azureml-core",
-            name="azureml.core",
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = unoffered_names("azureml.core", _OF_TRAINING, __name__)

@@ -12,7 +12,7 @@ import yaml
 
 from stoker.azure.exceptions import UserErrorException
 
-__all__ = ["CondaDependencies", "pip_lines"]
+__all__ = ["CondaDependencies", "pip_lines", "text_of"]
 
 _NAME: Final = "project_environment"
 _FILE_OPTION: Final = re.compile(r"(-r|-c|--requirement|--constraint)[\s=]+(\S+)")
@@ -225,9 +225,7 @@ def _name(package: str) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserErrorException(f"the conda file {file} cannot be read: {error}") from error
+        content = yaml.safe_load(text_of(file, "conda file"))
     except yaml.YAMLError as error:
         raise UserErrorException(f"{file} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("dependencies") or [], list):
@@ -254,3 +252,19 @@ def pip_lines(lines: Iterable[str], folder: Path) -> list[str]:
         for line in kept
         if line
     ]
+
+
+def text_of(file: Path, what: str) -> str:
+    """The text of a file that lists packages.
+
+    Args:
+        file: The file.
+        what: What it is, such as `conda file`.
+
+    Raises:
+        UserErrorException: It cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserErrorException(f"the {what} {file} cannot be read: {error}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.azure.exceptions import UserErrorException
-from stoker.azure_sdk.environments.conda_dependencies import CondaDependencies, pip_lines
+from stoker.azure_sdk.environments.conda_dependencies import CondaDependencies, pip_lines, text_of
 from stoker.azure_sdk.environments.container_registry import ContainerRegistry
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.unoffered import UnofferedByEnvironment
@@ -288,8 +288,4 @@ def _versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
 
 
 def _requirements(file: Path) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserErrorException(f"the requirements file {file} cannot be read: {error}") from error
-    return pip_lines(lines, file.parent)
+    return pip_lines(text_of(file, "requirements file").splitlines(), file.parent)
