@@ -22,11 +22,11 @@ from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.environment import script_folders, script_variables
-from stoker.scripts.request_log import SELF_CHECK, requests_in_log
 from stoker.scripts.results import encode_rows
 from stoker.scripts.tensorflow_v1 import first_v1_use, give_v1_api, read_uses
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
+from stoker.system.request_log import SELF_CHECK, requests_in_log
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec
 from stoker.verdict import Verdict
 from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptRequest

@@ -17,10 +17,10 @@ from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
 from stoker.scripts.forms import NO_HEAD, bind_form, request_headers
 from stoker.scripts.json_faults import json_fault
-from stoker.scripts.request_log import requests_in_log
 from stoker.scripts.results import encode_result, is_response, response_answer
 from stoker.scripts.schema import failed_in_conversion
 from stoker.scripts.watchdog import Watchdog
+from stoker.system.request_log import requests_in_log
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 
 __all__ = ["ScriptCalls"]

@@ -13,8 +13,8 @@ from typing import Final
 from stoker.collecting.model_data import open_model_data
 from stoker.errors import LoadFailed
 from stoker.scripts.json_reading import quicken_json_loads
-from stoker.scripts.request_log import open_request_log
 from stoker.servable import Device, Servable
+from stoker.system.request_log import open_request_log
 
 __all__ = [
     "app_root",

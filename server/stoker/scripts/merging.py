@@ -26,7 +26,7 @@ import orjson
 from stoker.errors import ScoringTimeout
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.json_reading import known_json
-from stoker.scripts.request_log import requests_in_log
+from stoker.system.request_log import requests_in_log
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 from stoker.wire.merging import MERGED_BYTES, merge, row_texture
 

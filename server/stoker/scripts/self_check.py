@@ -22,7 +22,7 @@ from stoker.scripts.gathering import GatheredCalls
 from stoker.scripts.handle_check import dynamically_quantised, read_handle, try_handle
 from stoker.scripts.handles import HandleCall
 from stoker.scripts.merging import Unsplittable
-from stoker.scripts.request_log import SELF_CHECK, requests_in_log
+from stoker.system.request_log import SELF_CHECK, requests_in_log
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
 
 __all__ = [

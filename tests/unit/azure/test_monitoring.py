@@ -18,7 +18,7 @@ from stoker.azure.correlation import BasicCorrelationContext
 from stoker.azure.monitoring import ModelDataCollector
 from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
-from stoker.scripts.request_log import SELF_CHECK, requests_in_log
+from stoker.system.request_log import SELF_CHECK, requests_in_log
 
 NOON_S = 1_772_366_400.0  # 2026-03-01T12:00:00Z
 DAY_S = 86_400

@@ -17,7 +17,7 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathering import GatheredCalls
 from stoker.scripts.handles import HandleCall, Interception, at_desk, like, together
 from stoker.scripts.merging import Unsplittable
-from stoker.scripts.request_log import _mark
+from stoker.system.request_log import _mark
 from stoker.wire.envelope import ScriptRequest
 
 PATIENT_S = 30.0

@@ -11,8 +11,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 
-from stoker.scripts.request_log import open_request_log, requests_in_log
 from stoker.system.logs import configure_logging
+from stoker.system.request_log import open_request_log, requests_in_log
 
 Lines = Callable[[], list[str]]
 
