@@ -351,6 +351,7 @@ def test_runtimes_take_examples_of_arrays_alone(tmp_path: Path) -> None:
     assert sample_request(write_mlmodel(tmp_path, {}, [spec], table), arrays=True) is None
 
 
+@pytest.mark.usefixtures("without_flask")
 def test_the_entry_script_serves_the_folder(sklearn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script of ours is one like any other: `init` loads the folder that the server names, `run` answers."""
     monkeypatch.setenv("AZUREML_MODEL_DIR", str(sklearn))
