@@ -33,9 +33,9 @@ import orjson
 from locust import FastHttpUser, LoadTestShape, constant, events, task
 
 from stoker.errors import OperatorError
-from stoker_bench.digits import classes_in_answer, read_digits
-from stoker_bench.server_timing import stage_times_ms
-from stoker_bench.shapes import SHAPES, users_at
+from stoker_bench.users.digits import classes_in_answer, read_digits
+from stoker_bench.users.server_timing import stage_times_ms
+from stoker_bench.users.shapes import SHAPES, users_at
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -1,1 +1,1 @@
-"""The same model as served by others; stoker_bench.peers says how each file runs."""
+"""The same model as served by others; stoker_bench.contestants.peers says how each file runs."""

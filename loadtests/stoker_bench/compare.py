@@ -1,7 +1,7 @@
 """`make compare`: the same model and request through Stoker and through other servers, in one run.
 
-First an ONNX model, then an entry script for TensorFlow 1 (`stoker_bench.compare_scripts`). For the model each
-contestant is started for its turn alone, since some servers spin while idle. Every slice lies right
+First an ONNX model, then an entry script for TensorFlow 1 (`stoker_bench.benches.compare_scripts`). For the model
+each contestant is started for its turn alone, since some servers spin while idle. Every slice lies right
 after one of the hand-written service, which stays up and idles at no cost: that pair gives the ratio.
 The virtual environments are built once, in .compare/.
 """
@@ -21,22 +21,22 @@ import orjson
 from tqdm import tqdm
 
 from stoker.errors import OperatorError
-from stoker_bench.baselines import HANDWRITTEN, handwritten_launch
-from stoker_bench.compare_report import Comparison, Entry
-from stoker_bench.compare_scripts import compare_scripts
-from stoker_bench.contest import Case
-from stoker_bench.entry_scripts import GRAPH_SCORE
-from stoker_bench.load_generator import pick_generator
-from stoker_bench.loaded_server import LoadedServer, check_answers
-from stoker_bench.mlp import WIDTHS, Mlp, seeded_mlp
-from stoker_bench.peer_environments import build_environment
-from stoker_bench.peers import PEERS, SERVICES, Peer, Site
-from stoker_bench.scoring_request import random_rows
-from stoker_bench.servers import RunningServer, ended_by_sigterm, stoker_launch
+from stoker_bench.benches.compare_scripts import compare_scripts
+from stoker_bench.contestants.baselines import HANDWRITTEN, handwritten_launch
+from stoker_bench.contestants.contest import Case
+from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
+from stoker_bench.contestants.loaded_server import LoadedServer, check_answers
+from stoker_bench.contestants.peer_environments import build_environment
+from stoker_bench.contestants.peers import PEERS, SERVICES, Peer, Site
+from stoker_bench.contestants.servers import RunningServer, ended_by_sigterm, stoker_launch
+from stoker_bench.generators.load_generator import pick_generator
+from stoker_bench.generators.scoring_request import random_rows
+from stoker_bench.networks.mlp import WIDTHS, Mlp, seeded_mlp
+from stoker_bench.reports.compare_report import Comparison, Entry
 
 if TYPE_CHECKING:
-    from stoker_bench.load_generator import LoadGenerator
-    from stoker_bench.servers import Launch
+    from stoker_bench.contestants.servers import Launch
+    from stoker_bench.generators.load_generator import LoadGenerator
 
 __all__ = ["compare", "main"]
 

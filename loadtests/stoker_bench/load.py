@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 import orjson
 
 from stoker.errors import OperatorError
-from stoker_bench.mlp import seeded_mlp
-from stoker_bench.process_tree import ProcessTree
-from stoker_bench.servers import RunningServer, ended_by_sigterm, stoker_launch
-from stoker_bench.shapes import SHAPES
-from stoker_bench.tables import aligned, figure
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import RunningServer, ended_by_sigterm, stoker_launch
+from stoker_bench.networks.mlp import seeded_mlp
+from stoker_bench.reports.tables import aligned, figure
+from stoker_bench.users.shapes import SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ class LoadTest:
         key: Bearer key, or None.
         users: Users at the peak.
         seconds: Length of the test.
-        shape: One of `stoker_bench.shapes.SHAPES`.
+        shape: One of `stoker_bench.users.shapes.SHAPES`.
         rows: Rows a request.
         mnist_folder: Where MNIST's IDX files lie, or None for scikit-learn's digits.
         model: The ONNX file being served, to check the classes by, or None.

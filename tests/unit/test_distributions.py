@@ -149,7 +149,7 @@ def test_an_sdist_has_what_is_named(dist: Path) -> None:
 INSTALLED = """
 import json, sys
 import stoker, stoker.gateway.frontend, stoker.gateway.grpc, stoker.supervisor.supervisor
-import stoker_bench.bench, stoker_client, stoker_training
+import stoker_bench.benches.bench, stoker_client, stoker_training
 names = ("stoker", "stoker_bench", "stoker_client", "stoker_training")
 print(json.dumps([sys.modules[name].__file__ for name in names]))
 """

@@ -14,6 +14,10 @@ import orjson
 from stoker.errors import OperatorError
 from stoker.gpu.devices import choose_device
 from stoker.gpu.nvml import describe_driver
+from stoker_bench.errors import BenchedServerError
+from stoker_bench.generators.http_caller import allow_many_connections
+from stoker_bench.generators.load_generator import OwnGenerator
+from stoker_bench.generators.scoring_request import random_rows
 from stoker_bench.gpu.ceiling import CeilingOptions, measure_ceiling
 from stoker_bench.gpu.faults import FaultOptions, MemoryShortage, kill_run, shortage_run
 from stoker_bench.gpu.memory import MemoryOptions, memory_run
@@ -30,11 +34,7 @@ from stoker_bench.gpu.report import (
 )
 from stoker_bench.gpu.server import BODIES, GpuServer, ServingOptions, takes
 from stoker_bench.gpu.serving import measure_served
-from stoker_bench.http_caller import allow_many_connections
-from stoker_bench.lineup import say
-from stoker_bench.load_generator import OwnGenerator
-from stoker_bench.scoring_request import random_rows
-from stoker_bench.servers import BenchedServerError
+from stoker_bench.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

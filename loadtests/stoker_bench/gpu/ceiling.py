@@ -19,8 +19,8 @@ import orjson
 
 from stoker.errors import OperatorError
 from stoker.gpu.devices import enter_device
+from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.pinning import pinned
-from stoker_bench.load_generator import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_bench.contestants.loaded_server import mean_batch_rows
+from stoker_bench.errors import BenchedServerError
 from stoker_bench.gpu.sized_requests import SizedRequests
 from stoker_bench.gpu.timeline import TimedLoad, told, wait_for
-from stoker_bench.loaded_server import mean_batch_rows
-from stoker_bench.servers import BenchedServerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

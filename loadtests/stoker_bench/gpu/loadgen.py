@@ -12,8 +12,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker_bench.generators.load_generator import GeneratorError
 from stoker_bench.gpu.arrivals import Query
-from stoker_bench.load_generator import GeneratorError
 
 if TYPE_CHECKING:
     import threading

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from stoker_bench.errors import BenchedServerError
 from stoker_bench.gpu.variants import variant
-from stoker_bench.mlp import seeded_mlp
-from stoker_bench.mnist_cnn import mnist_cnn
-from stoker_bench.resnet50 import resnet50, seeded_weights
-from stoker_bench.servers import BenchedServerError
+from stoker_bench.networks.mlp import seeded_mlp
+from stoker_bench.networks.mnist_cnn import mnist_cnn
+from stoker_bench.networks.resnet50 import resnet50, seeded_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
+from stoker_bench.generators.load_generator import outputs_of, shares_of
 from stoker_bench.gpu.loadgen import loadgen_version
-from stoker_bench.load_generator import outputs_of, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker_bench.scoring_request import ScoringRequest
+    from stoker_bench.generators.scoring_request import ScoringRequest
 
 __all__ = [
     "PoissonOptions",

@@ -20,10 +20,10 @@ import numpy as np
 import orjson
 import uvloop
 
+from stoker_bench.generators.http_caller import HttpCaller, allow_many_connections, is_success
+from stoker_bench.generators.kept_connection import keep_connected
 from stoker_bench.gpu.arrivals import Schedule
 from stoker_bench.gpu.loadgen import LoadGen
-from stoker_bench.http_caller import HttpCaller, allow_many_connections, is_success
-from stoker_bench.kept_connection import keep_connected
 
 if TYPE_CHECKING:
     from stoker_bench.gpu.arrivals import Arrivals, Query

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from stoker_bench.machine import describe_machine
-from stoker_bench.report import at_least, at_most
-from stoker_bench.tables import UNKNOWN, aligned, figure
+from stoker_bench.reports.machine import describe_machine
+from stoker_bench.reports.report import at_least, at_most
+from stoker_bench.reports.tables import UNKNOWN, aligned, figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker_bench.gpu.memory import MemoryRun
     from stoker_bench.gpu.poisson import PoissonSearch
     from stoker_bench.gpu.serving import Served
-    from stoker_bench.report import Bound
+    from stoker_bench.reports.report import Bound
 
 __all__ = [
     "GpuReport",

@@ -12,11 +12,18 @@ from urllib.parse import urljoin
 import numpy as np
 import yaml
 
+from stoker_bench.contestants.loaded_server import LoadedServer, batch_totals, check_answers
+from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port, get, post
+from stoker_bench.errors import BenchedServerError
+from stoker_bench.generators.load_generator import OwnGenerator
+from stoker_bench.generators.scoring_request import (
+    DATA_LISTS,
+    Dialect,
+    binary_open_inference,
+    json_lists,
+    random_rows,
+)
 from stoker_bench.gpu.models import as_sent
-from stoker_bench.load_generator import OwnGenerator
-from stoker_bench.loaded_server import LoadedServer, batch_totals, check_answers
-from stoker_bench.scoring_request import DATA_LISTS, Dialect, binary_open_inference, json_lists, random_rows
-from stoker_bench.servers import HOST, BenchedServerError, Launch, RunningServer, free_port, get, post
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stoker_bench.generators.scoring_request import ScoringRequest
     from stoker_bench.gpu.models import GpuModel
-    from stoker_bench.scoring_request import ScoringRequest
 
 __all__ = ["BODIES", "Body", "GpuServer", "ServingOptions", "deployment", "takes"]
 

@@ -6,17 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from stoker_bench.contestants.loaded_server import mean_batch_rows
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.generators.scoring_request import random_rows
 from stoker_bench.gpu.watch import GpuWatch
-from stoker_bench.loaded_server import mean_batch_rows
-from stoker_bench.process_tree import ProcessTree
-from stoker_bench.scoring_request import random_rows
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from stoker_bench.generators.load_generator import OwnGenerator
     from stoker_bench.gpu.server import Body, GpuServer
     from stoker_bench.gpu.watch import GpuFigures
-    from stoker_bench.load_generator import OwnGenerator
 
 __all__ = ["Meter", "Served", "measure_served"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stoker_bench.generators.scoring_request import binary_description, binary_headers, random_rows
 from stoker_bench.gpu.models import as_sent
-from stoker_bench.scoring_request import binary_description, binary_headers, random_rows
 
 if TYPE_CHECKING:
     from stoker_bench.gpu.server import GpuServer

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import uvloop
 
-from stoker_bench.http_caller import HttpCaller, is_success
-from stoker_bench.kept_connection import keep_connected
+from stoker_bench.generators.http_caller import HttpCaller, is_success
+from stoker_bench.generators.kept_connection import keep_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from stoker.errors import InvalidSettings
 from stoker.system.extras import how_to_install, onnx_missing
 
 if TYPE_CHECKING:
-    from stoker_bench.report import Report
+    from stoker_bench.reports.report import Report
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     """
     import orjson
 
-    from stoker_bench.servers import ended_by_sigterm
+    from stoker_bench.contestants.servers import ended_by_sigterm
 
     with ended_by_sigterm():
         report = _report(args)
@@ -145,10 +145,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> Report:
-    from stoker_bench.bench import BenchOptions, run_bench
-    from stoker_bench.loading_bench import LoadingBenchOptions, run_loading_bench
-    from stoker_bench.protocol_bench import ProtocolBenchOptions, run_protocol_bench
-    from stoker_bench.script_bench import ScriptBenchOptions, run_script_bench
+    from stoker_bench.benches.bench import BenchOptions, run_bench
+    from stoker_bench.benches.loading_bench import LoadingBenchOptions, run_loading_bench
+    from stoker_bench.benches.protocol_bench import ProtocolBenchOptions, run_protocol_bench
+    from stoker_bench.benches.script_bench import ScriptBenchOptions, run_script_bench
 
     if args.uri is None and find_spec("onnxruntime") is None:
         raise InvalidSettings(f"the bench serves ONNX models; {onnx_missing()}")
@@ -159,7 +159,7 @@ def _report(args: argparse.Namespace) -> Report:
     if args.grpc:
         if find_spec("grpc") is None:
             raise InvalidSettings(f"--grpc needs packages that are missing here; {how_to_install('grpc')}")
-        from stoker_bench.grpc_bench import GrpcBenchOptions, run_grpc_bench
+        from stoker_bench.benches.grpc_bench import GrpcBenchOptions, run_grpc_bench
 
         return run_grpc_bench(GrpcBenchOptions(**_given(args, "grpc", *_GRPC_OPTIONS)))
     if args.loading:

@@ -1,0 +1,13 @@
+"""What is raised where a bench cannot go on."""
+
+from __future__ import annotations
+
+from stoker.errors import OperatorError
+
+__all__ = ["BenchedServerError"]
+
+
+class BenchedServerError(OperatorError):
+    """A server under load did not start, ended early, or answers wrongly."""
+
+    code = "server_failed"

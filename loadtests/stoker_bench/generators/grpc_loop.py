@@ -1,0 +1,263 @@
+"""A closed-loop load generator for unary gRPC calls: `python -m stoker_bench.generators.grpc_loop`.
+
+Each connection makes the same call again as soon as its answer is complete; figures go to stdout as JSON. It writes
+and reads the frames of HTTP/2 (RFC 9113) itself: a client made with gRPC's own library costs more than the servers
+that are to be loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import struct
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import orjson
+import uvloop
+
+from stoker_bench.generators.kept_connection import KeptConnection, keep_connected
+from stoker_bench.generators.load_generator import LoadFigures
+
+__all__ = ["closed_loop", "main"]
+
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_ACK: Final = 0x1
+_END_STREAM: Final = 0x1
+_END_HEADERS: Final = 0x4
+_INITIAL_WINDOW: Final = 65535
+_MAX_FRAME: Final = 16384
+_WHOLE_WINDOW: Final = (1 << 31) - 1
+_INITIAL_WINDOW_SIZE: Final = 4
+# No table of headers: then the server's trailers can be read without one.
+_OWN_SETTINGS: Final = struct.pack(">HIHIHI", 1, 0, 2, 0, _INITIAL_WINDOW_SIZE, _WHOLE_WINDOW)
+_OK: Final = b"\x0bgrpc-status\x010"
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> bytes:
+    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
+
+
+def _text(value: str) -> bytes:
+    """A string of HPACK, not compressed (RFC 7541, section 5.2)."""
+    data = value.encode("latin-1")
+    if len(data) < 127:
+        return bytes([len(data)]) + data
+    length, rest = b"\x7f", len(data) - 127
+    while rest > 127:
+        length += bytes([rest & 127 | 128])
+        rest >>= 7
+    return length + bytes([rest]) + data
+
+
+def _header_block(authority: str, path: str, headers: dict[str, str]) -> bytes:
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": authority,
+        "te": "trailers",
+        "content-type": "application/grpc",
+        **{name.lower(): value for name, value in headers.items()},
+    }
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields.items())
+
+
+class _Tally:
+    """What all connections of one run have seen."""
+
+    def __init__(self) -> None:
+        self.latencies_s: list[float] = []
+        self.errors = 0
+        self.closing = False
+
+
+class _Connection(KeptConnection):
+    """One caller: makes the call, awaits the whole answer, makes it again on the next stream."""
+
+    def __init__(self, head: bytes, message: bytes, tally: _Tally) -> None:
+        super().__init__()
+        self._head = head
+        self._message = struct.pack(">BI", 0, len(message)) + message
+        self._tally = tally
+        self._received = bytearray()
+        self._stream = -1
+        self._unsent = memoryview(b"")
+        self._peers_window = _INITIAL_WINDOW
+        self._window = _INITIAL_WINDOW
+        self._stream_window = 0
+        self._taken = 0
+        self._succeeded = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._transport.write(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + _frame(_SETTINGS, 0, 0, _OWN_SETTINGS)
+            + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _WHOLE_WINDOW - _INITIAL_WINDOW))
+        )
+        self._call()
+
+    def _call(self) -> None:
+        self._stream += 2
+        self._succeeded = False
+        self._stream_window = self._peers_window
+        self._unsent = memoryview(self._message)
+        self._started_s = time.perf_counter()
+        self._push(_frame(_HEADERS, _END_HEADERS, self._stream, self._head))
+
+    def _push(self, frames: bytes = b"") -> None:
+        """Send as much of the message as the server takes now."""
+        while (
+            self._unsent
+            and (size := min(len(self._unsent), self._window, self._stream_window, _MAX_FRAME)) > 0
+        ):
+            part, self._unsent = self._unsent[:size], self._unsent[size:]
+            self._window -= size
+            self._stream_window -= size
+            frames += _frame(_DATA, 0 if self._unsent else _END_STREAM, self._stream, part)
+        if frames:
+            self._transport.write(frames)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        start = 0
+        while len(self._received) - start >= 9:
+            size_and_kind, flags, stream = struct.unpack_from(">IBI", self._received, start)
+            end = start + 9 + (size_and_kind >> 8)
+            if len(self._received) < end:
+                break
+            payload = bytes(self._received[start + 9 : end])
+            start = end
+            self._take(size_and_kind & 0xFF, flags, stream, payload)
+        del self._received[:start]
+
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind in (_DATA, _HEADERS) and stream == self._stream:
+            self._take_answer(kind, flags, payload)
+        elif kind == _SETTINGS and not flags & _ACK:
+            self._take_settings(payload)
+        elif kind == _PING and not flags & _ACK:
+            self._transport.write(_frame(_PING, _ACK, 0, payload))
+        elif kind == _WINDOW_UPDATE:
+            (more,) = struct.unpack(">I", payload)
+            if stream == 0:
+                self._window += more
+            elif stream == self._stream:
+                self._stream_window += more
+            self._push()
+        elif kind == _RST_STREAM and stream == self._stream:
+            self._ended()
+        elif kind == _GOAWAY:
+            self._transport.close()
+
+    def _take_answer(self, kind: int, flags: int, payload: bytes) -> None:
+        if kind == _HEADERS:
+            self._succeeded = _OK in payload
+        else:
+            self._taken += len(payload)
+            if self._taken > _WHOLE_WINDOW // 2:
+                self._transport.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", self._taken)))
+                self._taken = 0
+        if flags & _END_STREAM:
+            self._ended()
+
+    def _take_settings(self, payload: bytes) -> None:
+        for name, value in struct.iter_unpack(">HI", payload):
+            if name == _INITIAL_WINDOW_SIZE:
+                self._stream_window += value - self._peers_window
+                self._peers_window = value
+        self._transport.write(_frame(_SETTINGS, _ACK, 0))
+        self._push()
+
+    def _ended(self) -> None:
+        if self._tally.closing:
+            return
+        if self._succeeded:
+            self._tally.latencies_s.append(time.perf_counter() - self._started_s)
+        else:
+            self._tally.errors += 1
+        if self._unsent:
+            # The server did not want the rest of the message; the stream has to end from this side too.
+            self._transport.write(_frame(_RST_STREAM, 0, self._stream, struct.pack(">I", 8)))
+        self._call()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._tally.closing:
+            self._tally.errors += 1
+        super().connection_lost(exc)
+
+
+async def _keep_calling(host: str, port: int, head: bytes, message: bytes, tally: _Tally) -> None:
+    def refused(_: float) -> None:
+        tally.errors += 1
+
+    await keep_connected(host, port, lambda: _Connection(head, message, tally), refused)
+
+
+async def closed_loop(
+    host: str,
+    port: int,
+    path: str,
+    message: bytes,
+    headers: dict[str, str],
+    *,
+    connections: int,
+    seconds: float,
+) -> LoadFigures:
+    """Load a server for `seconds`; calls under way at the end are not counted.
+
+    Args:
+        host: Where it listens.
+        port: Where it listens.
+        path: `/SERVICE/METHOD`.
+        message: The request's message.
+        headers: Metadata beside that of every call.
+        connections: Callers, each with a connection of its own.
+        seconds: How long.
+    """
+    tally = _Tally()
+    head = _header_block(f"{host}:{port}", path, headers)
+    started_s = time.perf_counter()
+    callers = [
+        asyncio.create_task(_keep_calling(host, port, head, message, tally)) for _ in range(connections)
+    ]
+    await asyncio.sleep(seconds)
+    duration_s = time.perf_counter() - started_s
+    tally.closing = True
+    for caller in callers:
+        caller.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    latencies_s = tally.latencies_s
+    p50_s, p99_s = np.percentile(latencies_s, (50, 99)).tolist() if latencies_s else (0.0, 0.0)
+    return LoadFigures(len(latencies_s), tally.errors, duration_s, p50_s * 1e3, p99_s * 1e3)
+
+
+def main() -> None:
+    """Run the generator as its command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--path", required=True, help="/SERVICE/METHOD")
+    parser.add_argument("--message", type=Path, required=True, help="file with the request's message")
+    parser.add_argument("--headers", type=Path, required=True, help="file with metadata as a JSON object")
+    parser.add_argument("--connections", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    args = parser.parse_args()
+    load = closed_loop(
+        args.host,
+        args.port,
+        args.path,
+        args.message.read_bytes(),
+        orjson.loads(args.headers.read_bytes()),
+        connections=args.connections,
+        seconds=args.seconds,
+    )
+    print(orjson.dumps(asdict(uvloop.run(load))).decode())
+
+
+if __name__ == "__main__":
+    main()

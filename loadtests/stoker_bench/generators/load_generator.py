@@ -1,0 +1,268 @@
+"""Closed-loop load on one scoring request: wrk where it is installed, a generator of our own otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import orjson
+
+from stoker.errors import OperatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from stoker_bench.generators.scoring_request import ScoringRequest
+
+__all__ = [
+    "GeneratorError",
+    "LoadFigures",
+    "LoadGenerator",
+    "OwnGenerator",
+    "Wrk",
+    "figures_of",
+    "output_of",
+    "outputs_of",
+    "pick_generator",
+    "shares_of",
+]
+
+GRACE_S = 30
+TIMEOUT_S = 20
+WRK_SCRIPT = """\
+function init(arguments)
+  local file = assert(io.open(arguments[1], "rb"))
+  wrk.body = file:read("*a")
+  file:close()
+end
+
+function done(summary, latency, requests)
+  io.write(string.format(
+    '\\n{"requests":%d,"duration_us":%d,"connect":%d,"read":%d,"write":%d,"status":%d,"timeout":%d,'
+      .. '"p50_us":%.1f,"p99_us":%.1f}\\n',
+    summary.requests, summary.duration, summary.errors.connect, summary.errors.read, summary.errors.write,
+    summary.errors.status, summary.errors.timeout, latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+
+class GeneratorError(OperatorError):
+    """A load generator could not run, or gave no figures."""
+
+    code = "generator_failed"
+
+
+@dataclass(frozen=True)
+class LoadFigures:
+    """What the callers saw during one slice."""
+
+    requests: int
+    """Requests answered with a status below 400 (wrk) or of 2xx (own generator)."""
+    errors: int
+    """Other statuses, broken connections and time-outs."""
+    duration_s: float
+    p50_ms: float
+    p99_ms: float
+    cores: float | None = None
+    """Cores that the generator kept busy meanwhile; None where it does not tell."""
+
+    @property
+    def requests_per_s(self) -> float:
+        """Answered requests a second."""
+        return self.requests / self.duration_s if self.duration_s else 0.0
+
+
+class LoadGenerator(Protocol):
+    """Sends the same request on kept-alive connections, each as soon as its last answer is complete."""
+
+    @property
+    def description(self) -> str:
+        """The generator's name and version, for the report."""
+
+    def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
+        """Load the server for the given time.
+
+        Raises:
+            GeneratorError: If the generator could not run.
+        """
+
+
+class Wrk:
+    """wrk (https://github.com/wg/wrk) with one thread; its Lua builds the request just once."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    @property
+    def description(self) -> str:
+        """The version that wrk tells."""
+        told = subprocess.run([self._program, "-v"], capture_output=True, text=True, check=False).stdout
+        return " ".join(told.split()[:2]) or "wrk"
+
+    def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
+        """See LoadGenerator.run."""
+        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+            script, body = Path(folder, "post.lua"), Path(folder, "body")
+            script.write_text(f'wrk.method = "POST"\n{WRK_SCRIPT}')
+            body.write_bytes(request.body)
+            command = [self._program, "-t1", f"-c{connections}", f"-d{seconds}s", f"--timeout={TIMEOUT_S}s"]
+            for name, value in request.headers.items():
+                command += ["-H", f"{name}: {value}"]
+            command += ["-s", str(script), request.uri, "--", str(body)]
+            return parse_wrk(output_of(command, seconds))
+
+
+def parse_wrk(output: str) -> LoadFigures:
+    """Read the figures that the script's `done` wrote as the last line of wrk's output.
+
+    Raises:
+        GeneratorError: If there is no such line, as when wrk could not connect.
+    """
+    line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
+    if line is None:
+        raise GeneratorError(f"wrk gave no figures; it said: {output.strip() or 'nothing'}")
+    told = orjson.loads(line)
+    broken = sum(told[kind] for kind in ("connect", "read", "write", "timeout"))
+    return LoadFigures(
+        requests=told["requests"] - told["status"],
+        errors=told["status"] + broken,
+        duration_s=told["duration_us"] / 1e6,
+        p50_ms=told["p50_us"] / 1e3,
+        p99_ms=told["p99_us"] / 1e3,
+    )
+
+
+def figures_of(
+    latencies_s: Sequence[float] | NDArray[np.float64],
+    errors: int,
+    duration_s: float,
+    cores: float | None = None,
+) -> LoadFigures:
+    """Return the figures of one slice, percentiles and all."""
+    p50_s, p99_s = np.percentile(latencies_s, (50, 99)).tolist() if len(latencies_s) else (0.0, 0.0)
+    return LoadFigures(len(latencies_s), errors, duration_s, p50_s * 1e3, p99_s * 1e3, cores)
+
+
+class OwnGenerator:
+    """The generator of `stoker_bench.generators.closed_loop` in processes of its own.
+
+    Args:
+        processes: How many share the connections; each takes one core at most.
+        settle_s: How long the connections are loaded before answers count, the processes' start included.
+    """
+
+    def __init__(self, processes: int = 1, settle_s: float = 0.0) -> None:
+        self.processes = processes
+        self._settle_s = settle_s
+        several = "one process" if processes == 1 else f"{processes} processes"
+        self.description = f"the bench's own generator (uvloop, {several})"
+
+    def run(
+        self,
+        request: ScoringRequest,
+        connections: int,
+        seconds: float,
+        during: contextlib.AbstractContextManager[object] | None = None,
+    ) -> LoadFigures:
+        """See LoadGenerator.run; `during` is entered for just the seconds in which answers count."""
+        begin_s = time.monotonic() + self._settle_s
+        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+            message = Path(folder, "request")
+            message.write_bytes(request.http_bytes)
+            command = [sys.executable, "-m", "stoker_bench.generators.closed_loop", "--host", request.host]
+            command += ["--port", str(request.port), "--request", str(message), "--seconds", str(seconds)]
+            if self._settle_s:
+                # All of them count the same seconds.
+                command += ["--begin", str(begin_s)]
+            shares = [share for share in shares_of(connections, self.processes) if share]
+            files = [Path(folder, f"{number}.npy") for number in range(len(shares))]
+            commands = [
+                [*command, "--connections", str(share), "--latencies", str(file)]
+                for share, file in zip(shares, files, strict=True)
+            ]
+
+            def watch() -> None:
+                if during is not None:
+                    time.sleep(max(0.0, begin_s - time.monotonic()))
+                    with during:
+                        time.sleep(seconds)
+
+            outputs = outputs_of(commands, seconds + self._settle_s, watch)
+            latencies_s = np.concatenate([np.load(file) for file in files])
+        return _together([LoadFigures(**orjson.loads(output)) for output in outputs], latencies_s)
+
+
+def shares_of(total: int, parts: int) -> list[int]:
+    """Split a number into parts that differ by one at most."""
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+def _together(each: Sequence[LoadFigures], latencies_s: NDArray[np.float64]) -> LoadFigures:
+    return figures_of(
+        latencies_s,
+        sum(figures.errors for figures in each),
+        max(figures.duration_s for figures in each),
+        sum(figures.cores or 0.0 for figures in each),
+    )
+
+
+def pick_generator() -> LoadGenerator:
+    """Return wrk where it is installed, else the own generator."""
+    program = shutil.which("wrk")
+    return Wrk(program) if program else OwnGenerator()
+
+
+def output_of(command: list[str], seconds: float) -> str:
+    """Run a generator in a session of its own, so that a Ctrl-C meets only the bench, which ends it."""
+    return outputs_of([command], seconds)[0]
+
+
+def outputs_of(
+    commands: Sequence[list[str]], seconds: float, meanwhile: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Run several generators side by side, each in a session of its own, and do something meanwhile.
+
+    Raises:
+        GeneratorError: One failed, or did not end in time; none is left running.
+    """
+    give_up_s = time.monotonic() + seconds + GRACE_S
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command in commands:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+            stack.callback(_end, process)
+            processes.append(process)
+        meanwhile()
+        return [
+            _output(command, process, give_up_s) for command, process in zip(commands, processes, strict=True)
+        ]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _output(command: list[str], process: subprocess.Popen[str], give_up_s: float) -> str:
+    try:
+        output, complaint = process.communicate(timeout=max(0.0, give_up_s - time.monotonic()))
+    except subprocess.TimeoutExpired as error:
+        raise GeneratorError(f"{command[0]} did not end within its time and {GRACE_S} s more") from error
+    if process.returncode:
+        raise GeneratorError(f"{' '.join(command[:3])} failed: {complaint.strip() or output.strip()}")
+    return output

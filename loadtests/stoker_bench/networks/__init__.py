@@ -1,0 +1,1 @@
+"""What is served: the models of the benches, and what they must answer."""

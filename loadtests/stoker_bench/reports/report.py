@@ -1,0 +1,224 @@
+"""The report of one bench: tables for people, JSON for machines, and the bounds that Stoker sets itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from stoker_bench.contestants.contest import disturbance, ratio, standing
+from stoker_bench.reports.machine import describe_machine
+from stoker_bench.reports.tables import aligned, figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from stoker_bench.contestants.contest import Case, Slice
+
+__all__ = ["MEGA", "Bound", "CaseResult", "Report", "at_least", "at_most", "cpu_us", "p50_ms", "rows_per_s"]
+
+MEGA = 1e6
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound that the project sets itself, and what was measured."""
+
+    text: str
+    measured: float
+    met: bool
+
+    def __str__(self) -> str:
+        return f"{'met' if self.met else 'NOT MET':7}  {self.text}: {figure(self.measured)}"
+
+
+def at_least(text: str, measured: float | None, least: float) -> Iterator[Bound]:
+    """Yield the bound, if the figure was measured."""
+    if measured is not None:
+        yield Bound(text, measured, measured >= least)
+
+
+def at_most(text: str, measured: float | None, most: float) -> Iterator[Bound]:
+    """Yield the bound, if the figure was measured."""
+    if measured is not None:
+        yield Bound(text, measured, measured <= most)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """All slices of one case; entry i of every contestant lies in the same round.
+
+    Attributes:
+        case: The load.
+        body_bytes: Sizes of the contestants' request bodies, each once.
+        slices: Slices by contestant; the first contestant is the one whose ratios to the others are told.
+        pss_bytes: Memory of each server's whole tree after the case.
+        subject: What was loaded, where a report has several such cases.
+    """
+
+    case: Case
+    body_bytes: tuple[int, ...]
+    slices: dict[str, list[Slice]]
+    pss_bytes: dict[str, int]
+    subject: str = ""
+
+    @property
+    def title(self) -> str:
+        """A heading for tables."""
+        return f"{self.subject}: {self.case.title}" if self.subject else self.case.title
+
+    @property
+    def first(self) -> str:
+        """The first contestant's name."""
+        return next(iter(self.slices))
+
+    @property
+    def baselines(self) -> list[str]:
+        """Every contestant but the first."""
+        return list(self.slices)[1:]
+
+    def ratio(self, get: Callable[[Slice], float | None], baseline: str) -> float | None:
+        """Return the median ratio of the first's figure to a baseline's; None where that did not run."""
+        if baseline not in self.slices:
+            return None
+        return ratio(get, self.slices[self.first], self.slices[baseline])
+
+    def __str__(self) -> str:
+        sizes = " or ".join(f"{size:,}" for size in self.body_bytes)
+        parts = [f"{self.title} ({sizes} bytes)", self._figures()]
+        if self.baselines:
+            parts.append(self._ratios())
+        for name, slices in self.slices.items():
+            if errors := standing(slices).errors:
+                parts.append(f"{name}: {errors:,} failed requests, so its figures do not count.")
+        return "\n\n".join(parts)
+
+    def _figures(self) -> str:
+        headings = [
+            "medians",
+            "requests/s",
+            "rows/s",
+            "CPU µs/request",
+            "p50 ms",
+            "p99 ms",
+            "mean batch",
+            "PSS MB",
+        ]
+        rows = []
+        for name, slices in self.slices.items():
+            medians, pss_bytes = standing(slices), self.pss_bytes.get(name)
+            figures = [medians.requests_per_s, medians.rows_per_s, medians.cpu_us_per_request]
+            figures += [medians.p50_ms, medians.p99_ms, medians.mean_batch_rows]
+            figures.append(pss_bytes / MEGA if pss_bytes is not None else None)
+            rows.append([name, *map(figure, figures)])
+        return aligned(headings, rows)
+
+    def _ratios(self) -> str:
+        headings = [f"{self.first} over", "rows/s", "CPU/request", "p50", "p99"]
+        rows = [
+            [name, *(figure(self.ratio(get, name)) for get in (rows_per_s, cpu_us, p50_ms, _p99_ms))]
+            for name in self.baselines
+        ]
+        return aligned(headings, rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the medians and all slices by contestant, and the first's ratios by baseline."""
+        contestants = {
+            name: {
+                "median": asdict(standing(slices)),
+                "pss_bytes": self.pss_bytes.get(name),
+                "slices": [asdict(taken) for taken in slices],
+            }
+            for name, slices in self.slices.items()
+        }
+        ratios = {
+            name: {
+                "rows_per_s": self.ratio(rows_per_s, name),
+                "cpu_per_request": self.ratio(cpu_us, name),
+                "p50": self.ratio(p50_ms, name),
+                "p99": self.ratio(_p99_ms, name),
+            }
+            for name in self.baselines
+        }
+        case = {"subject": self.subject, **asdict(self.case), "body_bytes": self.body_bytes}
+        return {"case": case, "contestants": contestants, "first": self.first, "first_over": ratios}
+
+
+@dataclass
+class Report:
+    """What a bench found; the benches add what only they have.
+
+    Attributes:
+        generator: What made the load.
+        seconds: Length of a slice.
+        rounds: Slices of each contestant a case.
+        subject: What was served.
+        cases: What was measured.
+    """
+
+    generator: str
+    seconds: int
+    rounds: int
+    subject: str
+    cases: list[CaseResult] = field(default_factory=list)
+
+    def bounds(self) -> list[Bound]:
+        """Return the bounds whose figures this run has."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Return further paragraphs."""
+        return []
+
+    def further(self) -> dict[str, Any]:
+        """Return further members of the JSON document."""
+        return {}
+
+    def __str__(self) -> str:
+        machine = describe_machine()
+        parts = [
+            f"Stoker {machine.get('stoker', '')}, {self.subject}; load by {self.generator} on the same "
+            f"{machine['cores']} cores ({machine['processor']}); "
+            f"{self.rounds} slices of {self.seconds} s each in turns",
+            *map(str, self.cases),
+        ]
+        every = [taken for case in self.cases for slices in case.slices.values() for taken in slices]
+        if disturbed := disturbance(every):
+            parts.append(disturbed)
+        parts += self.notes()
+        if bounds := self.bounds():
+            parts.append("\n".join(["Bounds", *map(str, bounds)]))
+        return "\n\n".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, slices included, as a JSON document."""
+        return {
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": describe_machine(),
+            "generator": self.generator,
+            "seconds": self.seconds,
+            "rounds": self.rounds,
+            "subject": self.subject,
+            "cases": [result.as_json() for result in self.cases],
+            **self.further(),
+            "bounds": [asdict(bound) for bound in self.bounds()],
+        }
+
+
+def rows_per_s(taken: Slice) -> float:
+    """Rows a second, of which ratios are made."""
+    return taken.rows_per_s
+
+
+def cpu_us(taken: Slice) -> float | None:
+    """CPU time of a request."""
+    return taken.cpu_us_per_request
+
+
+def p50_ms(taken: Slice) -> float | None:
+    """Median latency."""
+    return taken.p50_ms
+
+
+def _p99_ms(taken: Slice) -> float | None:
+    return taken.p99_ms

@@ -1,0 +1,1 @@
+"""What locust's users send, and how they read the answers."""

@@ -1,0 +1,67 @@
+"""`stoker bench --scripts`: what it reports, and a whole one on real servers with a generator that asks just once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from loadtests.tests.one_request import OneRequest
+
+from stoker_bench.benches import merge_cost, script_bench
+from stoker_bench.benches.merge_cost import MergeCost, Step
+from stoker_bench.benches.script_bench import ScriptBenchOptions, ScriptReport, run_script_bench
+from stoker_bench.contestants.contest import Case, Slice
+from stoker_bench.contestants.entry_scripts import ONNX_SCORE
+from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
+from stoker_bench.networks.mlp import seeded_mlp
+from stoker_bench.reports.report import CaseResult
+
+
+def case(mean_batch_rows: float) -> CaseResult:
+    """Return a case in which merging gave batches of some size."""
+    merged = Slice(800, 800, 0, mean_batch_rows=mean_batch_rows)
+    single = Slice(100, 100, 0, mean_batch_rows=1)
+    return CaseResult(
+        Case(64), (5410,), {"Stoker, merge": [merged], "Stoker, none": [single]}, {}, "A script"
+    )
+
+
+@pytest.mark.parametrize(("mean_batch_rows", "met"), [(8.1, True), (8, False)])
+def test_merged_batches_have_to_be_larger_than_eight(mean_batch_rows: float, met: bool) -> None:
+    """The bound is of the merging server alone."""
+    report = ScriptReport("wrk", 3, 1, "entry scripts", [case(mean_batch_rows)])
+    (bound,) = report.bounds()
+    assert (bound.measured, bound.met) == (mean_batch_rows, met)
+
+
+def test_report_tells_what_merging_adds() -> None:
+    """The steps are listed, those for merging are summed, and the JSON has them too."""
+    steps = (
+        Step("count the rows", "frontend", merging=True, us=5.5),
+        Step("merge the bodies", "device", merging=True, us=1.5),
+        Step("pack the request", "frontend", merging=False, us=0.25),
+    )
+    report = ScriptReport("wrk", 3, 1, "entry scripts", merge_cost=MergeCost(5410, 32, steps))
+    lines = [line.split() for line in str(report).splitlines()]
+    assert ["what", "merging", "adds", "7.00"] in lines
+    assert ["the", "envelope", "of", "every", "script", "0.25"] in lines
+    assert report.as_json()["merge_cost"]["steps"][0]["us"] == 5.5
+
+
+def test_bench_serves_each_script_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All servers answer rightly, each with its own batching, and merging was proved by the sample."""
+    monkeypatch.setattr(script_bench, "pick_generator", OneRequest)
+    monkeypatch.setattr(script_bench, "WARM_UP_S", 0)
+    monkeypatch.setattr(merge_cost, "CALLS", 1)
+    run = tmp_path / "run"
+    (run / "model").mkdir(parents=True)
+    (run / "model" / "mnist-tf.model.meta").touch()
+    seeded_mlp().save(run / "model.onnx")
+    (run / "sample_input.json").write_bytes(DATA_LISTS.encode(random_rows(2, (784,))))
+    # In the place of the script for TensorFlow, whose import takes seconds.
+    script = Path(shutil.copy(ONNX_SCORE, tmp_path))
+    report = run_script_bench(ScriptBenchOptions(run, script, seconds=0, rounds=1, concurrency=(2,)))
+    assert [result.subject for result in report.cases] == ["TensorFlow 1 script", "ONNX script"]
+    for result in report.cases:
+        assert list(result.slices) == ["Stoker, merge", "Stoker, handle", "Stoker, none"]
+        assert not any(taken.errors for slices in result.slices.values() for taken in slices)
+    assert report.merge_cost is not None

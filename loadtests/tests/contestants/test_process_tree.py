@@ -1,0 +1,199 @@
+"""Process trees, CPU time and memory from /proc."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker_bench.contestants.process_tree import (
+    Memory,
+    ProcessTree,
+    listening_processes,
+    machine_busy_s,
+    serving_roots,
+)
+from stoker_bench.contestants.servers import HOST
+from stoker_bench.contestants.start_up import FrontendWeight, frontend_weight
+
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class FakeProc:
+    """A /proc with chosen processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(
+        self,
+        pid: int,
+        parent: int,
+        *,
+        session: int = 0,
+        ticks: tuple[int, int, int, int] = (0, 0, 0, 0),
+        command: str = "",
+        name: str = "python",
+        sockets: tuple[int, ...] = (),
+    ) -> None:
+        """Add a process; `ticks` are utime, stime, cutime and cstime."""
+        own = self.folder / str(pid)
+        (own / "fd").mkdir(parents=True)
+        before = f"{pid} ({name}) S {parent} {pid} {session} 0 -1 0 0 0 0 0"
+        (own / "stat").write_text(f"{before} {' '.join(map(str, ticks))} 20 0 1 0 {pid * 10} 0 0\n")
+        (own / "cmdline").write_bytes(command.replace(" ", "\0").encode())
+        rollup = f"00-ff ---p 00000000 00:00 0 [rollup]\nRss: {pid} kB\nPss: {pid // 2} kB\nPss_Anon: 1 kB\n"
+        (own / "smaps_rollup").write_text(rollup)
+        for number, inode in enumerate(sockets):
+            (own / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
+
+    def listen(self, port: int, inode: int) -> None:
+        """Put a listening socket, and another one in a different state, into net/tcp."""
+        (self.folder / "net").mkdir(exist_ok=True)
+        heading = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        line = " 0: 0100007F:{:04X} 00000000:0000 {} 00000000:00000000 00:00000000 00000000 0 0 {} 1 0\n"
+        lines = line.format(port, "0A", inode) + line.format(port, "01", inode + 1)
+        (self.folder / "net" / "tcp").write_text(heading + lines)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    """An empty /proc."""
+    return FakeProc(tmp_path)
+
+
+def test_tree_holds_descendants_and_the_roots_session(proc: FakeProc) -> None:
+    """Grandchildren belong to the tree, orphans of the root's session too, strangers do not."""
+    proc.add(10, parent=1, session=10)
+    proc.add(11, parent=10, session=10)
+    proc.add(12, parent=11, session=12)
+    proc.add(13, parent=1, session=10)
+    proc.add(14, parent=1, session=14)
+    assert ProcessTree(10, proc=proc.folder).pids() == [10, 11, 12, 13]
+
+
+def test_cpu_time_counts_living_and_reaped_processes(proc: FakeProc) -> None:
+    """User and system time of the tree's processes and of those children that they have waited for are summed."""
+    proc.add(10, parent=1, ticks=(100, 20, 7, 3), name="odd) name (x")
+    proc.add(11, parent=10, ticks=(50, 0, 0, 0))
+    proc.add(12, parent=1, ticks=(1000, 0, 0, 0))
+    assert ProcessTree(10, proc=proc.folder).cpu_s() == pytest.approx(180 / TICKS_A_SECOND)
+
+
+def test_a_child_that_ends_loses_no_cpu_time(proc: FakeProc) -> None:
+    """Once waited for, a child's time stands in its parent, so a difference across its end stays right."""
+    tree = ProcessTree(10, proc=proc.folder)
+    proc.add(10, parent=1, ticks=(5, 0, 0, 0))
+    proc.add(11, parent=10, ticks=(40, 0, 0, 0))
+    before = tree.cpu_s()
+    stat = proc.folder / "11" / "stat"
+    stat.unlink()
+    fields = (proc.folder / "10" / "stat").read_text().split()
+    fields[15] = "40"
+    (proc.folder / "10" / "stat").write_text(" ".join(fields))
+    assert tree.cpu_s() == before
+
+
+def test_memory_and_names(proc: FakeProc) -> None:
+    """PSS and RSS are summed in bytes, and processes are found by a part of their command line."""
+    proc.add(10, parent=1, command="python -m stoker.cli serve")
+    proc.add(12, parent=10, command="python -m stoker.gateway.frontend")
+    tree = ProcessTree(10, proc=proc.folder)
+    assert tree.memory() == Memory(pss_bytes=11 * 1024, rss_bytes=22 * 1024)
+    assert tree.named("stoker.gateway") == [12]
+    assert tree.memory_of(999) == Memory(0, 0)
+
+
+def test_mapped_libraries_are_found_by_file_name(proc: FakeProc) -> None:
+    """Only the name of the mapped file counts, not the folder that it lies in."""
+    proc.add(10, parent=1)
+    maps = "7f00-7f01 r-xp 0 08:01 1 /lib/onnxruntime/numpy.so\n7f02-7f03 r-xp 0 08:01 2 /lib/libuv.so\n"
+    (proc.folder / "10" / "maps").write_text(maps)
+    tree = ProcessTree(10, proc=proc.folder)
+    assert tree.maps(10, "libuv")
+    assert not tree.maps(10, "onnxruntime")
+    assert not tree.maps(999, "libuv")
+
+
+def test_machine_time_leaves_idle_out(proc: FakeProc) -> None:
+    """Idle and I/O wait are not busy; interrupts and stolen time are, guests stand in user time already."""
+    (proc.folder / "stat").write_text("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 0 0 0 0 0 0 0 0 0 0\n")
+    assert machine_busy_s(proc.folder) == pytest.approx(63 / TICKS_A_SECOND)
+
+
+def test_server_is_found_from_its_port(proc: FakeProc) -> None:
+    """From a listening frontend the search climbs to its `stoker serve`, whose tree holds the device process."""
+    proc.listen(8080, inode=77)
+    proc.add(5, parent=1, command="bash")
+    proc.add(10, parent=5, command="python -m stoker.cli serve model.onnx")
+    proc.add(11, parent=10, command="python -m stoker.gateway.frontend", sockets=(77,))
+    proc.add(12, parent=10, command="python -m stoker.device.process", sockets=(78,))
+    assert listening_processes(8080, proc.folder) == [11]
+    assert listening_processes(8081, proc.folder) == []
+    assert serving_roots(8080, proc.folder) == [10]
+    assert ProcessTree(10, proc=proc.folder).pids() == [10, 11, 12]
+
+
+def test_other_servers_are_found_as_their_topmost_listener(proc: FakeProc) -> None:
+    """A parent that shares the listening socket with its workers is the root; its shell is not."""
+    proc.listen(8080, inode=77)
+    proc.add(5, parent=1, command="bash")
+    proc.add(10, parent=5, command="uvicorn app:app", sockets=(77,))
+    proc.add(11, parent=10, command="uvicorn worker", sockets=(77,))
+    assert serving_roots(8080, proc.folder) == [10]
+
+
+def test_real_tree_is_measured_and_killed() -> None:
+    """A child's CPU time and memory are seen in the real /proc, and kill ends parent and child alike."""
+    child = "import time\nwhile time.process_time() < 0.1: pass\nprint('done', flush=True)\ninput()"
+    # It goes on when the child has gone, or it might end by itself before it is killed.
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\ninput()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        tree = ProcessTree(process.pid)
+        assert len(tree.pids()) == 2
+        assert tree.cpu_s() >= 0.1
+        memory = tree.memory()
+        assert 0 < memory.pss_bytes <= memory.rss_bytes
+        tree.kill(tree.identities())
+        # The pipe ends when its last holder, the child, has gone.
+        assert process.stdout.read() == ""
+        assert process.wait() < 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_this_process_is_found_by_its_socket() -> None:
+    """A listening socket of this very process is found in the real /proc."""
+    import socket
+
+    with socket.create_server((HOST, 0)) as listener:
+        assert os.getpid() in listening_processes(listener.getsockname()[1])
+
+
+def test_frontends_are_weighed_by_the_heaviest(proc: FakeProc) -> None:
+    """Among several frontends the largest counts, and a framework that any of them has mapped is named."""
+    proc.add(10, parent=1, command="python -m stoker.cli serve")
+    proc.add(20, parent=10, command="python -m stoker.gateway.frontend")
+    proc.add(30, parent=10, command="python -m stoker.gateway.frontend")
+    proc.add(40, parent=10, command="python -m stoker.device.process")
+    (proc.folder / "20" / "maps").write_text("7f00-7f01 r-xp 0 08:01 1 /x/libtensorflow_cc.so.2\n")
+    (proc.folder / "30" / "maps").write_text("")
+    weight = frontend_weight(ProcessTree(10, proc=proc.folder))
+    assert weight == FrontendWeight(2, rss_bytes=30 * 1024, pss_bytes=15 * 1024, frameworks=("tensorflow",))
+
+
+def test_other_servers_have_no_frontends(proc: FakeProc) -> None:
+    """A tree without Stoker's frontends has nothing to weigh."""
+    proc.add(10, parent=1, command="uvicorn app:app")
+    assert frontend_weight(ProcessTree(10, proc=proc.folder)) is None

@@ -1,0 +1,153 @@
+"""The command line of the bench on a GPU, and a whole quick run on the CPU."""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import yaml
+
+from stoker.errors import InvalidSettings
+from stoker.settings.loading import load_settings
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.gpu import bench, pinning, poisson
+from stoker_bench.gpu.bench import PARTS, GpuBenchOptions
+from stoker_bench.gpu.command import main, options_of, parser
+from stoker_bench.gpu.models import GpuModel
+from stoker_bench.gpu.server import ServingOptions, deployment, takes
+
+
+def options(*words: str) -> GpuBenchOptions:
+    return options_of(parser().parse_args(words))
+
+
+def test_each_part_can_be_asked_for_alone() -> None:
+    """A part is that part, `all` is all; what was given replaces what is usual, and nothing else."""
+    assert options("all") == GpuBenchOptions(parts=PARTS)
+    assert options("offline", "--batches", "1", "64") == GpuBenchOptions(parts=("offline",), batches=(1, 64))
+    given = options(
+        "poisson", "--limit-ms", "20", "--poisson-seconds", "2", "--own-arrivals", "--input", "float16"
+    )
+    assert given.wire_dtype == "float16"
+    assert (given.poisson.limit_ms, given.poisson.seconds, given.poisson.confirm_seconds) == (20, 2, 4)
+    assert not given.poisson.loadgen
+    assert options("memory").memory_seconds == 600
+    assert options("memory", "--minutes", "2").memory_seconds == 120
+    assert options("all").memory_seconds == 30
+
+
+def test_the_commands_of_the_documentation_are_understood() -> None:
+    """Every call that the page on benchmarks shows can be parsed and is one of the bench's."""
+    page = (Path(__file__).parents[3] / "server" / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ .*loadtests/gpu_bench\.py (.+)$", page, re.MULTILINE)
+    assert len(shown) > 5
+    for line in shown:
+        assert options(*shlex.split(line, comments=True)).parts
+
+
+def test_quick_is_quick_but_for_what_was_given() -> None:
+    """Quick settings are those of one small model; an option wins over them."""
+    quick = options("all", "--quick", "--device", "cpu", "--callers", "3")
+    assert (quick.networks, quick.precisions, quick.callers, quick.device) == (
+        ("mlp",),
+        ("fp32",),
+        (3,),
+        "cpu",
+    )
+    assert options("memory", "--quick").memory_seconds < 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("offline", "--callers", "3"), ("serve", "--callers", "0"), ("all", "--models", "vgg"), ()],
+)
+def test_what_a_part_does_not_take_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of other parts, bad numbers and unknown models end with usage."""
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(words)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_bad_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option of the provider without a value, and a folder that no training made, are errors with their reason."""
+    with pytest.raises(InvalidSettings, match="NAME=VALUE, got prefer_nhwc"):
+        options("offline", "--provider-option", "prefer_nhwc")
+    assert main(["offline", "--device", "cpu", "--mnist", str(tmp_path)]) == 1
+    assert "no run folder" in capsys.readouterr().err
+
+
+def test_the_deployment_file_is_one(tmp_path: Path) -> None:
+    """The server reads it, with the model's precision and whatever else was asked for."""
+    model = GpuModel("resnet50", "fp16", "float16", tmp_path / "model.onnx", "images", (2, 2, 3), "random")
+    file = tmp_path / "deployment.yaml"
+    file.write_text(
+        yaml.safe_dump(deployment(model, ServingOptions("cuda:0", 64, 2, 4, "graph", gpu_memory_mb=512)))
+    )
+    settings = load_settings({}, {}, file, ())
+    assert (settings.device, settings.frontends) == (("cuda:0",), 4)
+    (served,) = settings.models
+    assert (served.name, served.max_batch_rows, served.instances) == ("bench", 64, 2)
+    assert (served.precision, served.execution, served.gpu_memory_mb) == ("fp16", "graph", 512)
+    # Its rows cannot be told in JSON.
+    assert takes(model, "binary")
+    assert not takes(model, "json")
+
+
+def test_host_memory_is_pinned_where_cuda_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the rows lies in CUDA's memory and is given back; without CUDA there is none."""
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    place = np.zeros(6, np.float32)
+    freed: list[int] = []
+
+    class Puppet:
+        def host_alloc(self, size_bytes: int) -> int:
+            assert size_bytes == rows.nbytes
+            return place.ctypes.data
+
+        def host_free(self, address: int) -> None:
+            freed.append(address)
+
+    with pinning.pinned(rows, Puppet) as copy:
+        assert (copy == rows).all()
+        assert copy.ctypes.data == place.ctypes.data
+    assert freed == [place.ctypes.data]
+    with pinning.pinned(rows) as copy:
+        assert copy is None
+
+
+def test_a_quick_run_measures_every_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the CPU each part starts its server, gives figures without errors, and leaves nothing running."""
+    monkeypatch.setattr(bench, "SETTLE_S", 0.8)
+    monkeypatch.setattr(poisson, "SETTLE_S", 0.8)
+    before = set(ProcessTree(os.getpid()).pids())
+    file = tmp_path / "report.json"
+    words = ["all", "--quick", "--device", "cpu", "--callers", "4", "--own-arrivals", "--json", str(file)]
+    assert main(words) == 0
+    report = orjson.loads(file.read_bytes())
+    assert report["failures"] == []
+    (model,) = report["models"]
+    assert report["ceiling_rows_per_s"][model] > 0
+    cases = [(case["body"], case["callers"], case["errors"]) for case in report["served"]]
+    assert cases == [("binary", 4, 0), ("json", 4, 0)]
+    assert all(case["rows_per_s"] > 0 and case["mean_batch_rows"] >= 1 for case in report["served"])
+    (search,) = report["poisson"]
+    assert len(search["runs"]) >= 1
+    assert sum(run["queries"] for run in search["runs"]) > 0
+    (memory,) = report["memory"]
+    assert memory["told"] == {"200": memory["requests"]}
+    assert all(sample["host_bytes"] > 0 for sample in memory["samples"])
+    (kill,) = report["kills"]
+    assert kill["recovery_s"] > 0
+    printed = capsys.readouterr().out
+    assert "ONNX Runtime alone" in printed
+    assert "through Stoker" in printed
+    children = set(ProcessTree(os.getpid()).pids()) - before
+    assert not [pid for pid in children if "stoker" in Path(f"/proc/{pid}/cmdline").read_text()]

@@ -1,0 +1,247 @@
+"""Figures of the bench on a GPU: ceilings, shares of them, tables, bounds, and what the driver said."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnxruntime
+import orjson
+import pytest
+
+from stoker.gpu.facts import GpuReading
+from stoker_bench.generators.load_generator import shares_of
+from stoker_bench.gpu import ceiling
+from stoker_bench.gpu.ceiling import (
+    WAYS,
+    BatchFigures,
+    Ceiling,
+    CeilingOptions,
+    _Bench,
+    _figures,
+    _repeat_steps,
+    measure_ceiling,
+)
+from stoker_bench.gpu.faults import KillRun, MemoryShortage
+from stoker_bench.gpu.memory import MemoryRun, MemorySample
+from stoker_bench.gpu.models import GpuModel
+from stoker_bench.gpu.poisson import PoissonRun, PoissonSearch
+from stoker_bench.gpu.report import (
+    GpuReport,
+    ceiling_table,
+    kill_text,
+    memory_text,
+    poisson_table,
+    served_table,
+    shortage_text,
+)
+from stoker_bench.gpu.serving import Served
+from stoker_bench.gpu.watch import GpuFigures, GpuWatch, gpu_figures, process_memory_bytes
+
+MODEL = "resnet50 fp16, uint8 input"
+SMALL = BatchFigures(1, "bound", 500, 400, 0.1, 2.0, 0.01)
+LARGE = BatchFigures(64, "graph", 8000, 6000, 1.0, 8.0, 0.02)
+CEILING = Ceiling((SMALL, LARGE), pinned=True, failures=("nhwc: not here",))
+GPU = GpuFigures(0.93, 3 << 30, 412.0, ("sw_power_cap",))
+SERVED = Served(MODEL, "binary", 150_700, 512, 7600, 60, 90, 0, 61.5, GPU, 3.2, 1.1, 1.4, 4, 8000)
+RUN = PoissonRun(7400, 29_600, 0, 6.1, 14.2, overloaded=False, valid=True, cores=1.2)
+
+
+def test_the_ceiling_is_the_best_batch() -> None:
+    """The best batch size and way gives the rate that others are compared with."""
+    assert CEILING.best is LARGE
+    assert CEILING.rows_per_s == 8000
+    table = ceiling_table(MODEL, CEILING)
+    assert "64 *" in table
+    assert "not measured: nhwc: not here" in table
+    assert "host memory pinned" in table
+
+
+def test_what_onnx_runtime_prints_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It prints which libraries it did not find, before the figures are there."""
+    told = {"batches": [dataclasses.asdict(SMALL)], "pinned": True, "failures": []}
+    commands: list[list[str]] = []
+
+    def output_of(command: list[str], _: float) -> str:
+        commands.append(command)
+        return f"Failed to load libcurand.so.10: no such file\n{orjson.dumps(told).decode()}\n"
+
+    monkeypatch.setattr(ceiling, "output_of", output_of)
+    model = GpuModel("resnet50", "fp16", "uint8", tmp_path / "model.onnx", "images", (2, 2, 3), "random")
+    options = CeilingOptions("cuda:0", (1, 8), 0.1, ("a=b",))
+    assert measure_ceiling(model, options) == Ceiling((SMALL,), pinned=True)
+    assert " ".join(commands[0]).endswith("--batches 1 8 --provider-option a=b")
+
+
+def test_a_way_that_onnx_runtime_refuses_does_not_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way is a session of its own, which fails where it cannot be had; plans are made as Stoker makes them."""
+    opened: dict[str, Any] = {}
+
+    def open_session(model: Path, _: Any, providers: Any, enable_fallback: int) -> Any:
+        opened[way] = providers[0][1]
+        assert enable_fallback == 0
+        return SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
+    args = argparse.Namespace(model=Path("model.onnx"), precision="fp16", provider_option=["a=b"])
+    for way in WAYS:
+        _Bench(args, "cuda", way)
+    common = {"device_id": "0", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "a": "b"}
+    assert opened["bound"] == common
+    assert opened["nhwc graph"] == common | {"prefer_nhwc": "1", "enable_cuda_graph": "1"}
+
+
+def test_steps_are_timed_apart() -> None:
+    """The rate with copies counts all steps of a run; without copies there is computing alone."""
+    figures = _figures(10, "bound", [0.5, 0.5], [[0.1, 0.3, 0.2], [0.5, 0.5, 0.5], [0.1, 0.1, 0.1]])
+    assert figures.rows_per_s == 20
+    assert figures.copied_rows_per_s == pytest.approx(30 / 2.4)
+    assert (figures.copy_in_ms, figures.compute_ms, figures.copy_out_ms) == pytest.approx((200, 500, 100))
+    assert _figures(10, "bound", [0.5], [[0.5]]).copy_in_ms == 0
+    order: list[str] = []
+    taken_s = _repeat_steps([lambda: order.append("in"), lambda: order.append("run")], seconds=0)
+    assert order == ["in", "run"]
+    assert [len(step) for step in taken_s] == [1, 1]
+
+
+def test_a_rate_is_told_as_a_share_of_the_ceiling() -> None:
+    """The share is that of the same run; a generator without a core left is marked."""
+    assert SERVED.of_ceiling == 0.95
+    table = served_table([SERVED])
+    assert "95%" in table
+    assert "93%" in table
+    assert "!" not in table
+    nothing = dataclasses.replace(SERVED, rows_per_s=0, p50_ms=0, p99_ms=0)
+    assert served_table([nothing]).splitlines()[4].split()[2:6] == ["0.00", "0%", "–", "–"]
+    assert dataclasses.replace(SERVED, ceiling_rows_per_s=None).of_ceiling is None
+    busy = dataclasses.replace(SERVED, generator_cores=3.8, gpu=None)
+    assert busy.generator_saturated
+    # One caller keeps one of the four processes busy.
+    assert dataclasses.replace(SERVED, callers=1, generator_cores=0.95).generator_saturated
+    assert "had no core left" in served_table([busy])
+
+
+def test_bounds_are_those_of_the_figures_there_are() -> None:
+    """Each bound is met or not by what was measured, and is not told without a figure."""
+    samples = (MemorySample(0, 1 << 30, 1), MemorySample(60, 2 << 30, 1), MemorySample(600, 3 << 30, 1))
+    report = GpuReport(
+        "cuda:0",
+        served=[
+            SERVED,
+            dataclasses.replace(SERVED, model="mlp fp32, float32 input", rows_per_s=90_000, errors=3),
+        ],
+        poisson=[PoissonSearch(MODEL, "arrivals", 15, 7400, (RUN,), 8000)],
+        memory=[MemoryRun(MODEL, 600, 5, {"200": 5}, samples)],
+    )
+    assert [(round(bound.measured, 3), bound.met) for bound in report.bounds()] == [
+        (0.95, True),
+        (0.925, True),
+        (90_000, False),
+        (3, False),
+        (1024, False),
+    ]
+    assert GpuReport("cuda:0").bounds() == []
+    assert dataclasses.replace(report, device="cpu").bounds() == []
+
+
+def test_the_report_is_a_json_document_with_its_ratios() -> None:
+    """Everything that was kept can be read back, ratios included."""
+    report = GpuReport("cuda:0", ceilings={MODEL: CEILING}, served=[SERVED])
+    document = orjson.loads(orjson.dumps(report.as_json()))
+    assert document["ceiling_rows_per_s"] == {MODEL: 8000}
+    assert document["served_of_ceiling"] == [0.95]
+    assert document["served"][0]["gpu"]["busy_share"] == 0.93
+    assert document["machine"]["cores"] >= 1
+
+
+def test_each_part_has_its_words() -> None:
+    """Rates that were tried, memory, a killed process and a shortage can be read without the code."""
+    failed = dataclasses.replace(RUN, rate_per_s=7900, valid=False, overloaded=True)
+    table = poisson_table(PoissonSearch(MODEL, "MLPerf LoadGen 6.0", 15, 7400, (failed, RUN), 8000))
+    assert "overloaded" in table
+    assert table.endswith("highest rate with p99 ≤ 15 ms: 7,400/s, 92% of the offline rate")
+    kill = KillRun(MODEL, 64, 900, 880, 4.25, 70, {"503 not_ready": 69, "200": 1}, 4.3)
+    assert "recovery: 4.25 s; lost requests: 70" in kill_text(kill)
+    assert "none within the time" in kill_text(dataclasses.replace(kill, recovery_s=None))
+    short = MemoryShortage(MODEL, 640, 256, 50, {"200": 50}, 0, 17.5, ready=True)
+    assert "ready at the end: yes" in shortage_text(short)
+    assert "did not start: no room" in shortage_text(MemoryShortage(MODEL, 640, 256, failure="no room"))
+    text = memory_text(MemoryRun(MODEL, 30, 5, {"200": 5}, (MemorySample(0, None, 5 << 20),)))
+    assert text.endswith("5 requests answered; callers got 200: 5")
+
+
+def test_readings_of_the_gpu_are_summarised() -> None:
+    """The mean load and power, the most memory, and what slowed it down, idleness aside; unknown is unknown."""
+    readings = [
+        GpuReading(
+            0, "GPU-1", memory_used_bytes=10, utilization_percent=40, power_mw=100_000, throttle_bits=1
+        ),
+        GpuReading(
+            0, "GPU-1", memory_used_bytes=30, utilization_percent=60, power_mw=300_000, throttle_bits=4
+        ),
+    ]
+    assert gpu_figures(readings) == GpuFigures(0.5, 30, 200, ("sw_power_cap",))
+    assert gpu_figures([GpuReading(0, "GPU-1")]) == GpuFigures(None, None, None)
+    assert gpu_figures([]) is None
+
+
+def test_only_the_device_under_test_is_watched() -> None:
+    """Readings of other GPUs are left out; of the CPU there are none, and no driver is asked."""
+
+    def read() -> list[GpuReading]:
+        return [GpuReading(0, "a", utilization_percent=90), GpuReading(1, "b", utilization_percent=10)]
+
+    with GpuWatch("b", read) as watch:
+        pass
+    assert watch.figures == GpuFigures(0.1, None, None)
+    with GpuWatch("", lambda: pytest.fail("the CPU has no driver")) as nothing:
+        pass
+    assert nothing.figures is None
+
+
+def test_shares_differ_by_one_at_most() -> None:
+    """All connections are given to some process."""
+    assert shares_of(10, 4) == [3, 3, 2, 2]
+    assert shares_of(1, 3) == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("running", "held"), [([(7, 100), (8, 30), (9, None)], 130), ([(1, 500)], 900), ([], 900)]
+)
+def test_memory_is_that_of_the_device_processes(
+    monkeypatch: pytest.MonkeyPatch, running: list[tuple[int, int | None]], held: int
+) -> None:
+    """What NVML says of these processes is added up; where it hides them, all of the GPU's memory counts."""
+    calls: list[str] = []
+    puppet = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: calls.append("init"),
+        nvmlShutdown=lambda: calls.append("shutdown"),
+        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1": "handle"}[uuid],
+        nvmlDeviceGetComputeRunningProcesses=lambda _: [
+            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in running
+        ],
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=900),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", puppet)
+    assert process_memory_bytes("GPU-1", {7, 8, 9}) == held
+    assert calls == ["init", "shutdown"]
+    assert process_memory_bytes("", {7}) is None
+
+
+def test_without_a_driver_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that is not there, or does not answer, costs the figure and not the run."""
+
+    def fail(*_: object) -> None:
+        raise OSError
+
+    gone = SimpleNamespace(NVMLError=OSError, nvmlInit=fail)
+    monkeypatch.setitem(sys.modules, "pynvml", gone)
+    assert process_memory_bytes("GPU-1", {7}) is None
+    silent = SimpleNamespace(
+        NVMLError=OSError, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=fail, nvmlShutdown=fail
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", silent)
+    assert process_memory_bytes("GPU-1", {7}) is None

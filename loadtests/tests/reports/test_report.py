@@ -1,0 +1,146 @@
+"""What the bench and the comparison print and write."""
+
+import orjson
+import pytest
+
+from stoker_bench.contestants.baselines import BARE, HANDWRITTEN, STARLETTE
+from stoker_bench.contestants.contest import Case, Slice
+from stoker_bench.contestants.offline import NAME_PREFIX
+from stoker_bench.contestants.start_up import FrontendWeight, StartUp
+from stoker_bench.reports.bench_report import BenchReport
+from stoker_bench.reports.compare_report import Comparison, Entry
+from stoker_bench.reports.report import CaseResult
+
+
+def taken(rows_per_s: float, **figures: float) -> Slice:
+    """Return a slice with a CPU time and a median latency that follow from the rate."""
+    known = {"p50_ms": 1000 / rows_per_s, "cpu_us_per_request": 1e6 / rows_per_s, "errors": 0, **figures}
+    return Slice(rows_per_s, rows_per_s, int(known.pop("errors")), **known)
+
+
+def case_result(case: Case, stoker: Slice, **baselines: Slice) -> CaseResult:
+    """Return a case with one round."""
+    names = {"bare": BARE, "starlette": STARLETTE, "handwritten": HANDWRITTEN}
+    slices = {"Stoker": [stoker]}
+    slices |= {names.get(name, name): [baseline] for name, baseline in baselines.items()}
+    return CaseResult(case, (5410,), slices, pss_bytes={"Stoker": 80_000_000})
+
+
+def bounds(report: BenchReport) -> dict[str, bool]:
+    """Return whether each bound was met, by the beginning of its text."""
+    return {bound.text: bound.met for bound in report.bounds()}
+
+
+def report_of(*cases: CaseResult) -> BenchReport:
+    """Return a report of cases."""
+    return BenchReport("wrk 4.1.0", seconds=3, rounds=1, subject="MLP", cases=list(cases))
+
+
+def test_bounds_hold_at_their_limits() -> None:
+    """Exactly 0.9, 1.3 and 3 times the baselines is enough; the mean batch must exceed 4."""
+    case = case_result(
+        Case(64),
+        taken(9000, mean_batch_rows=4.1),
+        bare=taken(10_000),
+        starlette=taken(6900),
+        handwritten=taken(3000),
+    )
+    met = bounds(report_of(case))
+    assert met == {
+        f"requests/s over {BARE} ≥ 0.9 at 64 connections, 1 row a request": True,
+        f"requests/s over {STARLETTE} ≥ 1.3 at 64 connections, 1 row a request": True,
+        f"requests/s over {HANDWRITTEN} ≥ 3 at 64 connections, 1 row a request": True,
+        f"CPU per request over {BARE} ≤ 1.1 at 64 connections, 1 row a request": False,
+        "mean batch > 4 at 64 connections, 1 row a request": True,
+    }
+
+
+def test_missed_bounds_are_told() -> None:
+    """A slow single caller and slow large requests are NOT MET in words."""
+    single = case_result(Case(1), taken(1000), bare=taken(2100))
+    large = case_result(Case(4, 256), taken(790))
+    large.slices[f"{NAME_PREFIX}, default threads"] = [taken(1000)]
+    report = report_of(single, large)
+    assert list(bounds(report).values()) == [False, False]
+    assert str(report).count("NOT MET") == 2
+    assert "p50 over bare ASGI constant ≤ 2 at 1 connection, 1 row a request: 2.10" in str(report)
+
+
+def test_without_baselines_there_are_no_ratios() -> None:
+    """Stoker alone gives a table of figures, and only the bound that needs no baseline."""
+    report = report_of(case_result(Case(64), taken(9000, mean_batch_rows=30)))
+    assert list(bounds(report)) == ["mean batch > 4 at 64 connections, 1 row a request"]
+    assert "Stoker over" not in str(report)
+
+
+def test_failed_requests_are_told_beside_the_table() -> None:
+    """A case with errors says whose and how many, for its figures mislead."""
+    text = str(report_of(case_result(Case(64), taken(9000, errors=12), bare=taken(10_000))))
+    assert "Stoker: 12 failed requests, so its figures do not count." in text
+    assert f"{BARE}: " not in text
+
+
+def test_start_up_and_frontends_have_bounds() -> None:
+    """Start-up counts beyond the import, and a frontend that maps a framework is found out."""
+    report = report_of()
+    report.start_up = StartUp(ready_s=1.9, import_s=0.5, weight=FrontendWeight(1, 52_000_000, 34_000_000, ()))
+    report.weight_after_load = FrontendWeight(1, 81_000_000, 60_000_000, ("onnxruntime",))
+    assert list(bounds(report).values()) == [True, False, False]
+    assert "1.40 s beyond it" in str(report)
+
+
+def test_json_holds_slices_and_ratios() -> None:
+    """The document is plain JSON with every slice and Stoker's ratio to every baseline."""
+    report = report_of(case_result(Case(64), taken(9000), bare=taken(10_000)))
+    document = orjson.loads(orjson.dumps(report.as_json()))
+    case = document["cases"][0]
+    assert case["case"] == {"subject": "", "connections": 64, "rows": 1, "body_bytes": [5410]}
+    assert case["contestants"]["Stoker"]["slices"][0]["requests_per_s"] == 9000
+    assert case["first_over"][BARE]["rows_per_s"] == pytest.approx(0.9)
+    assert document["generator"] == "wrk 4.1.0"
+    assert document["machine"]["cores"] >= 1
+
+
+def test_cases_name_their_subject_sizes_and_first_contestant() -> None:
+    """Where one report has several subjects and forms of bodies, the tables tell them apart."""
+    slices = {"merge": [taken(800)], "none": [taken(100)]}
+    text = str(CaseResult(Case(64), (3280, 5410), slices, {}, subject="ONNX script"))
+    assert "ONNX script: 64 connections, 1 row a request (3,280 or 5,410 bytes)" in text
+    assert "merge over" in text
+    assert "8.00" in text
+
+
+def entry(name: str, rates: list[float], yardsticks: list[float], errors: int = 0) -> Entry:
+    """Return a contestant of a comparison at 64 connections."""
+    return Entry(
+        name,
+        "1.0",
+        "as it comes",
+        launch=lambda: pytest.fail("nothing is started here"),
+        slices={64: [taken(rate, errors=errors) for rate in rates]},
+        yardsticks={64: [taken(rate) for rate in yardsticks]},
+        start_s=[0.5],
+        pss_bytes=[100_000_000],
+    )
+
+
+def test_comparison_ranks_by_the_ratio_within_the_pairs() -> None:
+    """The faster of two is the one with the better ratio, though a slow clock gave it the lower rate."""
+    slow_clock, fast_clock = entry("a", [500, 510], [100, 102]), entry("b", [900, 880], [300, 220])
+    yardstick = entry(HANDWRITTEN, [100, 300], [100, 300])
+    found = Comparison("wrk", 3, 2, [fast_clock, slow_clock], yardstick)
+    rows = found.table(64).splitlines()[2:]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [
+        "a 1.0",
+        "b 1.0",
+        f"{HANDWRITTEN} 1.0",
+    ]
+    assert [row.split(" | ")[2] for row in rows] == ["5.00", "3.50", "1.00"]
+
+
+def test_comparison_tells_failed_requests_and_writes_json() -> None:
+    """A peer that failed requests is named below its table; the JSON has its ratio and slices."""
+    found = Comparison("wrk", 3, 1, [entry("a", [500], [100], errors=3)], entry(HANDWRITTEN, [100], [100]))
+    assert "a failed 3 requests here" in str(found)
+    document = orjson.loads(orjson.dumps(found.as_json()))
+    assert document["servers"][0]["connections"]["64"]["times_handwritten"] == 5.0

@@ -1,0 +1,148 @@
+"""`stoker bench`: its options and what they become."""
+
+import argparse
+from pathlib import Path
+
+import orjson
+import pytest
+
+from stoker.commands import bench
+from stoker.errors import InvalidSettings
+from stoker_bench.benches import bench as bench_module
+from stoker_bench.benches import protocol_bench, script_bench
+from stoker_bench.benches.bench import BenchOptions
+from stoker_bench.benches.protocol_bench import ProtocolBenchOptions
+from stoker_bench.benches.script_bench import ScriptBenchOptions
+from stoker_bench.reports.bench_report import BenchReport
+from stoker_bench.reports.report import Report
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    """Parse the command's arguments."""
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Collect what the benches were asked for instead of running them."""
+    options: list[object] = []
+
+    def pretend(given: BenchOptions | ScriptBenchOptions | ProtocolBenchOptions) -> Report:
+        options.append(given)
+        return BenchReport("puppet", given.seconds, given.rounds, "MLP")
+
+    monkeypatch.setattr(bench_module, "run_bench", pretend)
+    monkeypatch.setattr(script_bench, "run_script_bench", pretend)
+    monkeypatch.setattr(protocol_bench, "run_protocol_bench", pretend)
+    monkeypatch.delenv("STOKER_PRIMARY_KEY", raising=False)
+    return options
+
+
+def test_defaults_are_those_of_the_options(asked: list[object]) -> None:
+    """With no arguments the command asks for just what BenchOptions says."""
+    assert bench.run(parsed()) == 0
+    assert asked == [BenchOptions()]
+
+
+def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
+    """Every option has its place."""
+    arguments = ["--uri", "http://127.0.0.1:1/score", "--key", "k", "--model", "m.onnx", "--seconds", "2"]
+    arguments += [
+        "--rounds",
+        "4",
+        "--concurrency",
+        "8",
+        "1",
+        "--rows",
+        "16",
+        "--frontends",
+        "2",
+        "--no-baselines",
+    ]
+    bench.run(parsed(*arguments))
+    assert asked == [
+        BenchOptions(
+            uri="http://127.0.0.1:1/score",
+            key="k",
+            model=Path("m.onnx"),
+            seconds=2,
+            rounds=4,
+            concurrency=(8, 1),
+            rows=16,
+            frontends=2,
+            baselines=False,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bench_option", "options"),
+    [("--scripts", ScriptBenchOptions()), ("--protocols", ProtocolBenchOptions())],
+)
+def test_other_benches_have_defaults_of_their_own(
+    asked: list[object], bench_option: str, options: object
+) -> None:
+    """The option chooses the bench, and nothing else is needed."""
+    bench.run(parsed(bench_option))
+    assert asked == [options]
+
+
+def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
+    """Each bench has options that the others do not have."""
+    common = ["--seconds", "2", "--rounds", "4", "--concurrency", "8", "1", "--frontends", "2"]
+    bench.run(parsed("--scripts", *common, "--run", "outputs", "--script", "score.py"))
+    bench.run(parsed("--protocols", *common, "--model", "m.onnx", "--rows", "16"))
+    assert asked == [
+        ScriptBenchOptions(Path("outputs"), Path("score.py"), 2, 4, (8, 1), 2),
+        ProtocolBenchOptions(Path("m.onnx"), 2, 4, (8, 1), 16, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scripts", "--rows", "2"], "--rows does not go with --scripts"),
+        (["--protocols", "--no-baselines"], "--no-baselines does not go with --protocols"),
+        (["--protocols", "--run", "outputs"], "--run does not go with --protocols"),
+        (["--script", "score.py"], "--script goes with --scripts alone"),
+    ],
+)
+def test_options_of_another_bench_are_refused(
+    asked: list[object], arguments: list[str], message: str
+) -> None:
+    """An option that would have no effect is an error before anything is started."""
+    with pytest.raises(InvalidSettings, match=message):
+        bench.run(parsed(*arguments))
+    assert not asked
+
+
+def test_a_bench_without_onnx_runtime_says_how_to_install_it(
+    asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is started; a server that runs already is measured without."""
+    monkeypatch.setattr(bench, "find_spec", lambda _: None)
+    with pytest.raises(InvalidSettings, match=r" pip install .*onnxruntime"):
+        bench.run(parsed())
+    assert not asked
+    assert bench.run(parsed("--uri", "http://127.0.0.1:8080/score")) == 0
+
+
+def test_report_is_printed_and_written(
+    asked: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table goes to stdout, the figures as JSON to the file."""
+    output = tmp_path / "bench.json"
+    bench.run(parsed("--output", str(output)))
+    assert "load by puppet" in capsys.readouterr().out
+    assert orjson.loads(output.read_bytes())["generator"] == "puppet"
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("option", ["--seconds", "--rounds", "--concurrency", "--rows", "--frontends"])
+def test_counts_must_be_positive(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Zero is refused with the option's name."""
+    with pytest.raises(SystemExit):
+        parsed(option, "0")
+    assert f"{option}: '0' is not a whole number of 1 or more" in capsys.readouterr().err
