@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stoker.errors import OperatorError
-from stoker_training.idx import Bytes, read_mnist_part
+from stoker.idx import Bytes
+from stoker_training.mnist_files import read_mnist_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable

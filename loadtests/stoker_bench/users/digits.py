@@ -40,7 +40,7 @@ def read_digits(mnist_folder: Path | None) -> Digits:
     """
     if mnist_folder is None:
         return _bundled()
-    from stoker_training.idx import read_mnist_part
+    from stoker_training.mnist_files import read_mnist_part
 
     images, labels = read_mnist_part(mnist_folder, "t10k")
     rows = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)

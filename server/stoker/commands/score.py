@@ -273,7 +273,7 @@ def _has_rows(value: object, row_count: int | None) -> bool:
 def _score_digit(client: Client, folder: Path, index: int) -> None:
     import numpy as np
 
-    from stoker_training.idx import read_idx
+    from stoker.idx import read_idx
 
     images = read_idx(_idx_file(folder, "t10k-images", "idx3-ubyte"), dimensions=3)
     labels = read_idx(_idx_file(folder, "t10k-labels", "idx1-ubyte"), dimensions=1)
