@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What is a distribution of its own, beside the server.
+PARTS := clients models loadtests
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
@@ -14,12 +16,12 @@ help:  ## list the targets
 
 install: $(STAMP)  ## make .venv with everything that the other targets need
 
-$(STAMP): pyproject.toml clients/pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(PARTS:%=%/pyproject.toml) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Stoker needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	@echo 'Some GB of packages are downloaded and installed now; the first time that takes minutes.'
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt -e ./clients -e '.[gpu,training,load,bench,dev]'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt $(PARTS:%=-e ./%) -e '.[gpu,training,load,bench,dev]'
 	touch $@
 
 serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line
@@ -48,16 +50,16 @@ load: install  ## locust against a server that it starts itself
 compare: install  ## Stoker against other servers, each from PyPI in an environment of its own
 	$(BIN)/python -m stoker_bench.compare
 
-dist: install  ## wheels and sdists of the server and the client in dist/, checked
+dist: install  ## wheels and sdists of the server, the client, training and the bench in dist/, checked
 	rm -rf dist
-	for project in clients .; do \
+	for project in $(PARTS) .; do \
 	    $(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir dist $$project || exit; \
 	done
 	$(BIN)/uv tool run twine@7.0.0 check --strict dist/*
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' '-e ./clients' '-e .[cpu,gpu,training,load,bench,dev]' uv > requirements.in
+	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stoker.errors import OperatorError
 from stoker_training.digits import Digits, load_digits
 from stoker_training.run_folder import METRICS, WRITTEN_BY, check_target, check_writable, replacing
 from stoker_training.spec import TrainingResult, TrainingSpec
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
+ENTRY_SCRIPT = Path(__file__).parent / "mnist" / "score.py"
 _print = partial(print, flush=True)
 
 
@@ -84,7 +84,7 @@ def _export(fit: Fit, digits: Digits, folder: Path) -> Agreement:
     saved_model.write_saved_model(fit.model, folder / "saved_model")
     onnx_model.write_onnx(fit.model, folder / "model.onnx")
     tf1_checkpoint.write_checkpoint(fit.model, folder / tf1_checkpoint.CHECKPOINT)
-    shutil.copyfile(_entry_script(), folder / "score.py")
+    shutil.copyfile(ENTRY_SCRIPT, folder / "score.py")
     return agreement.measure(
         folder / "saved_model", folder / "model.onnx", folder / tf1_checkpoint.CHECKPOINT, digits.test_rows
     )
@@ -132,14 +132,3 @@ def _write_reports(metrics: dict[str, Any], fit: Fit, digits: Digits, folder: Pa
     report.write_history(fit, folder)
     report.write_sample(digits, folder / "sample_input.json")
     report.write_json(metrics, folder / METRICS)
-
-
-def _entry_script() -> Path:
-    """`models/mnist/score.py`: beside this package in a checkout, inside it in an installed wheel."""
-    here = Path(__file__).parent
-    for script in (here.parent / "mnist" / "score.py", here / "mnist" / "score.py"):
-        if script.is_file():
-            return script
-    raise OperatorError(
-        "the entry script mnist/score.py is missing from this installation; install Stoker again"
-    )

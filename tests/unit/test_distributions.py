@@ -23,12 +23,14 @@ from uv import find_uv_bin
 import stoker
 
 ROOT = Path(__file__).parents[2]
-# Where each is built from, and the packages that are in it.
-PROJECTS = {"stoker": ".", "stoker_client": "clients"}
-PACKAGES = {
-    "stoker": {"stoker", "stoker_training", "stoker_bench"},
-    "stoker_client": {"stoker_client"},
+# Where each is built from; the package in it has the same name.
+PROJECTS = {
+    "stoker": ".",
+    "stoker_client": "clients",
+    "stoker_training": "models",
+    "stoker_bench": "loadtests",
 }
+OWN = {canonicalize_name(name) for name in PROJECTS}
 VERSION = stoker.__version__
 
 
@@ -47,7 +49,7 @@ def test_packages_of_grpc_are_locked_in_step() -> None:
 
 @pytest.mark.parametrize("python", ["3.11.9", "3.13.1"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@pytest.mark.parametrize("folder", [".", "clients"])
+@pytest.mark.parametrize("folder", PROJECTS.values())
 def test_everything_that_is_asked_for_is_locked(folder: str, machine: str, python: str) -> None:
     """Whichever extras are installed, and where, constraints.txt says in which version: one, that will do."""
     where = {
@@ -60,7 +62,11 @@ def test_everything_that_is_asked_for_is_locked(folder: str, machine: str, pytho
     asked = [Requirement(text) for texts in (project["dependencies"], *extras) for text in texts]
     for requirement in asked:
         name = canonicalize_name(requirement.name)
-        if name == "stoker-client" or not applies(requirement, where):
+        if name in OWN:
+            # They are released together.
+            assert str(requirement.specifier) == f"=={VERSION}", name
+            continue
+        if not applies(requirement, where):
             continue
         pins = [pin for pin in locked() if canonicalize_name(pin.name) == name and applies(pin, where)]
         assert len(pins) == 1, name
@@ -108,8 +114,8 @@ def test_a_wheel_has_its_packages_and_nothing_else(name: str, wheel: Callable[[s
     with ZipFile(wheel(name)) as archive:
         paths = {Path(path) for path in archive.namelist()}
         license_text = archive.read(f"{name}-{VERSION}.dist-info/licenses/LICENSE")
-    assert {path.parts[0] for path in paths} == PACKAGES[name] | {f"{name}-{VERSION}.dist-info"}
-    assert {path.parent.name for path in paths if path.name == "py.typed"} == PACKAGES[name]
+    assert {path.parts[0] for path in paths} == {name, f"{name}-{VERSION}.dist-info"}
+    assert {path.parent.name for path in paths if path.name == "py.typed"} == {name}
     assert license_text == (ROOT / "LICENSE").read_bytes()
     assert not {path for path in paths if "tests" in path.parts or path.name.startswith("test_")}
 
@@ -140,7 +146,7 @@ def test_an_sdist_has_what_is_named(dist: Path) -> None:
     """Whatever else lies in the folder of the clone stays there."""
     with tarfile.open(dist / f"stoker-{VERSION}.tar.gz") as archive:
         names = {Path(member.name).parts[1] for member in archive.getmembers() if member.isfile()}
-    sources = {"server", "models", "loadtests", "constraints.txt", "CHANGELOG.md"}
+    sources = {"server", "constraints.txt", "CHANGELOG.md"}
     assert names == sources | {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
 
 
@@ -150,27 +156,42 @@ INSTALLED = """
 import json, sys
 import stoker, stoker.gateway.frontend, stoker.gateway.grpc, stoker.supervisor.supervisor
 import stoker_bench.benches.bench, stoker_client, stoker_training
+from stoker_training.training import ENTRY_SCRIPT
+assert ENTRY_SCRIPT.is_file()
 names = ("stoker", "stoker_bench", "stoker_client", "stoker_training")
 print(json.dumps([sys.modules[name].__file__ for name in names]))
 """
 
 
 def test_wheels_work_in_an_empty_environment(wheel: Callable[[str], Path], tmp_path: Path) -> None:
-    """The command, the client, training and the bench, with nothing of the clone in sight."""
+    """The command and the client, then training and the bench too, with nothing of the clone in sight."""
     home = tmp_path / "environment"
     uv("venv", "--python", sys.executable, home)
     python = home / "bin" / "python"
-    uv("pip", "install", "--python", python, "--no-index", "--no-deps", *map(wheel, PROJECTS))
+
+    def install(*names: str) -> None:
+        uv("pip", "install", "--python", python, "--no-index", "--no-deps", *map(wheel, names))
 
     def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
         environ = {"PATH": os.environ["PATH"]}
         return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
 
+    install("stoker", "stoker_client")
     (packages,) = home.glob("lib/python3*/site-packages")
     # What they ask for is found in this environment: installing it again would take minutes.
     (packages / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
     version = run(home / "bin" / "stoker", "--version")
     assert (version.returncode, version.stdout, version.stderr) == (0, f"stoker {VERSION}\n", "")
+    for command, missing in (("bench", "stoker_bench"), ("train mnist", "stoker_training")):
+        alone = run(home / "bin" / "stoker", *command.split())
+        assert (alone.returncode, alone.stderr.count("\n")) == (2, 1), alone.stderr
+        assert (
+            f"needs packages that are not installed ({missing}); install it, in a clone of Stoker, with: "
+            in alone.stderr
+        )
+    install("stoker_training", "stoker_bench")
+    bench = run(home / "bin" / "stoker", "bench", "--protocols", "--run", "outputs")
+    assert "--run does not go with --protocols" in bench.stderr
     imported = run(python, "-c", INSTALLED)
     assert imported.returncode == 0, imported.stderr
     assert all(Path(file).is_relative_to(packages) for file in json.loads(imported.stdout))

@@ -24,7 +24,13 @@ from stoker_bench.gpu.command import parser as gpu_bench_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "clients" / "README.md", *sorted(DOCS.rglob("*.md"))]
+# Each has a pyproject.toml, and but the first a README.md of its own.
+PROJECTS = (".", "clients", "models", "loadtests")
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *(ROOT / project / "README.md" for project in PROJECTS[1:]),
+    *sorted(DOCS.rglob("*.md")),
+]
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
 NO_METRICS = {"stoker_client", "stoker_training", "stoker_bench"}
@@ -252,11 +258,9 @@ def test_error_table_is_the_error_tree() -> None:
 
 
 def test_versions_agree() -> None:
-    """The newest version of the changelog is the one of the package and of both projects."""
+    """The newest version of the changelog is the one of the package and of each project."""
     (newest, *_) = re.findall(r"^## \[([^]]+)\]", text_of(ROOT / "CHANGELOG.md"), re.MULTILINE)
-    projects = [
-        tomllib.loads(text_of(ROOT / folder / "pyproject.toml"))["project"] for folder in (".", "clients")
-    ]
+    projects = [tomllib.loads(text_of(ROOT / folder / "pyproject.toml"))["project"] for folder in PROJECTS]
     assert {newest, *(project["version"] for project in projects)} == {stoker.__version__}
 
 

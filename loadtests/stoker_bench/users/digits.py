@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stoker.errors import OperatorError
+from stoker.system.extras import how_to_install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +38,10 @@ def read_digits(mnist_folder: Path | None) -> Digits:
     """Read MNIST's test images (t10k-*, gzip or raw) from a folder, or scikit-learn's digits without one.
 
     Raises:
-        OperatorError: If the folder lacks a file, or scikit-learn is not installed.
+        OperatorError: If the folder lacks a file, or the training module or scikit-learn is not installed.
     """
+    if find_spec("stoker_training") is None:
+        raise OperatorError(f"the users' digits are read by stoker-training; {how_to_install('training')}")
     if mnist_folder is None:
         return _bundled()
     from stoker_training.mnist_files import read_mnist_part

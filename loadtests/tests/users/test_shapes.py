@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import OperatorError
+from stoker_bench.users import digits
 from stoker_bench.users.digits import classes_in_answer, read_digits
 from stoker_bench.users.server_timing import stage_times_ms
 from stoker_bench.users.shapes import SHAPES, Shape, users_at
@@ -65,16 +66,23 @@ def test_other_answers_hold_no_classes(answer: object) -> None:
 def test_bundled_digits_look_like_mnist_rows() -> None:
     """scikit-learn's digits become rows of 784 values in 0..1 with an empty margin, and say what they are."""
     pytest.importorskip("sklearn", reason="scikit-learn comes with the training extra")
-    digits = read_digits(None)
-    assert digits.rows.shape == (len(digits.labels), 784)
-    assert digits.rows.dtype == np.float32
-    assert digits.rows.min() >= 0
-    assert 0.9 < digits.rows.max() <= 1
-    assert not digits.rows.reshape(-1, 28, 28)[:, :4].any()
-    assert "not MNIST" in digits.source
+    bundled = read_digits(None)
+    assert bundled.rows.shape == (len(bundled.labels), 784)
+    assert bundled.rows.dtype == np.float32
+    assert bundled.rows.min() >= 0
+    assert 0.9 < bundled.rows.max() <= 1
+    assert not bundled.rows.reshape(-1, 28, 28)[:, :4].any()
+    assert "not MNIST" in bundled.source
 
 
 def test_folder_without_mnist_is_refused(tmp_path) -> None:
     """A folder that was asked for is never replaced by other digits."""
     with pytest.raises(OperatorError, match="t10k-images"):
         read_digits(tmp_path)
+
+
+def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> None:
+    """Their reader is of another distribution; how to install it is said."""
+    monkeypatch.setattr(digits, "find_spec", lambda _: None)
+    with pytest.raises(OperatorError, match=r"^the users' digits are read by stoker-training; install "):
+        read_digits(None)

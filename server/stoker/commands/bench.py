@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install, onnx_missing
 
 if TYPE_CHECKING:
@@ -133,8 +133,12 @@ def run(args: argparse.Namespace) -> int:
     """
     import orjson
 
-    from stoker_bench.contestants.servers import ended_by_sigterm
-
+    try:
+        from stoker_bench.contestants.servers import ended_by_sigterm
+    except ModuleNotFoundError as error:
+        raise OperatorError(
+            f"the bench needs packages that are not installed ({error.name}); {how_to_install('bench')}"
+        ) from error
     with ended_by_sigterm():
         report = _report(args)
     print(report)

@@ -56,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: The arguments, the data or the output folder are wrong, or the exports disagree.
     """
-    from stoker_training import TrainingSpec, train
-
-    spec = TrainingSpec(
-        network=args.network, epochs=args.epochs, seed=args.seed, output=args.output, data=args.data
-    )
     try:
-        train(spec)
+        from stoker_training import TrainingSpec, train
+
+        train(
+            TrainingSpec(
+                network=args.network, epochs=args.epochs, seed=args.seed, output=args.output, data=args.data
+            )
+        )
     except ModuleNotFoundError as error:
         how = how_to_install("training", onnx_extra())
         raise OperatorError(

@@ -5,9 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import stoker
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from packaging.requirements import Requirement
 
 __all__ = [
@@ -22,6 +27,8 @@ __all__ = [
 # `importlib.metadata` and `packaging` are imported where they are used: it takes tens of milliseconds, which a device
 # process that lacks nothing is spared.
 
+# Distributions of Stoker's repository that extras ask for, by the folders that they are built from.
+_FOLDERS: Final = {"stoker-training": "models", "stoker-bench": "loadtests"}
 # Distributions whose files are in the one folder `onnxruntime`, by the extra that asks for them.
 _ONNX_BUILDS: Final = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
 
@@ -51,23 +58,67 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 def how_to_install(*extras: str) -> str:
     """Say how to install what this Python lacks of some extras, as the end of a sentence.
 
-    The packages themselves are named: a `stoker` on the index would be another project, and where the clone or the
-    wheel lies that this Stoker came from is not known.
+    The packages themselves are named: a `stoker` on the index would be another project. What is a distribution of
+    Stoker's own is named by its folder in the clone, which is this Stoker's where it runs in one.
     """
     from importlib import metadata
 
     try:
-        asked = [requirement for extra in extras for requirement in requirements(extra)]
+        asked = list(dict.fromkeys(need for extra in extras for need in _needs(extra)))
     except metadata.PackageNotFoundError:
         # A Python that has Stoker's modules alone, as that of a model's environment.
         return f"install what Stoker's pyproject.toml lists as {' and '.join(extras)}"
     # Where all are there, one of them does not work: it is installed again.
     wanted = [each for each in asked if not _is_installed(each)] or asked
-    named = " ".join(shlex.quote(f"{requirement.name}{requirement.specifier}") for requirement in wanted)
-    return f"install {'it' if len(wanted) == 1 else 'them'} with: {_pip('install')} {named}"
+    clone = _clone()
+    place = (
+        ", in a clone of Stoker," if clone is None and any(each.name in _FOLDERS for each in wanted) else ""
+    )
+    named = " ".join(shlex.quote(_named(each, clone)) for each in wanted)
+    return f"install {'it' if len(wanted) == 1 else 'them'}{place} with: {_pip('install')} {named}"
+
+
+def _needs(extra: str) -> Iterator[Requirement]:
+    """What an extra asks for; in the place of a distribution of Stoker's own that is there, what that asks for."""
+    always = {requirement.name for requirement in requirements()}
+    for requirement in requirements(extra):
+        for need in _unfolded(requirement):
+            if need.name not in always:
+                yield need
+
+
+def _unfolded(requirement: Requirement) -> Iterator[Requirement]:
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    if requirement.name not in _FOLDERS or not _is_installed(requirement):
+        yield requirement
+        return
+    for need in map(Requirement, metadata.requires(requirement.name) or ()):
+        wanted = any(_applies(need, extra) for extra in ("", *requirement.extras))
+        if wanted and need.name != "stoker":
+            yield from _unfolded(need)
+
+
+def _clone() -> Path | None:
+    """The clone that this Stoker runs in; None where it has been installed out of it."""
+    root = Path(stoker.__file__).parents[2]
+    return root if all((root / folder).is_dir() for folder in _FOLDERS.values()) else None
+
+
+def _named(requirement: Requirement, clone: Path | None) -> str:
+    """How an installer is told of a requirement."""
+    folder = _FOLDERS.get(requirement.name)
+    if folder is None:
+        return f"{requirement.name}{requirement.specifier}"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{f'./{folder}' if clone is None else clone / folder}{extras}"
 
 
 def _is_installed(requirement: Requirement) -> bool:
+    if requirement.name in _FOLDERS and not find_spec(requirement.name.replace("-", "_")):
+        return False
     version = _version(requirement.name)
     return version is not None and requirement.specifier.contains(version, prereleases=True)
 

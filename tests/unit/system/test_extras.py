@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
+import stoker
 from stoker.device.lifecycle import load_runtime
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import cpu_device
@@ -107,6 +108,54 @@ def test_no_command_names_stoker(extra: str) -> None:
     names = {Requirement(text).name for text in shlex.split(command)}
     assert names
     assert not {name for name in names if "stoker" in name}
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A Stoker that has been installed out of its clone."""
+    monkeypatch.setattr(stoker, "__file__", str(tmp_path / "lib" / "python3" / "stoker" / "__init__.py"))
+    return tmp_path / "lib"
+
+
+ASKED_OF = {
+    "stoker": ["always", "stoker-training; extra == 'training'", "stoker-bench[load]==1; extra == 'load'"],
+    "stoker-training": ["stoker==1", "always", "tensors>=2"],
+    "stoker-bench": ["stoker==1", "charts", "stoker-training==1; extra == 'load'", "gpus; extra == 'other'"],
+}
+
+
+@pytest.mark.parametrize(
+    ("there", "extra", "named"),
+    [
+        ({}, "training", "install it{place} with: {pip} {clone}/models"),
+        ({}, "load", "install it{place} with: {pip} '{clone}/loadtests[load]'"),
+        ({"stoker_training": "1"}, "training", "install it with: {pip} 'tensors>=2'"),
+        ({"stoker_bench": "0"}, "load", "install it{place} with: {pip} '{clone}/loadtests[load]'"),
+        ({"stoker_bench": "1", "charts": "1"}, "load", "install it{place} with: {pip} {clone}/models"),
+        ({"stoker_training": "1", "tensors": "3"}, "training", "install it with: {pip} 'tensors>=2'"),
+    ],
+)
+@pytest.mark.parametrize("in_clone", [True, False])
+def test_a_distribution_of_stokers_own_is_a_folder_of_the_clone(
+    install: Callable[..., Path],
+    outside: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_clone: bool,
+    there: dict[str, str],
+    extra: str,
+    named: str,
+) -> None:
+    """It is on no index; what it asks for in turn is named where it is there itself."""
+    install("site-packages", always="1", **there)
+    monkeypatch.setattr(metadata, "requires", ASKED_OF.__getitem__)
+    monkeypatch.setattr(extras, "find_spec", lambda _: True)
+    if in_clone:
+        (outside / "models").mkdir(parents=True)
+        (outside / "loadtests").mkdir()
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    place, clone = ("", outside) if in_clone else (", in a clone of Stoker,", ".")
+    wanted = named.format(place=place, pip=pip, clone=clone)
+    assert how_to_install(extra) == wanted.replace("'./models'", "./models")
 
 
 def test_modules_alone_know_no_packages(install: Callable[..., Path]) -> None:
