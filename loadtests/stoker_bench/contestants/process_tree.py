@@ -1,35 +1,22 @@
-"""What a server costs: CPU time and memory of all of its processes, read from Linux's /proc.
-
-Fields of /proc/PID/stat, smaps_rollup and net/tcp are those of proc(5).
-"""
+"""What a server costs: CPU time and memory of all of its processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Memory", "ProcessTree", "listening_processes", "machine_busy_s", "serving_roots"]
 
-PROC = Path("/proc")
-LISTEN = "0A"
 KILL_TIMEOUT_S, KILL_POLL_S = 5.0, 0.005
-
-
-@dataclass(frozen=True)
-class _Stat:
-    """The part of /proc/PID/stat that matters here."""
-
-    state: str
-    parent: int
-    session: int
-    started: int
-    """When it started, in clock ticks since boot: with the pid, a process's identity."""
-    ticks: int
-    """User and system time of the process and of its reaped children, in clock ticks."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +38,33 @@ class ProcessTree:
     parent are still found.
     """
 
-    def __init__(self, *roots: int, proc: Path = PROC) -> None:
+    def __init__(self, *roots: int) -> None:
         self.roots = roots
-        self._proc = proc
 
     def pids(self) -> list[int]:
         """Return the living processes of the tree, zombies included, in ascending order."""
-        return sorted(self._stats())
+        return sorted(process.pid for process in self.processes())
 
-    def identities(self) -> frozenset[tuple[int, int]]:
-        """Return (pid, start time) of each process of the tree."""
-        return frozenset((pid, stat.started) for pid, stat in self._stats().items())
+    def processes(self) -> frozenset[psutil.Process]:
+        """Return the same as objects that are equal only if the process is the same, whoever has its pid later."""
+        members: set[psutil.Process] = set()
+        for process in _processes():
+            if process not in members and (process.pid in self.roots or _session(process.pid) in self.roots):
+                members.add(process)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    members.update(process.children(recursive=True))
+        return frozenset(members)
 
-    def kill(self, earlier: frozenset[tuple[int, int]] = frozenset()) -> None:
+    def kill(self, earlier: frozenset[psutil.Process] = frozenset()) -> None:
         """SIGKILL the tree's processes, and those of `earlier` that live on outside it; await their end."""
-        doomed = self.identities() | earlier
-        for pid, _ in doomed & self._running():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        doomed = self.processes() | earlier
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         give_up_s = time.monotonic() + KILL_TIMEOUT_S
-        while doomed & self._running() and time.monotonic() < give_up_s:
+        # Not psutil.wait_procs: of a child of this process it would take the exit code that Popen has to tell.
+        while any(map(_runs, doomed)) and time.monotonic() < give_up_s:
             time.sleep(KILL_POLL_S)
-
-    def _running(self) -> set[tuple[int, int]]:
-        """Return the identities of all of the machine's processes that are not dead or zombies."""
-        stats = _all_stats(self._proc)
-        return {(pid, stat.started) for pid, stat in stats.items() if stat.state not in "ZX"}
 
     def cpu_s(self) -> float:
         """Return the CPU seconds that the tree has used; meaningful as a difference.
@@ -84,13 +72,18 @@ class ProcessTree:
         Time of children that ended and were waited for is in it, so a process that ends between two
         readings loses nothing.
         """
-        return sum(stat.ticks for stat in self._stats().values()) / os.sysconf("SC_CLK_TCK")
+        total_s = 0.0
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total_s += times.user + times.system + times.children_user + times.children_system
+        return total_s
 
     def memory(self) -> Memory:
         """Return the summed memory of all processes.
 
         Raises:
-            PermissionError: If a process belongs to another user.
+            psutil.AccessDenied: If a process belongs to another user.
         """
         total = Memory(0, 0)
         for pid in self.pids():
@@ -99,108 +92,89 @@ class ProcessTree:
 
     def named(self, command_part: str) -> list[int]:
         """Return the processes whose command line contains `command_part`."""
-        return [pid for pid in self.pids() if command_part in _command_line(self._proc, pid)]
+        return sorted(process.pid for process in self.processes() if command_part in _command_line(process))
 
     def maps(self, pid: int, library_part: str) -> bool:
         """Tell whether the process has mapped a file with `library_part` in its name."""
         try:
-            lines = (self._proc / str(pid) / "maps").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
+            mapped = psutil.Process(pid).memory_maps()
+        except psutil.NoSuchProcess:
             return False
-        return any(library_part in line.rpartition("/")[2] for line in lines)
+        return any(library_part in Path(each.path).name for each in mapped)
 
     def memory_of(self, pid: int) -> Memory:
         """Return the memory of one process; zero once it has ended."""
         try:
-            rollup = (self._proc / str(pid) / "smaps_rollup").read_text()
-        except (FileNotFoundError, ProcessLookupError):
+            memory = psutil.Process(pid).memory_full_info()
+        except psutil.NoSuchProcess:
             return Memory(0, 0)
-        sizes = {}
-        for line in rollup.splitlines()[1:]:
-            name, _, rest = line.partition(":")
-            sizes[name] = int(rest.split()[0]) * 1024
-        return Memory(sizes.get("Pss", 0), sizes.get("Rss", 0))
-
-    def _stats(self) -> dict[int, _Stat]:
-        every = _all_stats(self._proc)
-        members = {pid for pid, stat in every.items() if pid in self.roots or stat.session in self.roots}
-        while True:
-            children = {pid for pid, stat in every.items() if stat.parent in members} - members
-            if not children:
-                return {pid: every[pid] for pid in members}
-            members |= children
+        return Memory(memory.pss, memory.rss)
 
 
-def machine_busy_s(proc: Path = PROC) -> float:
+def machine_busy_s() -> float:
     """Return the CPU seconds that all processes of the machine have used, stolen time included."""
-    fields = (proc / "stat").read_text().splitlines()[0].split()
-    user, nice, system, _idle, _iowait, interrupts, soft_interrupts, stolen = map(int, fields[1:9])
-    ticks = user + nice + system + interrupts + soft_interrupts + stolen
-    return ticks / os.sysconf("SC_CLK_TCK")
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
 
 
-def _all_stats(proc: Path) -> dict[int, _Stat]:
-    stats = {}
-    for folder in proc.iterdir():
-        if folder.name.isdigit():
-            try:
-                line = (folder / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            # The command name stands in parentheses and may hold anything, so fields count from the last one.
-            fields = line.rpartition(")")[2].split()
-            ticks = sum(int(value) for value in fields[11:15])
-            stats[int(folder.name)] = _Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[19]), ticks)
-    return stats
+def listening_processes(port: int) -> list[int]:
+    """Return the processes of this machine that hold a socket listening on the TCP port.
+
+    Each is asked for its own: of a socket that several hold, psutil's list for the whole machine names one.
+    """
+    return sorted(process.pid for process in _processes() if _listens(process, port))
 
 
-def _command_line(proc: Path, pid: int) -> str:
-    try:
-        return (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def listening_processes(port: int, proc: Path = PROC) -> list[int]:
-    """Return the processes of this machine that hold a socket listening on the TCP port."""
-    sockets = set()
-    for table in ("net/tcp", "net/tcp6"):
-        if not (proc / table).exists():
-            continue
-        for line in (proc / table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                sockets.add(f"socket:[{fields[9]}]")
-    return sorted(pid for pid in _all_stats(proc) if sockets & _open_files(proc, pid))
-
-
-def _open_files(proc: Path, pid: int) -> set[str]:
-    targets = set()
-    try:
-        for link in (proc / str(pid) / "fd").iterdir():
-            try:
-                targets.add(str(link.readlink()))
-            except FileNotFoundError:
-                continue
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return set()
-    return targets
-
-
-def serving_roots(port: int, proc: Path = PROC) -> list[int]:
+def serving_roots(port: int) -> list[int]:
     """Return the processes at the top of the server that listens on the port.
 
     From a listening process this climbs to its `stoker serve`, so that the device processes are in the tree.
     """
-    stats = _all_stats(proc)
-    roots = set()
-    for pid in listening_processes(port, proc):
-        top = pid
-        while (parent := stats[top].parent) in stats and _is_stoker_serve(_command_line(proc, parent)):
-            top = parent
-        roots.add(top)
-    return sorted(root for root in roots if stats[root].parent not in roots)
+    roots = {_top(psutil.Process(pid)) for pid in listening_processes(port)}
+    return sorted(root.pid for root in roots if root.parent() not in roots)
+
+
+def _top(process: psutil.Process) -> psutil.Process:
+    while (parent := process.parent()) is not None and _is_stoker_serve(_command_line(parent)):
+        process = parent
+    return process
 
 
 def _is_stoker_serve(command_line: str) -> bool:
     return "stoker" in command_line and " serve" in command_line
+
+
+def _processes() -> Iterator[psutil.Process]:
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
+def _session(pid: int) -> int | None:
+    """The session of a process, which psutil does not tell."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        sockets = process.net_connections("tcp")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)

@@ -177,7 +177,7 @@ class RunningServer:
 
     def stop(self) -> None:
         """Ask the server to end, then kill whatever of its tree is left; safe to call twice."""
-        members = self.tree.identities()
+        members = self.tree.processes()
         try:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,10 +1,12 @@
-"""Process trees, CPU time and memory from /proc."""
+"""Process trees, CPU time and memory."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stoker_bench.contestants.process_tree import (
@@ -17,14 +19,17 @@ from stoker_bench.contestants.process_tree import (
 from stoker_bench.contestants.servers import HOST
 from stoker_bench.contestants.start_up import FrontendWeight, frontend_weight
 
+PAGE = resource.getpagesize()
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class FakeProc:
-    """A /proc with chosen processes."""
+    """A /proc with chosen processes, which psutil reads in the place of the machine's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.sessions: dict[int, int] = {}
+        (folder / "stat").write_text("cpu  0 0 0 0 0 0 0 0 0 0\nbtime 1000\n")
 
     def add(
         self,
@@ -37,14 +42,16 @@ class FakeProc:
         name: str = "python",
         sockets: tuple[int, ...] = (),
     ) -> None:
-        """Add a process; `ticks` are utime, stime, cutime and cstime."""
+        """Add a process of `pid` pages; `ticks` are utime, stime, cutime and cstime."""
+        self.sessions[pid] = session
         own = self.folder / str(pid)
         (own / "fd").mkdir(parents=True)
         before = f"{pid} ({name}) S {parent} {pid} {session} 0 -1 0 0 0 0 0"
-        (own / "stat").write_text(f"{before} {' '.join(map(str, ticks))} 20 0 1 0 {pid * 10} 0 0\n")
-        (own / "cmdline").write_bytes(command.replace(" ", "\0").encode())
-        rollup = f"00-ff ---p 00000000 00:00 0 [rollup]\nRss: {pid} kB\nPss: {pid // 2} kB\nPss_Anon: 1 kB\n"
+        (own / "stat").write_text(f"{before} {' '.join(map(str, ticks))} 20 0 1 0 {pid * 10}{' 0' * 30}\n")
+        (own / "cmdline").write_bytes("".join(f"{word}\0" for word in command.split()).encode())
+        rollup = f"00-ff ---p 00000000 00:00 0 [rollup]\nRss: 1 kB\nPss: {pid // 2} kB\nPss_Anon: 1 kB\n"
         (own / "smaps_rollup").write_text(rollup)
+        (own / "statm").write_text(f"1000 {pid} 0 0 0 0 0\n")
         for number, inode in enumerate(sockets):
             (own / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
 
@@ -56,11 +63,19 @@ class FakeProc:
         lines = line.format(port, "0A", inode) + line.format(port, "01", inode + 1)
         (self.folder / "net" / "tcp").write_text(heading + lines)
 
+    def map_files(self, pid: int, *files: str) -> None:
+        """Let a process have mapped files."""
+        lines = [f"7f00-7f01 r-xp 00000000 08:01 1 {file}\nRss: 4 kB\n" for file in files]
+        (self.folder / str(pid) / "smaps").write_text("".join(lines))
+
 
 @pytest.fixture
-def proc(tmp_path: Path) -> FakeProc:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     """An empty /proc."""
-    return FakeProc(tmp_path)
+    fake = FakeProc(tmp_path)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(os, "getsid", fake.sessions.__getitem__)
+    return fake
 
 
 def test_tree_holds_descendants_and_the_roots_session(proc: FakeProc) -> None:
@@ -70,7 +85,7 @@ def test_tree_holds_descendants_and_the_roots_session(proc: FakeProc) -> None:
     proc.add(12, parent=11, session=12)
     proc.add(13, parent=1, session=10)
     proc.add(14, parent=1, session=14)
-    assert ProcessTree(10, proc=proc.folder).pids() == [10, 11, 12, 13]
+    assert ProcessTree(10).pids() == [10, 11, 12, 13]
 
 
 def test_cpu_time_counts_living_and_reaped_processes(proc: FakeProc) -> None:
@@ -78,12 +93,12 @@ def test_cpu_time_counts_living_and_reaped_processes(proc: FakeProc) -> None:
     proc.add(10, parent=1, ticks=(100, 20, 7, 3), name="odd) name (x")
     proc.add(11, parent=10, ticks=(50, 0, 0, 0))
     proc.add(12, parent=1, ticks=(1000, 0, 0, 0))
-    assert ProcessTree(10, proc=proc.folder).cpu_s() == pytest.approx(180 / TICKS_A_SECOND)
+    assert ProcessTree(10).cpu_s() == pytest.approx(180 / TICKS_A_SECOND)
 
 
 def test_a_child_that_ends_loses_no_cpu_time(proc: FakeProc) -> None:
     """Once waited for, a child's time stands in its parent, so a difference across its end stays right."""
-    tree = ProcessTree(10, proc=proc.folder)
+    tree = ProcessTree(10)
     proc.add(10, parent=1, ticks=(5, 0, 0, 0))
     proc.add(11, parent=10, ticks=(40, 0, 0, 0))
     before = tree.cpu_s()
@@ -99,8 +114,8 @@ def test_memory_and_names(proc: FakeProc) -> None:
     """PSS and RSS are summed in bytes, and processes are found by a part of their command line."""
     proc.add(10, parent=1, command="python -m stoker.cli serve")
     proc.add(12, parent=10, command="python -m stoker.gateway.frontend")
-    tree = ProcessTree(10, proc=proc.folder)
-    assert tree.memory() == Memory(pss_bytes=11 * 1024, rss_bytes=22 * 1024)
+    tree = ProcessTree(10)
+    assert tree.memory() == Memory(pss_bytes=11 * 1024, rss_bytes=22 * PAGE)
     assert tree.named("stoker.gateway") == [12]
     assert tree.memory_of(999) == Memory(0, 0)
 
@@ -108,9 +123,8 @@ def test_memory_and_names(proc: FakeProc) -> None:
 def test_mapped_libraries_are_found_by_file_name(proc: FakeProc) -> None:
     """Only the name of the mapped file counts, not the folder that it lies in."""
     proc.add(10, parent=1)
-    maps = "7f00-7f01 r-xp 0 08:01 1 /lib/onnxruntime/numpy.so\n7f02-7f03 r-xp 0 08:01 2 /lib/libuv.so\n"
-    (proc.folder / "10" / "maps").write_text(maps)
-    tree = ProcessTree(10, proc=proc.folder)
+    proc.map_files(10, "/lib/onnxruntime/numpy.so", "/lib/libuv.so")
+    tree = ProcessTree(10)
     assert tree.maps(10, "libuv")
     assert not tree.maps(10, "onnxruntime")
     assert not tree.maps(999, "libuv")
@@ -119,7 +133,7 @@ def test_mapped_libraries_are_found_by_file_name(proc: FakeProc) -> None:
 def test_machine_time_leaves_idle_out(proc: FakeProc) -> None:
     """Idle and I/O wait are not busy; interrupts and stolen time are, guests stand in user time already."""
     (proc.folder / "stat").write_text("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 0 0 0 0 0 0 0 0 0 0\n")
-    assert machine_busy_s(proc.folder) == pytest.approx(63 / TICKS_A_SECOND)
+    assert machine_busy_s() == pytest.approx(63 / TICKS_A_SECOND)
 
 
 def test_server_is_found_from_its_port(proc: FakeProc) -> None:
@@ -129,10 +143,10 @@ def test_server_is_found_from_its_port(proc: FakeProc) -> None:
     proc.add(10, parent=5, command="python -m stoker.cli serve model.onnx")
     proc.add(11, parent=10, command="python -m stoker.gateway.frontend", sockets=(77,))
     proc.add(12, parent=10, command="python -m stoker.device.process", sockets=(78,))
-    assert listening_processes(8080, proc.folder) == [11]
-    assert listening_processes(8081, proc.folder) == []
-    assert serving_roots(8080, proc.folder) == [10]
-    assert ProcessTree(10, proc=proc.folder).pids() == [10, 11, 12]
+    assert listening_processes(8080) == [11]
+    assert listening_processes(8081) == []
+    assert serving_roots(8080) == [10]
+    assert ProcessTree(10).pids() == [10, 11, 12]
 
 
 def test_other_servers_are_found_as_their_topmost_listener(proc: FakeProc) -> None:
@@ -141,7 +155,7 @@ def test_other_servers_are_found_as_their_topmost_listener(proc: FakeProc) -> No
     proc.add(5, parent=1, command="bash")
     proc.add(10, parent=5, command="uvicorn app:app", sockets=(77,))
     proc.add(11, parent=10, command="uvicorn worker", sockets=(77,))
-    assert serving_roots(8080, proc.folder) == [10]
+    assert serving_roots(8080) == [10]
 
 
 def test_real_tree_is_measured_and_killed() -> None:
@@ -164,7 +178,7 @@ def test_real_tree_is_measured_and_killed() -> None:
         assert tree.cpu_s() >= 0.1
         memory = tree.memory()
         assert 0 < memory.pss_bytes <= memory.rss_bytes
-        tree.kill(tree.identities())
+        tree.kill(tree.processes())
         # The pipe ends when its last holder, the child, has gone.
         assert process.stdout.read() == ""
         assert process.wait() < 0
@@ -187,13 +201,13 @@ def test_frontends_are_weighed_by_the_heaviest(proc: FakeProc) -> None:
     proc.add(20, parent=10, command="python -m stoker.gateway.frontend")
     proc.add(30, parent=10, command="python -m stoker.gateway.frontend")
     proc.add(40, parent=10, command="python -m stoker.device.process")
-    (proc.folder / "20" / "maps").write_text("7f00-7f01 r-xp 0 08:01 1 /x/libtensorflow_cc.so.2\n")
-    (proc.folder / "30" / "maps").write_text("")
-    weight = frontend_weight(ProcessTree(10, proc=proc.folder))
-    assert weight == FrontendWeight(2, rss_bytes=30 * 1024, pss_bytes=15 * 1024, frameworks=("tensorflow",))
+    proc.map_files(20, "/x/libtensorflow_cc.so.2")
+    proc.map_files(30)
+    weight = frontend_weight(ProcessTree(10))
+    assert weight == FrontendWeight(2, rss_bytes=30 * PAGE, pss_bytes=15 * 1024, frameworks=("tensorflow",))
 
 
 def test_other_servers_have_no_frontends(proc: FakeProc) -> None:
     """A tree without Stoker's frontends has nothing to weigh."""
     proc.add(10, parent=1, command="uvicorn app:app")
-    assert frontend_weight(ProcessTree(10, proc=proc.folder)) is None
+    assert frontend_weight(ProcessTree(10)) is None
