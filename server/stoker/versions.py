@@ -10,13 +10,39 @@ from typing import Any, Final, Literal
 from stoker.errors import InvalidSettings
 from stoker.names import NAME_RULE, is_name
 
-__all__ = ["DEFAULT_LABEL", "State", "VersionPolicy", "check_named", "read_labels", "read_versions"]
+__all__ = [
+    "DEFAULT_LABEL",
+    "Standing",
+    "State",
+    "VersionPolicy",
+    "check_named",
+    "read_labels",
+    "read_versions",
+]
 
 DEFAULT_LABEL: Final = "default"
 """The label of the version that is meant where none is named."""
 
 State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 """The life of a version, in the words of TensorFlow Serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What has become of a version, as the supervisor knows it and tells it to frontends.
+
+    Attributes:
+        slot: Its slot in the metrics.
+        state: Where it is in its life.
+        reason: Why it is not available, or was not loaded again, or that it was unloaded.
+        error: The code of the error that `reason` tells of; empty if it tells of none.
+    """
+
+    slot: int
+    state: State = "START"
+    reason: str = ""
+    error: str = ""
+
 
 _VERSION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _LATEST: Final = re.compile(r"latest(?::([1-9][0-9]{0,3}))?", re.ASCII)

@@ -17,6 +17,7 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.settings.endpoint import Endpoint
+from stoker.versions import Standing
 
 HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"
@@ -115,7 +116,7 @@ def test_a_key_is_for_its_model() -> None:
         other = "the-key-of-the-other-model"
         only = KeyVerifier(Path("no-keys"), "other", Keys(other, other))
         services["other"].authorized = only.verify
-        running.gateway.route("gone", ServedModel({"1": ServedVersion(5, "END")}, None))
+        running.gateway.route("gone", ServedModel({"1": ServedVersion(Standing(5, "END"))}, None))
         for path, statuses in (
             ("/v2", (200, 200)),
             ("/v2/models/stats", (200, 200)),

@@ -14,7 +14,7 @@ from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, Se
 from stoker.control.message_codec import Codec
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
-from stoker.versions import State, VersionPolicy
+from stoker.versions import Standing, VersionPolicy
 
 __all__ = [
     "FRONTEND_END",
@@ -54,18 +54,12 @@ class RoutedVersion:
 
     Attributes:
         version: The version.
-        slot: Its slot in the metrics.
-        state: Where it is in its life.
-        reason: Why it is not available, or was not loaded again, and that it was unloaded.
-        error: The code of the error that `reason` tells of; empty if it tells of none.
+        standing: What has become of it.
         number: The number of the loaded version that answers; None if none does.
     """
 
     version: int
-    slot: int
-    state: State
-    reason: str = ""
-    error: str = ""
+    standing: Standing
     number: int | None = None
 
 

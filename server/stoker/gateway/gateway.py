@@ -223,7 +223,11 @@ class Gateway:
     def model_versions(self, name: str) -> dict[str, State]:
         """The state of each version of a model by its number, ascending; empty if there is no such model."""
         model = self.models.get(name)
-        return {} if model is None else {number: version.state for number, version in model.versions.items()}
+        return (
+            {}
+            if model is None
+            else {number: version.standing.state for number, version in model.versions.items()}
+        )
 
     def check_ready(self) -> None:
         """Raise NotReady, with the reason, unless every service can score."""
@@ -259,7 +263,8 @@ class Gateway:
 
 def _check_loaded(shown: str, version: ServedVersion) -> None:
     """Raise NotReady for a version that is being loaded, or could not be; one that was unloaded is not meant."""
-    if version.state in ("START", "LOADING"):
+    standing = version.standing
+    if standing.state in ("START", "LOADING"):
         raise NotReady(f"Model {shown} is not ready: it is being loaded.", retry_after_s=1)
-    if version.error:
-        raise NotReady(f"Model {shown} is not ready, it could not be loaded: {version.reason}")
+    if standing.error:
+        raise NotReady(f"Model {shown} is not ready, it could not be loaded: {standing.reason}")

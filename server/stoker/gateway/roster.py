@@ -91,11 +91,8 @@ class Roster:
         """Let a model's names mean what the supervisor says from now on."""
         versions = {
             str(version.version): ServedVersion(
-                version.slot,
-                version.state,
+                version.standing,
                 None if version.number is None else self._services.get(version.number),
-                version.reason,
-                version.error,
             )
             for version in route.versions
         }

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker.versions import Standing
+
 if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
-    from stoker.versions import State
 
 __all__ = ["ServedModel", "ServedVersion"]
 
@@ -18,18 +19,12 @@ class ServedVersion:
     """One version of a model.
 
     Attributes:
-        slot: Its slot in the metrics.
-        state: Where it is in its life.
+        standing: What has become of it.
         service: What scores with it; None before it is loaded and after it has been unloaded.
-        reason: Why it is not available, if something has failed.
-        error: The code of what has failed; empty if nothing has.
     """
 
-    slot: int
-    state: State
+    standing: Standing
     service: Service | None = None
-    reason: str = ""
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class ServedModel:
     @classmethod
     def of(cls, service: Service, slot: int) -> ServedModel:
         """A model of which one version is served."""
-        return cls({service.version: ServedVersion(slot, "AVAILABLE", service)}, service.version)
+        return cls({service.version: ServedVersion(Standing(slot, "AVAILABLE"), service)}, service.version)
 
     @property
     def services(self) -> Iterator[Service]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics import MODEL_SLOTS
-from stoker.versions import DEFAULT_LABEL, State
+from stoker.versions import DEFAULT_LABEL, Standing, State
 
 if TYPE_CHECKING:
     from stoker.models.deployment import Deployed
@@ -37,31 +37,28 @@ class Version:
     """One version of a model.
 
     Attributes:
-        slot: Its slot in the metrics.
-        state: Where it is in its life.
-        reason: Why it is not available, or was not loaded again, and that it was unloaded.
-        error: The code of the error that `reason` tells of; empty if it tells of none.
+        standing: What has become of it.
         served: What frontends score with. While a changed version is loaded again, that is the one before.
         failed: The fingerprint of the files that could not be loaded.
     """
 
-    slot: int
-    state: State = "START"
-    reason: str = ""
-    error: str = ""
+    standing: Standing
     served: Deployed | None = None
     failed: str | None = None
 
     def enter(self, state: State, reason: str = "") -> None:
         """Go on to a state because all went well."""
-        self.state, self.reason, self.error = state, reason, ""
+        self.standing = Standing(self.standing.slot, state, reason)
+
+    def leave(self) -> None:
+        """Begin to be unloaded: frontends score with it no longer."""
+        self.standing, self.served = dataclasses.replace(self.standing, state="UNLOADING"), None
 
     def fail(self, error: Exception) -> None:
         """Take note that it could not be loaded; where one of its number is served, that goes on."""
-        self.reason = shown_reason(error)
-        self.error = error.code if isinstance(error, OperatorError) else OperatorError.code
-        if self.served is None:
-            self.state = "END"
+        state = "END" if self.served is None else self.standing.state
+        code = error.code if isinstance(error, OperatorError) else OperatorError.code
+        self.standing = Standing(self.standing.slot, state, shown_reason(error), code)
 
 
 def shown_reason(error: Exception) -> str:
@@ -102,7 +99,9 @@ class Model:
     @property
     def available(self) -> list[int]:
         """The versions that are served, ascending."""
-        return sorted(number for number, version in self.versions.items() if version.state == "AVAILABLE")
+        return sorted(
+            number for number, version in self.versions.items() if version.standing.state == "AVAILABLE"
+        )
 
     def wish(self, labels: Mapping[str, int], there: Collection[int]) -> dict[str, int]:
         """Let the labels mean this from now on, each as soon as its version is available.
@@ -150,10 +149,7 @@ class Model:
             tuple(
                 RoutedVersion(
                     number,
-                    version.slot,
-                    version.state,
-                    version.reason,
-                    version.error,
+                    version.standing,
                     version.served.number if version.served else None,
                 )
                 for number, version in sorted(self.versions.items())
@@ -163,8 +159,13 @@ class Model:
     def index(self) -> Iterator[dict[str, str]]:
         """Return one entry for each version, as the model repository extension has them."""
         for number, version in sorted(self.versions.items()):
-            entry = {"name": self.name, "version": str(number), "state": _READY_STATES[version.state]}
-            yield {**entry, "reason": version.reason} if version.reason else entry
+            entry = {
+                "name": self.name,
+                "version": str(number),
+                "state": _READY_STATES[version.standing.state],
+            }
+            reason = version.standing.reason
+            yield {**entry, "reason": reason} if reason else entry
 
 
 class Slots:
@@ -236,13 +237,13 @@ class Catalogue:
             slot, _ = self.slot_of(servable.name, servable.version)
             # Frontends have the services of all versions from their start, and refuse requests until they are loaded.
             model.versions[servable.version] = Version(
-                slot, "LOADING", served=dataclasses.replace(deployed, slot=slot)
+                Standing(slot, "LOADING"), served=dataclasses.replace(deployed, slot=slot)
             )
             model.chosen.add(servable.version)
         for (name, version), error in broken.items():
             model = self.models.setdefault(name, Model(name))
             slot, _ = self.slot_of(name, version)
-            model.versions[version] = Version(slot)
+            model.versions[version] = Version(Standing(slot))
             model.versions[version].fail(error)
             model.chosen.add(version)
             self.release_slot(name, version)

@@ -21,7 +21,7 @@ from stoker.errors import LoadFailed, LoadTimeout, NotReady, OperatorError, Requ
 from stoker.names import is_name
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version
-from stoker.versions import VersionPolicy, check_named
+from stoker.versions import Standing, VersionPolicy, check_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,14 +105,14 @@ class Rollout:
             for number, version in model.versions.items():
                 error = None if version.served is None else failed.get(version.served.number)
                 if version.served is not None and error is None:
-                    version.state = "AVAILABLE"
+                    version.enter("AVAILABLE")
                     continue
                 if version.served is not None and error is not None:
                     leaving.append(version.served)
                     version.served = None
                     version.fail(error)
                     self._catalogue.release_slot(model.name, number)
-                logger.error("%s version %d is not served: %s", model.name, number, version.reason)
+                logger.error("%s version %d is not served: %s", model.name, number, version.standing.reason)
                 version.failed = await _mark(offers.get(model.name), number)
             self._settle(model)
         # Now, so that what was broken at the start can be loaded again by whoever reads that it is.
@@ -328,7 +328,7 @@ class Rollout:
     async def _load(self, model: Model, offer: Offer, number: int) -> None:
         slot = self._take_slot(model.name, number)
         self._catalogue.models[model.name] = model
-        version = model.versions.setdefault(number, Version(slot))
+        version = model.versions.setdefault(number, Version(Standing(slot)))
         old = version.served
         if old is None:
             version.enter("LOADING")
@@ -395,7 +395,7 @@ class Rollout:
             version = model.versions[number]
             assert version.served is not None, "what is available is served"
             leaving[number] = version.served
-            version.state, version.served = "UNLOADING", None
+            version.leave()
         self._settle(model)
         for number, old in leaving.items():
             await self._remove(old)

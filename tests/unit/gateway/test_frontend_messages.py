@@ -46,6 +46,7 @@ from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.metrics import MetricMemory
 from stoker.verdict import Verdict
+from stoker.versions import Standing
 
 KEY = "admin-key-of-the-tests-00001"
 PATIENCE_S = 20
@@ -95,7 +96,7 @@ class Supervisor:
                 grpc=None,
                 admin=AdminRules(polls=False, needs_key=True, key=KEY, local=True),
                 services=(_service("digits", 0),),
-                models=(Route("digits", 1, {}, (RoutedVersion(1, 0, "AVAILABLE", number=0),)),),
+                models=(Route("digits", 1, {}, (RoutedVersion(1, Standing(0, "AVAILABLE"), 0),)),),
                 only="digits",
             )
             self.tell(start, [metrics_fd, sock.fileno()])

@@ -27,6 +27,7 @@ from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.metrics import MetricMemory
+from stoker.versions import Standing
 
 
 @pytest.fixture
@@ -52,10 +53,10 @@ def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -
     third, seventh = service(memory, "3"), service(memory, "7")
     gateway = Gateway({"digits": third}, memory)
     versions = {
-        "3": ServedVersion(0, "AVAILABLE", third),
-        "7": ServedVersion(1, "AVAILABLE", seventh),
-        "8": ServedVersion(2, "LOADING"),
-        "9": ServedVersion(3, "END", reason="unloaded"),
+        "3": ServedVersion(Standing(0, "AVAILABLE"), third),
+        "7": ServedVersion(Standing(1, "AVAILABLE"), seventh),
+        "8": ServedVersion(Standing(2, "LOADING")),
+        "9": ServedVersion(Standing(3, "END", "unloaded")),
     }
     gateway.route("digits", ServedModel(versions, "3", {"canary": "7"}))
     assert gateway.find("digits") is gateway.service("digits") is gateway.service(None) is third
@@ -83,7 +84,7 @@ def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -
 def test_a_model_that_could_not_be_loaded_says_why_and_others_are_ready(memory: MetricMemory) -> None:
     """By whatever path it is asked for; the server is ready without it."""
     gateway = Gateway({"letters": service(memory, "1", "letters")}, memory)
-    broken = ServedVersion(1, "END", reason="digits is no model", error="load_failed")
+    broken = ServedVersion(Standing(1, "END", "digits is no model", "load_failed"))
     gateway.route("digits", ServedModel({"1": broken}, "1"))
     for ask in (gateway.service, gateway.find, lambda name: gateway.find(name, "1")):
         with pytest.raises(NotReady, match=r"'digits'.* could not be loaded: digits is no model"):
@@ -100,14 +101,14 @@ def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
     third, seventh = service(memory, "3"), service(memory, "7")
     gateway = Gateway({"digits": third}, memory)
     gateway.remember(b"POST /score", PlainHead(third, b"", 1, None, closes=False))
-    gateway.route("digits", ServedModel({"7": ServedVersion(1, "AVAILABLE", seventh)}, "7"))
+    gateway.route("digits", ServedModel({"7": ServedVersion(Standing(1, "AVAILABLE"), seventh)}, "7"))
     assert gateway.heads == {}
     assert gateway.routes == {b"/score": seventh, b"/api/v1/service/digits/score": seventh}
     assert gateway.infer_routes == {
         b"/v2/models/digits/infer": seventh,
         b"/v2/models/digits/versions/7/infer": seventh,
     }
-    gateway.route("digits", ServedModel({"7": ServedVersion(1, "END")}, None))
+    gateway.route("digits", ServedModel({"7": ServedVersion(Standing(1, "END"))}, None))
     assert (gateway.routes, gateway.infer_routes) == ({}, {})
     with pytest.raises(UnknownService, match="none is loaded"):
         gateway.service(None)
@@ -212,7 +213,7 @@ class Frontend:
     def route(self, **numbers: int) -> None:
         """Send everybody to the last of these versions."""
         versions = tuple(
-            RoutedVersion(int(version[1:]), slot=0, state="AVAILABLE", number=number)
+            RoutedVersion(int(version[1:]), Standing(0, "AVAILABLE"), number)
             for version, number in numbers.items()
         )
         self.roster.route(Route("digits", versions[-1].version, {}, versions))

@@ -7,11 +7,12 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker.metrics import MODEL_SLOTS
 from stoker.supervisor.catalogue import Model, Slots, Version
+from stoker.versions import Standing
 
 
 def model(*available: int, chosen: set[int] | None = None, **wished: int) -> Model:
     """A model with these versions available."""
-    versions = {number: Version(number, "AVAILABLE") for number in available}
+    versions = {number: Version(Standing(number, "AVAILABLE")) for number in available}
     return Model("digits", versions, set(available) if chosen is None else chosen, dict(wished))
 
 
@@ -28,10 +29,10 @@ def test_names_move_when_their_version_is_available_and_not_before() -> None:
     digits = model(3, stable=3)
     digits.settle()
     digits.chosen, digits.wished = {7}, {"stable": 7, "canary": 8}
-    digits.versions[7] = Version(7, "LOADING")
+    digits.versions[7] = Version(Standing(7, "LOADING"))
     digits.settle()
     assert (digits.default, digits.labels, digits.wanted) == (3, {"stable": 3}, {7, 8})
-    digits.versions[7].state = "AVAILABLE"
+    digits.versions[7].enter("AVAILABLE")
     digits.settle()
     assert (digits.default, digits.labels) == (7, {"stable": 7})
 
@@ -40,11 +41,12 @@ def test_a_default_that_goes_is_followed_by_the_newest_that_is_left() -> None:
     """A version that is unloaded takes its names with it only if nothing else can have them."""
     digits = model(3, 5, 7)
     digits.settle()
-    digits.versions[7].state, digits.chosen = "UNLOADING", {3, 5}
+    digits.versions[7].leave()
+    digits.chosen = {3, 5}
     digits.settle()
     assert digits.default == 5
     for version in digits.versions.values():
-        version.state = "END"
+        version.enter("END")
     digits.chosen = set()
     digits.settle()
     assert (digits.default, digits.labels, digits.wanted) == (None, {}, set())
@@ -54,7 +56,8 @@ def test_a_canary_is_not_the_default_for_lack_of_another() -> None:
     """It is for those who ask for it; who asks for nothing finds nothing."""
     digits = model(3, 7, chosen={3}, canary=7)
     digits.settle()
-    digits.versions[3].state, digits.chosen = "UNLOADING", set()
+    digits.versions[3].leave()
+    digits.chosen = set()
     digits.settle()
     assert (digits.default, digits.labels, digits.unwanted) == (None, {"canary": 7}, [])
 
@@ -66,7 +69,7 @@ def test_what_a_label_means_is_wanted_until_the_label_has_moved() -> None:
     digits.wished = {"stable": 7}
     digits.settle()
     assert (digits.labels, digits.unwanted) == ({"stable": 3}, [])
-    digits.versions[7] = Version(7, "AVAILABLE")
+    digits.versions[7] = Version(Standing(7, "AVAILABLE"))
     digits.settle()
     assert (digits.labels, digits.unwanted) == ({"stable": 7}, [3])
 

@@ -91,7 +91,7 @@ class PuppetFleet:
 
     def states(self, name: str = "digits") -> dict[int, str]:
         """The states that frontends know of."""
-        return {version.version: version.state for version in self.told[name].versions}
+        return {version.version: version.standing.state for version in self.told[name].versions}
 
 
 def _named(model: Deployed) -> str:
@@ -313,7 +313,7 @@ def test_a_fault_while_a_version_is_taken_is_a_load_that_failed(
         with pytest.raises(LoadFailed, match=r"version 7: an unexpected error, .*KeyError\('packages'\)"):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
-        assert stage.fleet.told["digits"].versions[1].error == "load_failed"
+        assert stage.fleet.told["digits"].versions[1].standing.error == "load_failed"
         assert stage.stock.held == set()
         monkeypatch.setattr(stage.stock, "take", take)
         await stage.rollout.load("digits")
@@ -342,8 +342,8 @@ def test_the_code_of_a_failure_is_told_to_frontends_and_forgotten_with_it(play: 
 
     async def scene(stage: Stage) -> None:
         def told() -> list[tuple[str, str, str]]:
-            versions = stage.fleet.told["digits"].versions
-            return [(version.state, version.reason, version.error) for version in versions]
+            standings = [version.standing for version in stage.fleet.told["digits"].versions]
+            return [(standing.state, standing.reason, standing.error) for standing in standings]
 
         stage.stock.files["digits", 7] = "no weights"
         stage.fleet.broken = {7}
@@ -383,7 +383,7 @@ def test_a_load_that_hangs_holds_up_no_other_model(play: Play) -> None:
             await loading
         await unloading
         assert stage.fleet.states() == {3: "END", 7: "END"}
-        assert stage.fleet.told["digits"].versions[1].error == "load_timeout"
+        assert stage.fleet.told["digits"].versions[1].standing.error == "load_timeout"
 
     play(scene)
 
@@ -856,7 +856,7 @@ def test_a_version_that_gets_the_slot_of_another_begins_with_zeros(play: Play) -
             await stage.rollout.load("digits")
             del stage.stock.files["digits", version - 1]
         last = stage.fleet.told["digits"].versions[-1]
-        assert (last.slot, last.state) == (0, "AVAILABLE")
+        assert (last.standing.slot, last.standing.state) == (0, "AVAILABLE")
         assert 3 not in stage.fleet.states()
         assert stage.memory.totals().model(0).requests()[503] == 0
 

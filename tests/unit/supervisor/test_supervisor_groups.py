@@ -66,6 +66,7 @@ from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.supervisor import Supervisor
 from stoker.tensors import Signature, TensorSpec
 from stoker.verdict import Verdict
+from stoker.versions import Standing
 
 Received = TypeVar("Received")
 
@@ -681,7 +682,7 @@ def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play
         }
         (route,) = [told for told in stage.frontends[0].received(Route) if told.name == "digits"]
         (version,) = route.versions
-        assert (version.state, version.reason, version.error) == ("END", "digits is no model", "load_failed")
+        assert version.standing == Standing(0, "END", "digits is no model", "load_failed")
         assert len(stage.devices) == 1
 
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene, exit_on_error=False)

@@ -23,7 +23,7 @@ _Named = list[tuple[list[str], ModelTotals]]
 def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
     """Return all metrics in Prometheus text format, those of all versions that have been served."""
     slots = [
-        ([name, number], version.slot)
+        ([name, number], version.standing.slot)
         for name, model in models.items()
         for number, version in model.versions.items()
     ]

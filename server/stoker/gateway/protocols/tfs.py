@@ -205,10 +205,11 @@ def _version(target: re.Match[str]) -> str | None:
 
 def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
     # One that is served is well, even if its files have changed and could not be loaded again.
-    failed = version.state == "END" and version.error
-    code = _LOAD_ERRORS.get(version.error, "INTERNAL") if failed else "OK"
-    status = {"error_code": code, "error_message": version.reason if failed else ""}
-    return {"version": number, "state": version.state, "status": status}
+    standing = version.standing
+    failed = standing.state == "END" and standing.error
+    code = _LOAD_ERRORS.get(standing.error, "INTERNAL") if failed else "OK"
+    status = {"error_code": code, "error_message": standing.reason if failed else ""}
+    return {"version": number, "state": standing.state, "status": status}
 
 
 def _raw_path(scope: Scope) -> str:

@@ -25,6 +25,7 @@ from stoker.metrics import (
 )
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
+from stoker.versions import Standing
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {
@@ -108,7 +109,7 @@ def families(memory: MetricMemory, *models: str) -> dict[str, Metric]:
     signature = Signature((), (), verdict=Verdict(True, "tested", "tested with companions in 9 batches", 9))
     service = cast(Service, SimpleNamespace(signature=signature))
     served = {
-        name: ServedModel({"3": ServedVersion(slot, "AVAILABLE", service)}, "3")
+        name: ServedModel({"3": ServedVersion(Standing(slot, "AVAILABLE"), service)}, "3")
         for slot, name in enumerate(models)
     }
     text = render(memory, served).decode()
