@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.declaration import Declaration
 from stoker.settings.acceleration import Acceleration
-from stoker.settings.image_input import ImageInput
+from stoker.terms import Terms
 
 __all__ = ["SAMPLE_FILES", "SAMPLE_INPUT", "Device", "Servable", "WarmUpInput", "WarmUpRequest"]
 
@@ -100,7 +99,7 @@ class Servable:
         model_dir: Folder that an entry script finds under `AZUREML_MODEL_DIR`.
         max_batch_rows: Most rows that `run` is given at once.
         max_body_bytes: Longest request body, for entry scripts that take it whole.
-        timeout_ms: How long a request may take; an entry script's `run` is interrupted after that.
+        terms: What its requests are allowed, and what is told of it.
         tensorflow_compat: Which API of TensorFlow an entry script gets: `v1` for scripts of TensorFlow 1, `off`
             for the present one, `auto` for what its text needs.
         environment_variables: Those of an entry script's process, beside the operator's.
@@ -115,9 +114,6 @@ class Servable:
         batch_buckets: Sizes in rows that batches are filled up to; None for what suits the device.
         acceleration: How it uses a GPU.
         engine_cache: Folder for what TensorRT builds of it; None to build it at each start.
-        collection: How an entry script may collect rows itself; None if nothing is collected.
-        model_data_dir: Where the files of these rows go.
-        image: How its input is made from images; None if it takes none.
         warm_up: Requests that it is to be warmed up with, where its configuration for another server has some.
         declaration: What that says of its tensors; None if it has none.
         zipmap: Whether outputs that are ZipMaps are objects, rather than tensors, in JSON that can say so.
@@ -130,7 +126,7 @@ class Servable:
     model_dir: Path
     max_batch_rows: int
     max_body_bytes: int
-    timeout_ms: int = 60_000
+    terms: Terms = field(default_factory=Terms)
     tensorflow_compat: str = "auto"
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     batching: Literal["auto", "merge", "handle", "rows", "none"] = "auto"
@@ -141,9 +137,6 @@ class Servable:
     batch_buckets: tuple[int, ...] | None = None
     acceleration: Acceleration = field(default_factory=Acceleration)
     engine_cache: Path | None = None
-    collection: CollectionSettings | None = None
-    model_data_dir: Path | None = None
-    image: ImageInput | None = None
     warm_up: tuple[WarmUpRequest, ...] = ()
     declaration: Declaration | None = None
     zipmap: Literal["tensor", "objects"] = "tensor"

@@ -25,7 +25,7 @@ from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import OperatorError
 from stoker.gpu.device_survey import FoundDevice, find_devices, main_memory, probe_in_child
 from stoker.gpu.devices import choose_device
-from stoker.models.deployment import Deployed, resolve
+from stoker.models.deployed import Deployed, resolve
 from stoker.models.repository import Repository
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.keys.keyring import Keys
-from stoker.non_finite import WORDS, NonFinite
 from stoker.settings.endpoint import Endpoint
-from stoker.settings.image_input import ImageInput
+from stoker.terms import Terms
 
 __all__ = ["AdminRules", "GrpcRules", "ServerRules", "ServiceRules"]
 
@@ -82,16 +79,8 @@ class ServiceRules:
         version: The version.
         framework: `onnx`, `tensorflow` or `script`.
         slot: Its slot in the metrics.
-        timeout_ms: A request not answered by then gets 504.
-        max_queue_wait_ms: How long requests beyond `max_concurrent_requests` wait.
-        max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
-        description: The operator's words for its description.
-        swagger_files: The user's own descriptions by Swagger version.
+        terms: What its requests are allowed, and what is told of it: this frontend's share.
         keys: The keys that the operator gave; None for those of the files.
-        image: How images become its input; None if it takes none.
-        collection: What is collected of its requests; None for nothing.
-        data_dir: Where that is written.
-        non_finite: What becomes of NaN and infinities in the JSON of its answers.
     """
 
     number: int
@@ -99,13 +88,5 @@ class ServiceRules:
     version: int
     framework: str
     slot: int
-    timeout_ms: int
-    max_queue_wait_ms: int
-    max_concurrent_requests: int | None = None
-    description: str | None = None
-    swagger_files: Mapping[str, Path] = field(default_factory=dict)
+    terms: Terms
     keys: Keys | None = None
-    image: ImageInput | None = None
-    collection: CollectionSettings | None = None
-    data_dir: Path | None = None
-    non_finite: NonFinite = WORDS

@@ -147,7 +147,7 @@ class ModelThreads:
         if _can_be_watched(self._servable, loaded):
             self._hang_watch = HangWatch(
                 self._servable.name,
-                self._servable.timeout_ms,
+                self._servable.terms.timeout_ms,
                 lambda: [instance.run_began_ns for instance in worker.instances],
             )
             self._hang_watch.start()

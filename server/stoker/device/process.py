@@ -129,7 +129,7 @@ class _DeviceProcess:
             logger.exception("loading %s failed", servable.name)
             raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
         self._models[model.number] = instances
-        self._lock_guard.add(model.number, servable.timeout_ms)
+        self._lock_guard.add(model.number, servable.terms.timeout_ms)
         self._channel.send(Loaded(model.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
 
     def _threads(self, model: LoadModel, metrics: ModelMetrics) -> ModelThreads:

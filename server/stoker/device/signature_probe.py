@@ -136,6 +136,7 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
     from stoker.device.lifecycle import load, run_larger_batches
     from stoker.servable import Device, Servable
     from stoker.settings.server import ServerSettings
+    from stoker.terms import Terms
 
     settings = ServerSettings()
     servable = Servable(
@@ -147,7 +148,7 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
         # Trying out whether rows are independent at the largest size takes long for large models.
         max_batch_rows=_PROBED_ROWS,
         max_body_bytes=settings.max_body_bytes,
-        image=None if described["image"] is None else read_image_input(described["image"]),
+        terms=Terms(image=None if described["image"] is None else read_image_input(described["image"])),
     )
     loaded = load(servable, Device("cpu", 0, "CPU"), threads=1)
     until_s, limit = time.monotonic() + _LARGEST_BATCH_S, ""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from stoker.control.frontend_rules import ServerRules, ServiceRules
     from stoker.gateway.scoring.collector import Collector
+    from stoker.terms import Terms
 
 __all__ = ["assemble"]
 
@@ -34,7 +35,7 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         page: The frontend's page of the metrics.
         server: What holds for all services.
     """
-    name = rules.name
+    name, terms = rules.name, rules.terms
     owner = keys_owner(server.endpoint, name)
     keys = tokens = None
     if server.auth or server.token_auth:
@@ -50,21 +51,21 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         "verifier": keys if server.auth else None,
         "tokens": tokens,
         "metrics": metrics,
-        "timeout_ms": rules.timeout_ms,
+        "timeout_ms": terms.timeout_ms,
         "max_body_bytes": server.max_body_bytes,
-        "description": rules.description,
-        "images": _images(rules, server),
+        "description": terms.description,
+        "images": _images(terms, server),
         "collector": _collector(rules, server, metrics),
         "version": str(rules.version),
         "framework": rules.framework,
-        "non_finite": rules.non_finite,
+        "non_finite": terms.non_finite,
     }
-    limit = rules.max_concurrent_requests
+    limit = terms.max_concurrent_requests
     if limit is None:
         service = Service(name, **core)
     else:
-        service = LimitedService(name, limit=limit, max_wait_ms=rules.max_queue_wait_ms, **core)
-    service.own_swagger = _own_swagger(rules.swagger_files)
+        service = LimitedService(name, limit=limit, max_wait_ms=terms.max_queue_wait_ms, **core)
+    service.own_swagger = _own_swagger(terms.swagger_files)
     return service
 
 
@@ -79,22 +80,22 @@ def _own_swagger(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     return descriptions
 
 
-def _images(rules: ServiceRules, server: ServerRules) -> ImageScoring | None:
-    if rules.image is None:
+def _images(terms: Terms, server: ServerRules) -> ImageScoring | None:
+    if terms.image is None:
         return None
-    return ImageScoring(rules.image, max_pixels=server.max_image_pixels, max_rows_bytes=server.max_body_bytes)
+    return ImageScoring(terms.image, max_pixels=server.max_image_pixels, max_rows_bytes=server.max_body_bytes)
 
 
 def _collector(rules: ServiceRules, server: ServerRules, metrics: ModelMetrics) -> Collector | None:
-    settings = rules.collection
+    settings, data_dir = rules.terms.collection, rules.terms.data_dir
     if settings is None:
         return None
     from stoker.collecting.record_files import RecordFiles
     from stoker.gateway.scoring.collector import Collector
 
-    assert rules.data_dir is not None, "collected is only what has a folder"
+    assert data_dir is not None, "collected is only what has a folder"
     files = RecordFiles(
-        rules.data_dir,
+        data_dir,
         rules.version,
         settings.format,
         max_bytes=settings.max_mb << 20,

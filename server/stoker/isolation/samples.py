@@ -58,7 +58,7 @@ def find_sample_feeds(servable: Servable, inputs: Sequence[TensorInfo]) -> Sampl
     if file is not None:
         from stoker.isolation.sample_files import read_sample
 
-        return Sample(read_sample(file, inputs, model=servable.name, image=servable.image), file.name)
+        return Sample(read_sample(file, inputs, model=servable.name, image=servable.terms.image), file.name)
     recorded = servable.path / _RECORDED
     if servable.framework == "tensorflow" and recorded.is_file():
         from stoker.isolation.warm_up_requests import read_recorded_requests

@@ -10,19 +10,20 @@ PATH/NAME/1/manifest.json                                   registered models, a
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stoker.errors import OperatorError, RepositoryError
-from stoker.models.frameworks import LOOKED_FOR, Detected, Framework, check_folder, detect, find_models
-from stoker.models.repository import MANIFEST, Registered, Repository
+from stoker.errors import RepositoryError
+from stoker.models.frameworks import LOOKED_FOR, Detected, check_folder, detect, find_models
+from stoker.models.repository import MANIFEST, Repository
+from stoker.models.sources import Broken, ModelSource
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
 from stoker.names import checked_name, name_from_file
 
-__all__ = ["Broken", "ModelSource", "discover", "likely_name"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["discover", "likely_name"]
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 # Files that are always called so: their folder's name says more.
@@ -36,84 +37,6 @@ _HINTS = {
     **dict.fromkeys((".pt", ".pth"), _PYTORCH),
     **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """One version of one model that can be served.
-
-    Attributes:
-        name: Its name, valid as the name of a service.
-        version: Its version; 1 where the layout has none.
-        framework: Its framework.
-        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
-        config: Triton's config.pbtxt, None where there is none.
-        registered: The registered version, whose files can be verified and whose lease can be held.
-        base: The folder with all versions of the model; None where the layout has none.
-    """
-
-    name: str
-    version: int
-    framework: Framework
-    path: Path
-    config: TritonConfig | None = None
-    registered: Registered | None = None
-    base: Path | None = None
-
-    @property
-    def model_dir(self) -> Path:
-        """Folder of the model's files, which an entry script finds under `AZUREML_MODEL_DIR`."""
-        if self.registered is not None:
-            return self.registered.files_dir
-        return self.path if self.path.is_dir() else self.path.parent
-
-    @classmethod
-    def of(cls, registered: Registered) -> ModelSource:
-        """A registered version as a source."""
-        return cls(
-            registered.name,
-            registered.version,
-            registered.framework,
-            registered.path,
-            registered=registered,
-            base=registered.folder.parent,
-        )
-
-    def fingerprint(self) -> str:
-        """Return what changes when its files do; a registered version never does.
-
-        Names, lengths and times of modification are compared. Of an entry script only the Python files count: it
-        may write others beside itself.
-
-        Raises:
-            OSError: A file cannot be looked at, for instance because it has just been removed.
-        """
-        if self.registered is not None:
-            return self.registered.created_at
-        content = hashlib.sha256()
-        for file in self._files():
-            status = file.stat()
-            content.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="replace"))
-        return content.hexdigest()
-
-    def _files(self) -> list[Path]:
-        """What belongs to the version, as far as `fingerprint` looks at it."""
-        scripts = self.framework == "script"
-        if self.base is None and self.path.is_file():
-            beside = self.path.parent.iterdir()
-            files = [path for path in beside if scripts or path.name.startswith(self.path.name)]
-        else:
-            root = self.path if self.base is None else self.base / self.path.relative_to(self.base).parts[0]
-            files = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
-        if scripts:
-            files = [path for path in files if path.suffix == ".py"]
-        if self.base is not None:
-            files.append(self.base / CONFIG_FILE)
-        return sorted(path for path in files if path.is_file())
-
-
-Broken = dict[tuple[str, int], OperatorError]
-"""Versions that cannot be served, by name and number, with the reason."""
 
 
 def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:

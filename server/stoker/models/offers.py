@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.labels import stored_labels
-from stoker.models.layouts import Broken, ModelSource, discover, likely_name
+from stoker.models.layouts import discover, likely_name
 from stoker.models.repository import Repository
+from stoker.models.sources import Broken, ModelSource
 from stoker.names import checked_name, is_name, parse_reference
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings

@@ -8,24 +8,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import LoadFailed
-from stoker.servable import Servable
 
 __all__ = ["find_swagger_files", "read_swagger_file"]
 
 _NAMES: Final = {"2": ("swagger.json", "swagger2.json"), "3": ("swagger3.json",), "3.1": ("swagger3.1.json",)}
 
 
-def find_swagger_files(servable: Servable, environ: Mapping[str, str]) -> dict[str, Path]:
+def find_swagger_files(script: Path | None, model_dir: Path, environ: Mapping[str, str]) -> dict[str, Path]:
     """Return the files with descriptions of a service by Swagger version: `2`, `3`, `3.1`.
 
     They are looked for in the folder AML_APP_ROOT, beside an entry script, and in the model's folder.
 
+    Args:
+        script: The entry script; None for a model that a runtime loads, of which only its folder is looked at.
+        model_dir: The model's folder.
+        environ: The environment variables of the script.
+
     Raises:
         LoadFailed: One of them holds no JSON object.
     """
-    folders = [servable.model_dir]
-    if servable.framework == "script":
-        folders.insert(0, servable.path.parent)
+    folders = [model_dir]
+    if script is not None:
+        folders.insert(0, script.parent)
         if root := environ.get("AML_APP_ROOT"):
             folders.insert(0, Path(root))
     found: dict[str, Path] = {}

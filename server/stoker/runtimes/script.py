@@ -51,7 +51,7 @@ def load_script(servable: Servable, device: Device, threads: int) -> Runtime:
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     _prepare_tensorflow(servable, folders, device, threads)
     script = EntryScript(servable.path, servable.model_dir)
-    watchdog = Watchdog(servable.timeout_ms)
+    watchdog = Watchdog(servable.terms.timeout_ms)
     watchdog.start()
     if script.batched is not None:
         script.initialise(finish)

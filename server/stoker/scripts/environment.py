@@ -50,7 +50,7 @@ def script_variables(
         "AML_APP_ROOT": str(app_root(servable, environ)),
         "AZUREML_MODEL_DIR": str(servable.model_dir),
         "AZUREML_ENTRY_SCRIPT": str(servable.path),
-        "SCORING_TIMEOUT_MS": str(servable.timeout_ms),
+        "SCORING_TIMEOUT_MS": str(servable.terms.timeout_ms),
         "STOKER_DEVICE": device.name_in_process,
         "STOKER_INTRA_OP_THREADS": str(threads),
     }
@@ -96,8 +96,9 @@ def enter_script_process(servable: Servable) -> None:
     os.environ["AML_APP_ROOT"] = str(root)
     quicken_json_loads()
     open_request_log()
-    if servable.collection is not None and servable.model_data_dir is not None:
-        open_model_data(servable.name, servable.version, servable.collection, servable.model_data_dir)
+    terms = servable.terms
+    if terms.collection is not None and terms.model_data_dir is not None:
+        open_model_data(servable.name, servable.version, terms.collection, terms.model_data_dir)
     level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
     if level in logging.getLevelNamesMapping():
         logging.getLogger().setLevel(level)

@@ -17,7 +17,7 @@ from stoker.metrics import MODEL_SLOTS
 from stoker.versions import DEFAULT_LABEL, Standing, State
 
 if TYPE_CHECKING:
-    from stoker.models.deployment import Deployed
+    from stoker.models.deployed import Deployed
     from stoker.models.offers import Offer
 
 __all__ = ["Catalogue", "Model", "Slots", "Version", "shown_reason"]
@@ -178,6 +178,10 @@ class Slots:
         self._slots: dict[tuple[str, int], int] = {}
         self._free: list[tuple[str, int]] = []
 
+    def keep(self, name: str, version: int, slot: int) -> None:
+        """Give a version the slot that it was prepared with, before any was taken."""
+        self._slots[name, version] = slot
+
     def take(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
         """Return the slot of a version, and which version has lost it.
 
@@ -234,11 +238,9 @@ class Catalogue:
         for deployed in models:
             servable = deployed.servable
             model = self.models.setdefault(servable.name, Model(servable.name))
-            slot, _ = self.slot_of(servable.name, servable.version)
+            self._slots.keep(servable.name, servable.version, deployed.slot)
             # Frontends have the services of all versions from their start, and refuse requests until they are loaded.
-            model.versions[servable.version] = Version(
-                Standing(slot, "LOADING"), served=dataclasses.replace(deployed, slot=slot)
-            )
+            model.versions[servable.version] = Version(Standing(deployed.slot, "LOADING"), deployed)
             model.chosen.add(servable.version)
         for (name, version), error in broken.items():
             model = self.models.setdefault(name, Model(name))

@@ -34,7 +34,7 @@ from stoker.system.yielding import yield_cores
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:
-    from stoker.models.deployment import Deployed
+    from stoker.models.deployed import Deployed
     from stoker.supervisor.background import Supervision
     from stoker.tensors import Signature
     from stoker.verdict import Verdict
@@ -323,7 +323,7 @@ class DeviceProcesses:
         if process.child is None or process.ended:
             return
         name, version = model.servable.name, model.servable.version
-        late = f"{name} version {version} was not loaded within {model.load_timeout_s:g} s"
+        late = f"{name} version {version} was not loaded within {model.terms.load_timeout_s:g} s"
         logger.error("%s; these are the stacks of its process:", late)
         process.failure = LoadTimeout(
             f"{late}, so its process was ended; the log has the stacks of its threads, which show what they waited "
@@ -381,9 +381,9 @@ class DeviceProcesses:
 
 def _check_image(model: Deployed, signature: Signature) -> None:
     """Refuse a model whose signature its image input does not fit; only now is it known."""
-    if model.image is not None:
+    if model.terms.image is not None:
         try:
-            image_layout(model.image, signature)
+            image_layout(model.terms.image, signature)
         except InvalidSettings as error:
             raise InvalidSettings(f"{model.servable.name}: {error}") from None
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stoker.control.frontend_messages import Ask, Route
     from stoker.errors import OperatorError
-    from stoker.models.deployment import Deployed
+    from stoker.models.deployed import Deployed
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue

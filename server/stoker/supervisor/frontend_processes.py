@@ -41,7 +41,7 @@ from stoker.supervisor.children import Backoff, Child
 from stoker.supervisor.grpc_port import address_of
 
 if TYPE_CHECKING:
-    from stoker.models.deployment import Deployed
+    from stoker.models.deployed import Deployed
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
@@ -265,16 +265,8 @@ class FrontendProcesses:
             version=servable.version,
             framework=servable.framework,
             slot=model.slot,
-            timeout_ms=model.timeout_ms,
-            max_queue_wait_ms=model.max_queue_wait_ms,
-            max_concurrent_requests=model.limit_of(process.page, len(self.processes)),
-            description=model.description,
-            non_finite=model.non_finite,
-            swagger_files=model.swagger_files,
+            terms=model.terms.share_of(process.page, len(self.processes)),
             keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
-            image=model.image,
-            collection=model.collection,
-            data_dir=model.data_dir,
         )
 
     def _on_message(self, process: FrontendProcess, child: FrontendChild, message: FromFrontend) -> None:

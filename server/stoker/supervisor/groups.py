@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker.errors import InvalidSettings
 from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 
 __all__ = ["Group", "group"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from stoker.models.deployment import Deployed
+    from stoker.models.deployed import Deployed
 
 __all__ = ["LoadTimer"]
 
@@ -69,7 +69,7 @@ class LoadTimer:
         self.stop()
         if self._left:
             model = self._left[0]
-            self._timers = [self._call_later(model.load_timeout_s, lambda: self._on_late(model))]
+            self._timers = [self._call_later(model.terms.load_timeout_s, lambda: self._on_late(model))]
             self._tell_later(model, 0, _FIRST_SIGN_S)
 
     def _tell_later(self, model: Deployed, elapsed_s: int, then_s: int) -> None:
@@ -80,6 +80,6 @@ class LoadTimer:
             logger.info("%s version %d has been loading for %d s", servable.name, servable.version, then_s)
             self._tell_later(model, then_s, 2 * then_s)
 
-        if then_s < model.load_timeout_s:
+        if then_s < model.terms.load_timeout_s:
             # The one that was waited for has passed.
             self._timers[1:] = [self._call_later(then_s - elapsed_s, tell)]

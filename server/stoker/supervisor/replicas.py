@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.errors import LoadFailed
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.supervisor.groups import Group
 from stoker.supervisor.start_up import ModelReport
 from stoker.tensors import Signature

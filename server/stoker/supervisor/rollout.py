@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from stoker.control.frontend_messages import Route
     from stoker.metrics import MetricMemory
-    from stoker.models.deployment import Deployed
+    from stoker.models.deployed import Deployed
     from stoker.models.offers import Offer
 
 __all__ = ["Processes", "Rollout", "Stock"]

@@ -11,7 +11,7 @@ from typing import Final
 
 from stoker import __version__
 from stoker.keys.keyring import AdminKey
-from stoker.models.layouts import Broken
+from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.grpc_port import reserve_grpc_port

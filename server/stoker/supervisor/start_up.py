@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker.errors import OperatorError
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.tensors import Signature
 
 __all__ = ["DeviceReport", "ModelReport", "StartUp"]

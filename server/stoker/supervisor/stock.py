@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import Keyring, Keys
-from stoker.models.deployment import Deployed, deploy, resolve
-from stoker.models.layouts import Broken
+from stoker.models.deployed import Deployed, deploy, resolve
 from stoker.models.offers import Offer, find_offers, registered_offer
+from stoker.models.sources import Broken
 from stoker.settings.endpoint import keys_owner
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Stock:
             leases.close()
 
     def take_first(self, broken: Broken | None = None) -> list[Deployed]:
-        """Prepare what the settings ask for to be loaded; see `stoker.models.deployment.resolve`.
+        """Prepare what the settings ask for to be loaded; see `stoker.models.deployed.resolve`.
 
         Args:
             broken: Receives what cannot be loaded; without it the first of that is an error.
@@ -94,8 +94,8 @@ class Stock:
             OperatorError: It cannot be served.
         """
         with ExitStack() as leases:
-            deployed = deploy(offer, version, slot, self._settings, self._workspace, leases)
-            equipped = self._equipped(dataclasses.replace(deployed, number=number))
+            deployed = deploy(offer, version, slot, number, self._settings, self._workspace, leases)
+            equipped = self._equipped(deployed)
             for note in equipped.notes:
                 logger.info("%s", note)
             self._provide_keys(offer.name)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.models.offers import left_out
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.endpoint import keys_owner
@@ -142,13 +142,14 @@ def notes(settings: ServerSettings, workspace: Workspace) -> list[str]:
 
 def _data_lines(model: Deployed) -> list[str]:
     lines = []
-    if model.image is not None:
-        lines.append(f"  images   JPEG, PNG and WebP of any size become {model.image}")
-    if model.collection is not None and model.data_dir is not None:
-        kept, percent = " and ".join(model.collection.collections), 100 * model.collection.sample_rate
+    terms = model.terms
+    if terms.image is not None:
+        lines.append(f"  images   JPEG, PNG and WebP of any size become {terms.image}")
+    if terms.collection is not None and terms.data_dir is not None:
+        kept, percent = " and ".join(terms.collection.collections), 100 * terms.collection.sample_rate
         lines.append(
-            f"  collect  {kept} of {percent:.4g} % of the requests, at most {model.collection.max_mb} MiB, "
-            f"in {_shown(model.data_dir)}"
+            f"  collect  {kept} of {percent:.4g} % of the requests, at most {terms.collection.max_mb} MiB, "
+            f"in {_shown(terms.data_dir)}"
         )
     return lines
 
@@ -252,7 +253,7 @@ def _is_scoring_body(sample: Path, servable: Servable, signature: Signature) -> 
         tensors = signature.model_tensors
         return tensors is not None and len(tensors.inputs) == 1
     if (mimetypes.guess_type(sample.name)[0] or "").startswith("image/"):
-        return servable.image is not None
+        return servable.terms.image is not None
     try:
         document = parse_document(sample.read_bytes())
     except (OSError, RequestError):

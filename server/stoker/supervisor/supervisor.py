@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.control.frontend_messages import Ask, Drain, Stop
 from stoker.gpu.nvml import GpuReader
 from stoker.metrics import SUPERVISOR_PAGE, MetricMemory
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.admin_requests import Requests
 from stoker.supervisor.background import Supervision, in_thread
@@ -160,7 +160,7 @@ class Supervisor:
         frontends.tell(Drain())
         await asyncio.sleep(self._stop_grace_s)
         frontends.close_sockets()
-        longest_s = max((model.timeout_ms for model in self._catalogue.served), default=0) / 1000
+        longest_s = max((model.terms.timeout_ms for model in self._catalogue.served), default=0) / 1000
         timeout_s = min(_DRAIN_TIMEOUT_S, longest_s)
         frontends.tell(Stop(timeout_s))
         waits = [asyncio.ensure_future(child.process.wait()) for child in children]

@@ -282,7 +282,7 @@ import stoker.azure
 from azureml.core.model import Model
 heavy = {"numpy", "httpx", "starlette", "uvicorn", "tensorflow", "onnxruntime", "werkzeug", "jwt", "simdjson"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-assert "stoker.models.deployment" not in sys.modules
+assert "stoker.models.deployed" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 

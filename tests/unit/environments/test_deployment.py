@@ -12,7 +12,7 @@ import pytest
 from stoker.commands import serve
 from stoker.environments.build import Built
 from stoker.errors import EnvironmentUnusable, InvalidSettings
-from stoker.models.deployment import Deployed, resolve
+from stoker.models.deployed import Deployed, resolve
 from stoker.models.repository import Repository
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings

@@ -45,6 +45,7 @@ from stoker.control.frontend_rules import AdminRules, ServerRules, ServiceRules
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.metrics import MetricMemory
+from stoker.terms import Terms
 from stoker.verdict import Verdict
 from stoker.versions import Standing
 
@@ -151,7 +152,12 @@ class Supervisor:
 
 def _service(name: str, number: int) -> ServiceRules:
     return ServiceRules(
-        number, name, version=1, framework="onnx", slot=number, timeout_ms=1000, max_queue_wait_ms=0
+        number,
+        name,
+        version=1,
+        framework="onnx",
+        slot=number,
+        terms=Terms(timeout_ms=1000, max_queue_wait_ms=0),
     )
 
 

@@ -27,6 +27,7 @@ from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.metrics import MetricMemory
+from stoker.terms import Terms
 from stoker.versions import Standing
 
 
@@ -197,8 +198,7 @@ class Frontend:
                 version=version,
                 framework="onnx",
                 slot=number,
-                timeout_ms=1000,
-                max_queue_wait_ms=0,
+                terms=Terms(timeout_ms=1000, max_queue_wait_ms=0),
             )
         )
         fd = Arena.create(ROWS, 4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import CorruptModel, InvalidSettings, ModelInUse, UnknownModel
-from stoker.models.deployment import Deployed, resolve
+from stoker.models.deployed import Deployed, resolve
 from stoker.models.model_links import link_models
 from stoker.models.repository import Registered, Repository
 from stoker.settings.model import ModelSettings

@@ -13,11 +13,11 @@ import pytest
 
 from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.models.deployment import resolve
+from stoker.models.deployed import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, stored_labels
-from stoker.models.layouts import Broken
 from stoker.models.offers import find_offers, left_out
 from stoker.models.repository import Repository
+from stoker.models.sources import Broken
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.summary import notes

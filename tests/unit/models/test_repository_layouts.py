@@ -8,8 +8,9 @@ import pytest
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.frameworks import detect
-from stoker.models.layouts import Broken, discover
+from stoker.models.layouts import discover
 from stoker.models.repository import Repository
+from stoker.models.sources import Broken
 
 NOW = datetime(2026, 10, 18, tzinfo=UTC)
 

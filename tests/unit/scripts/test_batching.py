@@ -25,7 +25,7 @@ from stoker.commands import serve
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.gateway.scoring.service import Service
 from stoker.metrics import MetricMemory
-from stoker.models.deployment import Deployed, resolve
+from stoker.models.deployed import Deployed, resolve
 from stoker.models.placement import place
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
@@ -512,7 +512,7 @@ def test_the_command_line_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_summary_at_the_start_says_how() -> None:
     """One line for each script that takes whole requests."""
     placement = place(["cpu"], 1, cores=1)
-    deployed = Deployed(servable(), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    deployed = Deployed(servable(), 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
 
     def lines(signature: Signature) -> list[str]:
         return batching_lines(ModelReport(deployed, signature, ["cpu"], 0.5, 0.25))

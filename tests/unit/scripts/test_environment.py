@@ -21,6 +21,7 @@ from stoker.scripts.environment import (
     script_variables,
 )
 from stoker.servable import Device, Servable
+from stoker.terms import Terms
 
 CPU = Device("cpu", 0, "a processor")
 GPU = Device("cuda", 1, "a GPU")
@@ -30,7 +31,14 @@ GPU = Device("cuda", 1, "a GPU")
 def servable(tmp_path: Path) -> Servable:
     """A script in a folder of its own."""
     return Servable(
-        "digits", 3, "script", tmp_path / "code" / "score.py", tmp_path / "weights", 8, 1000, 1234
+        "digits",
+        3,
+        "script",
+        tmp_path / "code" / "score.py",
+        tmp_path / "weights",
+        8,
+        1000,
+        Terms(timeout_ms=1234),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings, LoadFailed
-from stoker.models.deployment import resolve
+from stoker.models.deployed import resolve
 from stoker.scripts.tensorflow_v1 import TensorflowUse, first_v1_use, give_v1_api, read_uses
 from stoker.settings.loading import load_settings
 from stoker.workspace import Workspace

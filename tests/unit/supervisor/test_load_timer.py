@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.models.placement import Placement
 from stoker.servable import Servable
 from stoker.supervisor.load_timer import LoadTimer
+from stoker.terms import Terms
 
 
 @dataclass
@@ -45,8 +46,10 @@ class HandAlarms:
 
 
 def model(name: str, load_timeout_s: float) -> Deployed:
-    servable = Servable(name, 1, "onnx", Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
-    return Deployed(servable, 0, 0.0, Placement(("cpu",)), 1, 1000, load_timeout_s=load_timeout_s)
+    servable = Servable(
+        name, 1, "onnx", Path(name), Path(), 4, 64, terms=Terms(load_timeout_s=load_timeout_s)
+    )
+    return Deployed(servable, 0, 0, 0.0, Placement(("cpu",)), 1)
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from stoker.errors import (
     UnknownService,
 )
 from stoker.metrics import MODEL_SLOTS, MetricMemory
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.models.labels import change_labels, labels_mark
-from stoker.models.layouts import ModelSource
 from stoker.models.offers import Offer
 from stoker.models.placement import Placement
+from stoker.models.sources import ModelSource
 from stoker.servable import Servable
 from stoker.settings.model import ModelSettings
 from stoker.supervisor import watch as watch_module
@@ -139,7 +139,7 @@ class PuppetStock:
         servable = Servable(name, version, "onnx", Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
         fingerprint = self.files[name, version]
         placement = Placement(("cpu",))
-        return Deployed(servable, slot, 0.0, placement, 1, 1000, number=number, fingerprint=fingerprint)
+        return Deployed(servable, slot, number, 0.0, placement, 1, fingerprint=fingerprint)
 
     def _offer(self, name: str) -> Offer:
         versions = {version for model, version in self.files if model == name}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.puppets import BODIES, ROWS
 
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.models.placement import place
 from stoker.script_form import ScriptForm
 from stoker.servable import Servable
@@ -26,6 +26,7 @@ from stoker.supervisor.summary import (
     service_lines,
 )
 from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.terms import Terms
 from stoker.workspace import Workspace
 
 UNBATCHED = dataclasses.replace(
@@ -43,9 +44,7 @@ def _servable(**settings: object) -> Servable:
 
 def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **settings: object) -> ModelReport:
     placement = place(list(devices), len(devices), cores=2)
-    deployed = Deployed(
-        _servable(**settings), 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000
-    )
+    deployed = Deployed(_servable(**settings), 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
     return ModelReport(deployed, signature, list(devices), 0.5, 0.25)
 
 
@@ -101,7 +100,7 @@ def test_the_sample_of_a_model_is_shown_where_scoring_takes_it(
         assert shown == sample
         assert curl_data(shown).startswith(curls)
     image = ImageInput(1, 2, channels=1)
-    with_images = sample_file(workspace, _report(ROWS, sample_input=sample, image=image))
+    with_images = sample_file(workspace, _report(ROWS, sample_input=sample, terms=Terms(image=image)))
     assert (with_images == sample) is (curls is not None or name == "digit.png")
 
 
@@ -196,6 +195,6 @@ def test_replicas_are_shown_where_there_are_several_or_too_few(
     """A model with one replica as asked for has no line about it."""
     placement = place([device], replicas, cores=2)
     servable = Servable("digits", 1, "onnx", Path("x"), Path(), max_batch_rows=4, max_body_bytes=64)
-    deployed = Deployed(servable, 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    deployed = Deployed(servable, 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
     report = ModelReport(deployed, ROWS, list(placement.devices), 0.5, 0.25)
     assert [line.strip() for line in replica_lines(report)] == expected

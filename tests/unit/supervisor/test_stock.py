@@ -14,7 +14,7 @@ from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
 from stoker.metrics import MetricMemory
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.models.placement import place
 from stoker.script_form import ScriptForm
 from stoker.servable import SAMPLE_INPUT, Servable
@@ -25,6 +25,7 @@ from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
 from stoker.tensors import Signature
+from stoker.terms import Terms
 from stoker.workspace import Workspace
 
 KEY = "0123456789abcdef"
@@ -58,7 +59,7 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     page = MetricMemory(fd).page(0)
     os.close(fd)
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, settings.endpoint)
-    rules = ServiceRules(0, "green", 1, "onnx", 0, 1000, 0)
+    rules = ServiceRules(0, "green", 1, "onnx", 0, Terms())
     primary = Keyring(workspace.keys_dir, "shop").show().primary
     assert assemble(rules, page, server).authorized(f"Bearer {primary}".encode())
     report = reported(Servable("green", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
@@ -76,7 +77,7 @@ def test_keys_need_a_workspace_that_can_be_written(tmp_path: Path) -> None:
 
 def reported(servable: Servable, signature: Signature) -> ModelReport:
     placement = place(["cpu"], 1, cores=1)
-    deployed = Deployed(servable, 0, max_delay_ms=0.0, placement=placement, threads=1, timeout_ms=1000)
+    deployed = Deployed(servable, 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
     return ModelReport(deployed, signature, ["cpu"], 0.5, 0.25)
 
 

@@ -50,7 +50,7 @@ from stoker.control.frontend_messages import (
 from stoker.control.message_codec import Codec
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory, Totals
-from stoker.models.deployment import Deployed
+from stoker.models.deployed import Deployed
 from stoker.models.placement import Placement
 from stoker.script_form import ScriptForm
 from stoker.servable import Servable
@@ -65,6 +65,7 @@ from stoker.supervisor.replicas import Replicas
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.supervisor import Supervisor
 from stoker.tensors import Signature, TensorSpec
+from stoker.terms import Terms
 from stoker.verdict import Verdict
 from stoker.versions import Standing
 
@@ -75,16 +76,21 @@ WIDER = Signature((TensorSpec("x", "float32", (3,)),), ROWS.outputs)
 
 def model(name: str, *devices: str, framework: str = "onnx", slot: int = 0) -> Deployed:
     """A model with a replica on each of these devices; nobody loads it."""
-    servable = Servable(name, 1, framework, Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
+    servable = Servable(name, 1, framework, Path(name), Path(), 4, 64, terms=Terms(timeout_ms=1000))
     return Deployed(
         servable,
         slot,
+        number=slot,
         max_delay_ms=0.0,
         placement=Placement(devices),
         threads=2,
-        timeout_ms=1000,
-        number=slot,
     )
+
+
+def _in_time(model: Deployed, load_timeout_s: float) -> Deployed:
+    """The model with so much time to be loaded."""
+    terms = replace(model.terms, load_timeout_s=load_timeout_s)
+    return replace(model, servable=replace(model.servable, terms=terms))
 
 
 def formed(*models: Deployed) -> list[tuple[str, str]]:
@@ -622,7 +628,7 @@ def test_a_model_that_hangs_while_it_is_added_is_given_up(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         await stage.start()
         fleet = stage.supervisor._fleet
-        letters = replace(model("letters", "cpu", slot=7), load_timeout_s=0.0)
+        letters = _in_time(model("letters", "cpu", slot=7), 0.0)
         adding = asyncio.ensure_future(fleet.add(letters))
         await until(lambda: len(stage.devices) == 2 and stage.devices[1].hung)
         assert not adding.done(), "it may still hold memory and locks"
@@ -654,7 +660,7 @@ def test_a_model_that_hangs_at_the_start_ends_it(play: Play) -> None:
         device.die()
         assert stage.ready == []
 
-    letters = replace(model("letters", "cpu", slot=1), load_timeout_s=0.0)
+    letters = _in_time(model("letters", "cpu", slot=1), 0.0)
     with pytest.raises(LoadTimeout, match="letters version 1 was not loaded within 0 s"):
         play([model("digits", "cpu"), letters], scene)
 
@@ -754,11 +760,11 @@ def test_a_model_that_hangs_when_its_process_comes_back_is_tried_again(
     async def scene(stage: Stage) -> None:
         await stage.start()
         digits = stage.supervisor._fleet.devices.processes[0].group
-        digits.members = [(replace(digits.models[0], load_timeout_s=0.0), 0)]
+        digits.members = [(_in_time(digits.models[0], 0.0), 0)]
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 2 and stage.devices[1].hung)
         stage.devices[1].die()
-        digits.members = [(replace(digits.models[0], load_timeout_s=1000.0), 0)]
+        digits.members = [(_in_time(digits.models[0], 1000.0), 0)]
         await until(lambda: len(stage.devices) == 3)
         stage.devices[2].load()
         assert (stage.devices[2].hung, stage.ready_replicas) == (False, 1)

@@ -24,7 +24,7 @@ from stoker.azure_sdk.services.plan import Plan
 from stoker.azure_sdk.services.records import ServiceRecord, Services, now
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys
-from stoker.models.deployment import Deployed, resolve
+from stoker.models.deployed import Deployed, resolve
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.repository import Repository
 from stoker.names import name_from_file

@@ -20,7 +20,7 @@ from stoker.errors import (
     UnknownModel,
 )
 from stoker.metrics import MODEL_SLOTS
-from stoker.models.deployment import Deployed, resolve
+from stoker.models.deployed import Deployed, resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import find_offers
 from stoker.models.repository import Repository
@@ -197,11 +197,11 @@ def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, l
         timeout_ms=5,
         model_defaults=ModelSettings(max_concurrent_requests=3, description="All of them."),
     )
-    assert (own.timeout_ms, own.servable.timeout_ms, own.max_concurrent_requests) == (7, 7, 9)
-    assert (own.max_queue_wait_ms, own.description) == (0, "All of them.")
-    assert (plain.timeout_ms, plain.max_concurrent_requests, plain.max_queue_wait_ms) == (5, 3, 500)
-    assert plain.threads == 1
-    assert (own.load_timeout_s, plain.load_timeout_s) == (9.5, 600)
+    assert (own.terms.timeout_ms, own.terms.max_concurrent_requests) == (7, 9)
+    assert (own.terms.max_queue_wait_ms, own.terms.description) == (0, "All of them.")
+    assert (plain.terms.timeout_ms, plain.terms.max_concurrent_requests) == (5, 3)
+    assert (plain.terms.max_queue_wait_ms, plain.threads) == (500, 1)
+    assert (own.terms.load_timeout_s, plain.terms.load_timeout_s) == (9.5, 600)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,8 @@ def test_frontends_share_a_limit(
     """The shares add up to the limit, unless there are more frontends than requests: each takes one."""
     model = ModelSettings(path=onnx(tmp_path / "digits.onnx"), max_concurrent_requests=limit)
     (deployed,) = deploy(workspace, leases, model)
-    assert [deployed.limit_of(frontend, frontends) for frontend in range(frontends)] == shares
+    kept = [deployed.terms.share_of(frontend, frontends) for frontend in range(frontends)]
+    assert [terms.max_concurrent_requests for terms in kept] == shares
 
 
 def test_the_batch_size_of_a_foreign_layout_counts(

@@ -1,0 +1,93 @@
+"""Where the files of one version are, and what changes when they do."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import OperatorError
+from stoker.models.frameworks import Framework
+from stoker.models.repository import Registered
+from stoker.models.triton_config import CONFIG_FILE, TritonConfig
+
+__all__ = ["Broken", "ModelSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One version of one model that can be served.
+
+    Attributes:
+        name: Its name, valid as the name of a service.
+        version: Its version; 1 where the layout has none.
+        framework: Its framework.
+        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
+        config: Triton's config.pbtxt, None where there is none.
+        registered: The registered version, whose files can be verified and whose lease can be held.
+        base: The folder with all versions of the model; None where the layout has none.
+    """
+
+    name: str
+    version: int
+    framework: Framework
+    path: Path
+    config: TritonConfig | None = None
+    registered: Registered | None = None
+    base: Path | None = None
+
+    @property
+    def model_dir(self) -> Path:
+        """Folder of the model's files, which an entry script finds under `AZUREML_MODEL_DIR`."""
+        if self.registered is not None:
+            return self.registered.files_dir
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @classmethod
+    def of(cls, registered: Registered) -> ModelSource:
+        """A registered version as a source."""
+        return cls(
+            registered.name,
+            registered.version,
+            registered.framework,
+            registered.path,
+            registered=registered,
+            base=registered.folder.parent,
+        )
+
+    def fingerprint(self) -> str:
+        """Return what changes when its files do; a registered version never does.
+
+        Names, lengths and times of modification are compared. Of an entry script only the Python files count: it
+        may write others beside itself.
+
+        Raises:
+            OSError: A file cannot be looked at, for instance because it has just been removed.
+        """
+        if self.registered is not None:
+            return self.registered.created_at
+        content = hashlib.sha256()
+        for file in self._files():
+            status = file.stat()
+            content.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="replace"))
+        return content.hexdigest()
+
+    def _files(self) -> list[Path]:
+        """What belongs to the version, as far as `fingerprint` looks at it."""
+        scripts = self.framework == "script"
+        if self.base is None and self.path.is_file():
+            beside = self.path.parent.iterdir()
+            files = [path for path in beside if scripts or path.name.startswith(self.path.name)]
+        else:
+            root = self.path if self.base is None else self.base / self.path.relative_to(self.base).parts[0]
+            files = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
+        if scripts:
+            files = [path for path in files if path.suffix == ".py"]
+        if self.base is not None:
+            files.append(self.base / CONFIG_FILE)
+        return sorted(path for path in files if path.is_file())
+
+
+Broken = dict[tuple[str, int], OperatorError]
+"""Versions that cannot be served, by name and number, with the reason."""

@@ -1,0 +1,66 @@
+"""The terms of a version: what its requests are allowed, what is told of it, and what is kept of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from stoker.collecting.collection import CollectionSettings
+from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.image_input import ImageInput
+
+__all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
+
+MAX_QUEUE_WAIT_MS: Final = 500
+"""How long requests above `max_concurrent_requests` wait where nothing else is said: as long as on Azure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a version of a model is allowed and told: one object for the supervisor, frontends and device processes.
+
+    Attributes:
+        timeout_ms: A request not answered by then gets 504; an entry script's `run` is interrupted after that.
+        load_timeout_s: How long a device process may take to load it.
+        max_concurrent_requests: Most requests in flight; None is without limit.
+        max_queue_wait_ms: How long further requests wait.
+        description: The operator's words for its description.
+        swagger_files: The user's own descriptions by Swagger version.
+        image: How its input is made from images; None if it takes none.
+        collection: What is collected of its requests and answers; None for nothing.
+        data_dir: Folder of the records of that; None if nothing is collected.
+        model_data_dir: Folder of the rows that an entry script collects itself; None if it may not.
+        non_finite: What becomes of NaN and infinities in the JSON of its answers.
+    """
+
+    timeout_ms: int = 60_000
+    load_timeout_s: float = math.inf
+    max_concurrent_requests: int | None = None
+    max_queue_wait_ms: int = MAX_QUEUE_WAIT_MS
+    description: str | None = None
+    swagger_files: Mapping[str, Path] = field(default_factory=dict)
+    image: ImageInput | None = None
+    collection: CollectionSettings | None = None
+    data_dir: Path | None = None
+    model_data_dir: Path | None = None
+    non_finite: NonFinite = WORDS
+
+    def share_of(self, frontend: int, frontends: int) -> Terms:
+        """Return the terms that one frontend keeps.
+
+        The shares of `max_concurrent_requests` add up to it, unless there are more frontends than requests: each
+        takes at least one.
+
+        Args:
+            frontend: Which of the frontends, from 0.
+            frontends: How many there are.
+        """
+        limit = self.max_concurrent_requests
+        if limit is None:
+            return self
+        share = max(1, limit // frontends + (frontend < limit % frontends))
+        return dataclasses.replace(self, max_concurrent_requests=share)
