@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from tqdm import tqdm
 
-    from stoker.models.repository import Registered, Repository
+    from stoker.models.registered import Registered
+    from stoker.models.repository import Repository
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 

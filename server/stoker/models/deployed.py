@@ -152,11 +152,9 @@ def deploy(
     fingerprint = source.fingerprint()
     terms = terms_of(source, model_dir, model, settings, workspace)
     engines = _engine_cache(source, fingerprint, workspace) if model.provider == "tensorrt" else None
-    placement = place(
-        model.device or settings.device,
-        model.replicas or settings.replicas,
-        len(os.sched_getaffinity(0)),
-    )
+    cores = len(os.sched_getaffinity(0))
+    placement = place(model.device or settings.device, model.replicas or settings.replicas, cores)
+    environment_dir = _environment_folder(source)
     return Deployed(
         servable_of(source, model_dir, model, settings, terms, engines),
         slot,
@@ -164,9 +162,7 @@ def deploy(
         settings.max_delay_ms if model.max_delay_ms is None else model.max_delay_ms,
         placement,
         _threads(model, settings, placement),
-        environment=ModelEnvironment.of(
-            model.environment, model.environment_managed, _environment_folder(source)
-        ),
+        environment=ModelEnvironment.of(model.environment, model.environment_managed, environment_dir),
         fingerprint=fingerprint,
         notes=() if source.config is None else source.config.notes,
         audit_rate=settings.audit if model.audit is None else model.audit,

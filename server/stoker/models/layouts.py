@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import RepositoryError
 from stoker.models.frameworks import LOOKED_FOR, Detected, check_folder, detect, find_models
-from stoker.models.repository import MANIFEST, Repository
+from stoker.models.registered import MANIFEST
+from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
 from stoker.names import checked_name, name_from_file

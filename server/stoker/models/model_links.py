@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stoker.models.repository import Registered
+    from stoker.models.registered import Registered
 
 __all__ = ["link_models"]
 

@@ -14,157 +14,48 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC
 from pathlib import PurePosixPath
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
-from stoker.models.frameworks import FRAMEWORKS, Detected, Framework, detect
-from stoker.models.model_files import FileRecord, check_files, copy_files, source_files, with_sample
+from stoker.models.frameworks import Detected, Framework, detect
+from stoker.models.model_files import SourceFiles, copy_files, source_files, with_sample
+from stoker.models.registered import FILES_FOLDER, LEASE_FILE, MANIFEST, Registered, read_registered
+from stoker.models.staging import staging_folder
 from stoker.names import checked_name, is_name, parse_reference
 from stoker.system.durable import lock_file, locked, private_folder, replace_file, sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
+    from typing import Unpack
 
-__all__ = ["MANIFEST", "Registered", "Repository"]
+__all__ = ["ModelFacts", "Repository"]
 
-MANIFEST = "manifest.json"
-_FILES = "model"
-_LEASE = ".lease"
 _LAST_VERSION = ".last_version"
-_STAGING = ".staging"
 _LOCK = ".lock"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
-_KINDS = {
-    "name": str,
-    "version": int,
-    "entry": str,
-    "signature": dict | None,
-    "files": dict,
-    "tags": dict,
-    "description": str,
-    "created_at": str,
-    "source": str,
-    "image": dict | None,
-    "properties": dict,
-}
 
 
-@dataclass(frozen=True)
-class Registered:
-    """One registered version, as its manifest describes it.
+class ModelFacts(TypedDict, total=False):
+    """What whoever registers a model says of it.
 
     Attributes:
-        name: Name of the model.
-        version: Its version, from 1 up.
-        framework: Its framework.
-        folder: The version's folder in the repository.
-        entry: What the runtime loads, relative to `files_dir`; `.` is that folder itself.
-        signature: What `stoker.tensors.Signature.to_json` gave at registration; None for an entry script,
-            which says only when it is loaded, and where the model could not be loaded then.
-        files: Checksum and length of each file, by its path relative to `files_dir`.
-        tags: The operator's own labels.
-        description: The operator's own words.
-        created_at: Time of registration, RFC 3339 in UTC.
-        source: Name of the file or folder that was registered.
-        image: What `stoker.settings.image_input.ImageInput.to_json` gave, for a model that takes images.
-        properties: Labels that whoever registered it has given for good.
+        description: Free text.
+        tags: Free labels.
+        properties: Further labels, which are given for good.
+        signature: The model's signature as JSON, where the caller has read it.
+        image: The model's image input as JSON, if it takes images.
     """
 
-    name: str
-    version: int
-    framework: Framework
-    folder: Path
-    entry: str
-    signature: Mapping[str, Any] | None
-    files: Mapping[PurePosixPath, FileRecord]
-    tags: Mapping[str, str]
     description: str
-    created_at: str
-    source: str
-    image: Mapping[str, Any] | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def reference(self) -> str:
-        """`NAME:VERSION`."""
-        return f"{self.name}:{self.version}"
-
-    @property
-    def files_dir(self) -> Path:
-        """Folder with the model's files; the model directory of an entry script."""
-        return self.folder / _FILES
-
-    @property
-    def path(self) -> Path:
-        """What the runtime loads: the script, the `.onnx` file, the SavedModel's folder, the `.meta` file."""
-        return self.files_dir / self.entry
-
-    @property
-    def size_bytes(self) -> int:
-        """Length of all files together."""
-        return sum(record.size_bytes for record in self.files.values())
-
-    def verify(self) -> None:
-        """Compare each file with its checksum.
-
-        Raises:
-            CorruptModel: A file was changed, removed or added after registration; the message names it.
-        """
-        check_files(self.reference, self.files_dir, self.files)
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep the version from being deleted while the body runs; a process that dies lets go of it.
-
-        Raises:
-            UnknownModel: The version was deleted meanwhile.
-        """
-        gone = UnknownModel(f"{self.reference} is not there any more: it was deleted")
-        try:
-            lease = lock_file(self.folder / _LEASE, shared=True, wait=False)
-        except BlockingIOError as error:  # by the process that deletes it
-            raise gone from error
-        except FileNotFoundError as error:
-            if not self.folder.exists():
-                raise gone from error
-            raise CorruptModel(
-                f"{self.reference}: the file {_LEASE} of {self.folder} is gone; register the model again"
-            ) from error
-        try:
-            # The folder can have been moved away between opening the lease and locking it.
-            if not (self.folder / _LEASE).exists():
-                raise gone
-            yield
-        finally:
-            os.close(lease)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest's content."""
-        return {
-            "name": self.name,
-            "version": self.version,
-            "framework": self.framework,
-            "entry": self.entry,
-            "signature": self.signature,
-            "files": {
-                str(path): {"sha256": record.sha256, "size_bytes": record.size_bytes}
-                for path, record in sorted(self.files.items())
-            },
-            "tags": dict(self.tags),
-            "description": self.description,
-            "created_at": self.created_at,
-            "source": self.source,
-            "image": self.image,
-            "properties": dict(self.properties),
-        }
+    tags: Mapping[str, str]
+    properties: Mapping[str, str]
+    signature: Mapping[str, Any] | None
+    image: Mapping[str, Any] | None
 
 
 class Repository:
@@ -184,14 +75,10 @@ class Repository:
         *,
         now: datetime,
         framework: Framework | None = None,
-        description: str = "",
-        tags: Mapping[str, str] = MappingProxyType({}),
-        signature: Mapping[str, Any] | None = None,
         read_signature: Callable[[Detected, Path], Mapping[str, Any] | None] | None = None,
-        image: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] = MappingProxyType({}),
         sample: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **facts: Unpack[ModelFacts],
     ) -> Registered:
         """Copy a model into the repository as its next version; until the last moment nothing can be seen.
 
@@ -200,16 +87,12 @@ class Repository:
             path: A model file or folder.
             now: The time, with its zone.
             framework: What the path holds, where it could be several things.
-            description: Free text.
-            tags: Free labels.
-            signature: The model's signature as JSON, where the caller has read it.
-            read_signature: Reads it from the copy, in the folder that it is given too, where `signature` is None; if
-                it raises, nothing is registered.
-            image: The model's image input as JSON, if it takes images.
-            properties: Further labels.
+            read_signature: Reads the signature, if `facts` has none, from the copy and its folder; if it raises,
+                nothing is registered.
             sample: A request that the model is known to answer, to be found beside its files; it takes the place of
                 one that is there.
             progress: Called with the bytes copied so far and the bytes in all.
+            facts: What is said of the model.
 
         Raises:
             InvalidSettings: The name is malformed.
@@ -223,34 +106,13 @@ class Repository:
         # A SavedModel may have been named by its saved_model.pb; what is copied is its folder.
         root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path
         try:
-            source = source_files(root)
-            if sample is not None:
-                source = with_sample(source, sample)
-            with self._staging() as staging:
-                staged = staging / "version"
-                staged.mkdir(mode=0o700)
-                files = copy_files(source, staged / _FILES, progress)
-                (staged / _LEASE).touch(mode=0o600)
-                entry = detected.path.relative_to(root) if root.is_dir() else PurePosixPath(root.name)
-                if signature is None and read_signature is not None:
-                    copied = staged / _FILES
-                    signature = read_signature(Detected(detected.framework, copied / entry), copied)
-                unnumbered = Registered(
-                    name=name,
-                    version=0,
-                    framework=detected.framework,
-                    folder=staged,
-                    entry=entry.as_posix(),
-                    signature=signature,
-                    files=files,
-                    tags=dict(tags),
-                    description=description,
-                    created_at=now.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-                    source=root.resolve().name,
-                    image=image,
-                    properties=dict(properties),
-                )
-                return self._publish(unnumbered)
+            source = source_files(root) if sample is None else with_sample(source_files(root), sample)
+            with staging_folder(self.models_dir) as folder:
+                staged = _staged(name, detected, root, source, folder / "version", progress)
+                if facts.get("signature") is None and read_signature is not None:
+                    copy = Detected(detected.framework, staged.path)
+                    facts["signature"] = read_signature(copy, staged.files_dir)
+                return self._publish(replace(staged, created_at=_rfc3339(now), **facts))
         except OSError as error:
             raise RepositoryError(f"{path} cannot be registered in {self.models_dir}: {error}") from error
 
@@ -271,7 +133,7 @@ class Repository:
         for model in self.names() if name is None else [name]:
             for version in self.versions(model):
                 try:
-                    found.append(self._read(model, version))
+                    found.append(read_registered(self.models_dir / model / str(version), model, version))
                 except UnknownModel:  # deleted while the list is made
                     continue
                 except CorruptModel as error:
@@ -292,12 +154,12 @@ class Repository:
             names = ", ".join(self.names()) or "nothing"
             raise UnknownModel(f"no model {name!r} is registered in {self.models_dir}; registered: {names}")
         if version is None:
-            return self._read(name, versions[-1])
+            return read_registered(self.models_dir / name / str(versions[-1]), name, versions[-1])
         if version not in versions:
             raise UnknownModel(
                 f"model {name} has no version {version}; it has {', '.join(map(str, versions))}"
             )
-        return self._read(name, version)
+        return read_registered(self.models_dir / name / str(version), name, version)
 
     def names(self) -> Sequence[str]:
         """Return the names of all models that have a version, in alphabetical order.
@@ -346,10 +208,10 @@ class Repository:
         with contextlib.ExitStack() as cleanup:
             if version not in self.versions(name):
                 self.get(name, version)
-            staging = cleanup.enter_context(self._staging())
+            staging = cleanup.enter_context(staging_folder(self.models_dir))
             cleanup.enter_context(locked(folder.parent / _LOCK))
             try:
-                cleanup.callback(os.close, lock_file(folder / _LEASE, wait=False))
+                cleanup.callback(os.close, lock_file(folder / LEASE_FILE, wait=False))
             except FileNotFoundError:
                 # Deleted meanwhile, or its lease is gone: then nobody can have it.
                 if version not in self.versions(name):
@@ -362,42 +224,6 @@ class Repository:
                     ) from error
             folder.rename(staging / "deleted")
             sync_folder(folder.parent)
-
-    def _read(self, name: str, version: int) -> Registered:
-        folder = self.models_dir / name / str(version)
-        try:
-            manifest = json.loads((folder / MANIFEST).read_bytes())
-            registered = _from_manifest(folder, manifest)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if not folder.exists():
-                raise UnknownModel(f"{name}:{version} is not there any more: it was deleted") from error
-            raise CorruptModel(
-                f"{name}:{version}: the file {MANIFEST} of {folder} is missing or malformed; delete the version "
-                f"(stoker models delete {name}:{version}) and register it again"
-            ) from error
-        if (registered.name, registered.version) != (name, version):
-            raise CorruptModel(
-                f"{folder} has the files of {registered.reference}; versions cannot be renamed: move it back, or "
-                f"delete it (stoker models delete {name}:{version})"
-            )
-        return registered
-
-    @contextlib.contextmanager
-    def _staging(self) -> Iterator[Path]:
-        """Give a folder on the repository's file system that is gone at the end, whatever happens."""
-        root = private_folder(self.models_dir / _STAGING)
-        folder = root / uuid.uuid4().hex
-        owner_path = folder.with_suffix(_LOCK)
-        with locked(root / _LOCK):
-            _sweep(root)
-            owner = lock_file(owner_path)
-            folder.mkdir(mode=0o700)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            owner_path.unlink(missing_ok=True)
-            os.close(owner)
 
     def _publish(self, staged: Registered) -> Registered:
         """Give the staged copy the next number and move it to its place."""
@@ -425,42 +251,29 @@ def _read_last(path: Path) -> int:
     return int(content)
 
 
-def _sweep(staging: Path) -> None:
-    """Remove what dead processes left; the caller holds the lock under which folders are created."""
-    for name in {entry.stem for entry in staging.iterdir() if entry.name != _LOCK}:
-        owner_path = staging / f"{name}{_LOCK}"
-        try:
-            owner = lock_file(owner_path, wait=False)
-        except BlockingIOError:
-            continue
-        shutil.rmtree(staging / name, ignore_errors=True)
-        owner_path.unlink(missing_ok=True)
-        os.close(owner)
-
-
-def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
-    if manifest["framework"] not in FRAMEWORKS:
-        raise ValueError(f"unknown framework {manifest['framework']!r}")
-    # The first manifests had neither.
-    manifest = {"image": None, "properties": {}, **manifest}
-    for name, kind in _KINDS.items():
-        if not isinstance(manifest[name], kind):
-            raise TypeError(f"{name} is {manifest[name]!r}")
+def _staged(
+    name: str,
+    detected: Detected,
+    root: Path,
+    source: SourceFiles,
+    folder: Path,
+    progress: Callable[[int, int], None] | None,
+) -> Registered:
+    """Copy a model into a new folder, as a version without a number of which nothing has been said yet."""
+    folder.mkdir(mode=0o700)
+    files = copy_files(source, folder / FILES_FOLDER, progress)
+    (folder / LEASE_FILE).touch(mode=0o600)
+    entry = detected.path.relative_to(root) if root.is_dir() else PurePosixPath(root.name)
     return Registered(
-        name=manifest["name"],
-        version=manifest["version"],
-        framework=manifest["framework"],
+        name=name,
+        version=0,
+        framework=detected.framework,
         folder=folder,
-        entry=manifest["entry"],
-        signature=manifest["signature"],
-        files={
-            PurePosixPath(path): FileRecord(str(record["sha256"]), int(record["size_bytes"]))
-            for path, record in manifest["files"].items()
-        },
-        tags=manifest["tags"],
-        description=manifest["description"],
-        created_at=manifest["created_at"],
-        source=manifest["source"],
-        image=manifest["image"],
-        properties=manifest["properties"],
+        entry=entry.as_posix(),
+        files=files,
+        source=root.resolve().name,
     )
+
+
+def _rfc3339(now: datetime) -> str:
+    return now.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

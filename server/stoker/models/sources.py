@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker.errors import OperatorError
 from stoker.models.frameworks import Framework
-from stoker.models.repository import Registered
+from stoker.models.registered import Registered
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig
 
 __all__ = ["Broken", "ModelSource"]

@@ -11,7 +11,8 @@ import pytest
 from stoker.errors import CorruptModel, InvalidSettings, ModelInUse, UnknownModel
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.model_links import link_models
-from stoker.models.repository import Registered, Repository
+from stoker.models.registered import Registered
+from stoker.models.repository import Repository
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.workspace import Workspace

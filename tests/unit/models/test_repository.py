@@ -21,7 +21,8 @@ from stoker.errors import (
     UnknownModel,
 )
 from stoker.models.frameworks import Detected
-from stoker.models.repository import _KINDS, Registered, Repository
+from stoker.models.registered import _KINDS, Registered
+from stoker.models.repository import Repository
 from stoker.names import checked_name, is_name, name_from_file, parse_reference
 from stoker.system.durable import replace_file
 

@@ -22,7 +22,7 @@ from stoker.azure_sdk.workspace import Workspace
 if TYPE_CHECKING:
     from stoker.azure_sdk.compute import ComputeTarget
     from stoker.errors import OperatorError
-    from stoker.models.repository import Registered
+    from stoker.models.registered import Registered
 
 __all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
 

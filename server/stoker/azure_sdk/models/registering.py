@@ -10,7 +10,8 @@ from pathlib import Path
 from stoker.device.signature_probe import learn_signature
 from stoker.errors import LoadFailed, RepositoryError
 from stoker.models.frameworks import Detected, Framework, detect
-from stoker.models.repository import Registered, Repository
+from stoker.models.registered import Registered
+from stoker.models.repository import Repository
 
 __all__ = ["register"]
 
