@@ -72,19 +72,40 @@ def learn_signature(
     try:
         signature, limit = probe_signature(copy, name, folder, image)
     except LoadFailed:
-        pass
-    else:
-        check(signature)
-        if limit:
-            note(limit)
-        return signature
+        limit = None
+    if limit is None:
+        _explain_failure(original, name, path, note, check, image)
+        return None
+    check(signature)
+    if limit:
+        note(limit)
+    return signature
+
+
+def _explain_failure(
+    original: Detected,
+    name: str,
+    path: Path,
+    note: Callable[[str], None],
+    check: Callable[[dict[str, Any]], None],
+    image: ImageInput | None,
+) -> None:
+    """Say why the copy of a model cannot be loaded on the CPU; the arguments are those of `learn_signature`.
+
+    Returns if the model may load on a GPU.
+
+    Raises:
+        RepositoryError: The original can be loaded.
+        LoadFailed: Neither can it.
+        OperatorError: `check` refuses it.
+    """
     try:
         signature, _ = probe_signature(original, name, path if path.is_dir() else path.parent, image)
     except LoadFailed as error:
         if not _MAY_LOAD_ELSEWHERE.search(str(error)):
             raise
         note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
-        return None
+        return
     # The copy may have failed for the reason that `check` knows.
     check(signature)
     raise RepositoryError(

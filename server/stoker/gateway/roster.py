@@ -118,33 +118,7 @@ class Roster:
             os.close(arena_fd)
             os.close(doorbell_fd)
             return False
-        joined = service
-
-        def on_lost(exchange: Exchange) -> None:
-            joined.detach(exchange)
-            self._gateway.tell_readiness()
-            if self._exchanges.get(generation) is exchange:
-                del self._exchanges[generation]
-            logger.warning(
-                "a device process of %s has ended; its requests run in another one or were told", joined.name
-            )
-
-        doorbell = socket.socket(fileno=doorbell_fd)
-        try:
-            # The map has a descriptor of its own.
-            arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
-            exchange = Exchange(
-                arena,
-                doorbell,
-                clock_ns=time.monotonic_ns,
-                on_lost=on_lost,
-                loop=asyncio.get_running_loop(),
-            )
-        except OSError:
-            doorbell.close()
-            raise
-        finally:
-            os.close(arena_fd)
+        exchange = self._open_exchange(service, replica, arena_fd, doorbell_fd)
         service.attach(exchange)
         outgrown = self._exchanges.get(generation)
         if outgrown is not None:
@@ -205,6 +179,37 @@ class Roster:
         for service in self._all():
             if service.collector is not None:
                 service.collector.close(_FLUSH_S)
+
+    def _open_exchange(
+        self, service: Service, replica: AttachReplica, arena_fd: int, doorbell_fd: int
+    ) -> Exchange:
+        """Map the arena, and watch the doorbell; both descriptors are taken, whatever happens."""
+
+        def on_lost(exchange: Exchange) -> None:
+            service.detach(exchange)
+            self._gateway.tell_readiness()
+            if self._exchanges.get(replica.generation) is exchange:
+                del self._exchanges[replica.generation]
+            logger.warning(
+                "a device process of %s has ended; its requests run in another one or were told", service.name
+            )
+
+        doorbell = socket.socket(fileno=doorbell_fd)
+        try:
+            # The map has a descriptor of its own.
+            arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
+            return Exchange(
+                arena,
+                doorbell,
+                clock_ns=time.monotonic_ns,
+                on_lost=on_lost,
+                loop=asyncio.get_running_loop(),
+            )
+        except OSError:
+            doorbell.close()
+            raise
+        finally:
+            os.close(arena_fd)
 
     def _all(self) -> Iterator[Service]:
         yield from self._services.values()

@@ -9,63 +9,29 @@ up nothing but the other changes of its model.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from stoker.echo import cut
 from stoker.errors import LoadFailed, LoadTimeout, NotReady, OperatorError, RequestError, UnknownService
 from stoker.names import is_name
 from stoker.supervisor.background import in_thread
-from stoker.supervisor.catalogue import Catalogue, Model, Version
-from stoker.versions import Standing, VersionPolicy, check_named
+from stoker.supervisor.catalogue import Catalogue, Model
+from stoker.supervisor.version_manager import Processes, Stock, VersionManager
+from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.control.frontend_messages import Route
     from stoker.metrics import MetricMemory
-    from stoker.models.deployed import Deployed
     from stoker.models.offers import Offer
 
-__all__ = ["Processes", "Rollout", "Stock"]
+__all__ = ["Rollout"]
 
 logger = logging.getLogger(__name__)
-
-_UNLOADED: Final = "unloaded"
-_UNREADABLE: Final = "unreadable"
-
-
-class Processes(Protocol):
-    """What loads and unloads models; see `fleet.Fleet`."""
-
-    async def add(self, model: Deployed) -> None:
-        """Load a model; raises OperatorError if that fails."""
-
-    async def remove(self, model: Deployed) -> None:
-        """Let it finish its requests, and unload it."""
-
-    def publish(self, route: Route) -> None:
-        """Tell frontends what a model's names mean from now on."""
-
-
-class Stock(Protocol):
-    """Where versions come from; see `stock.Stock`. All of it may block for long, on several threads."""
-
-    def offers(self) -> Mapping[str, Offer]:
-        """The models that the settings name, as they are now."""
-
-    def offer(self, name: str) -> Offer:
-        """One model; raises UnknownModel."""
-
-    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
-        """Prepare a version to be loaded, and keep it from being deleted; raises OperatorError."""
-
-    def put_back(self, number: int) -> None:
-        """Let a version go that was taken."""
 
 
 class Rollout:
@@ -78,14 +44,11 @@ class Rollout:
     def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
         self.bases: dict[str, Path | None] = {}
         self._catalogue = catalogue
-        self._fleet = fleet
         self._stock = stock
-        self._memory = memory
-        self._published: dict[str, Route] = {}
+        self._manager = VersionManager(catalogue, fleet, stock, memory)
         self._waiting: dict[str, Mapping[str, int]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
-        self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
         self._begun = False
 
     async def begin(
@@ -100,25 +63,11 @@ class Rollout:
             failed: By number why some could not be loaded; whatever is left of them is removed.
         """
         self.bases = {name: offer.base for name, offer in offers.items()}
-        leaving = []
-        for model in self._catalogue.models.values():
-            for number, version in model.versions.items():
-                error = None if version.served is None else failed.get(version.served.number)
-                if version.served is not None and error is None:
-                    version.enter("AVAILABLE")
-                    continue
-                if version.served is not None and error is not None:
-                    leaving.append(version.served)
-                    version.served = None
-                    version.fail(error)
-                    self._catalogue.release_slot(model.name, number)
-                logger.error("%s version %d is not served: %s", model.name, number, version.standing.reason)
-                version.failed = await _mark(offers.get(model.name), number)
-            self._settle(model)
+        leaving = await self._manager.begin(offers, failed)
         # Now, so that what was broken at the start can be loaded again by whoever reads that it is.
         self._begun = True
         for deployed in leaving:
-            await self._remove(deployed)
+            await self._manager.remove(deployed)
 
     async def load(self, name: str, policy: VersionPolicy | None = None, version: int | None = None) -> None:
         """Serve a model as its policy says now, and load anew what has changed in its files.
@@ -174,7 +123,7 @@ class Rollout:
                 shown = f"'{cut(name)}'" if version is None else f"'{cut(name)}' version {version}"
                 raise UnknownService(f"failed to unload {shown}: it is not loaded")
             if version is None:
-                await self._retire_all(model)
+                await self._manager.retire_all(model)
                 return
             names = [*model.wished.items(), *model.labels.items()]
             label = next((label for label, number in names if number == version), None)
@@ -183,7 +132,7 @@ class Rollout:
                     f"failed to unload '{name}' version {version}: it has the label {label!r}; move that first"
                 )
             model.chosen.discard(version)
-            await self._retire_unwanted(model)
+            await self._manager.retire_unwanted(model)
 
     async def follow(self, offer: Offer) -> None:
         """Let the labels of a model that is served mean what they should now; versions are loaded for that.
@@ -225,7 +174,7 @@ class Rollout:
             if name not in offers and model.wanted:
                 logger.info("%s is not there any more", name)
                 async with self._turn(name):
-                    await self._retire_all(model)
+                    await self._manager.retire_all(model)
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
         """Return all models with their versions, as the model repository extension has them.
@@ -292,7 +241,7 @@ class Rollout:
             try:
                 may_load = settled is None or version in settled
                 if may_load and await self._is_missing(model, offer, version, failed_too=failed_too):
-                    await self._load(model, offer, version)
+                    await self._manager.load(model, offer, version)
             except (OperatorError, OSError) as error:
                 logger.error("%s version %d cannot be loaded: %s", offer.name, version, error)  # noqa: TRY400
                 failed[version] = error
@@ -301,7 +250,7 @@ class Rollout:
             model.chosen = (model.chosen - missing) | before
         if offer.name in self._catalogue.models:
             self.bases[offer.name] = offer.base
-            await self._retire_unwanted(model)
+            await self._manager.retire_unwanted(model)
         return failed
 
     def _tell_of_waiting(self, model: Model, waiting: Mapping[str, int]) -> None:
@@ -324,94 +273,3 @@ class Rollout:
         failed = None if version is None or failed_too else version.failed
         known = failed or (version.served.fingerprint if version and version.served else None)
         return known is None or known != await in_thread(offer.fingerprint, number)
-
-    async def _load(self, model: Model, offer: Offer, number: int) -> None:
-        slot = self._take_slot(model.name, number)
-        self._catalogue.models[model.name] = model
-        version = model.versions.setdefault(number, Version(Standing(slot)))
-        old = version.served
-        if old is None:
-            version.enter("LOADING")
-        self._publish(model)
-        load_number = next(self._numbers)
-        try:
-            deployed = await in_thread(self._stock.take, offer, number, slot, load_number)
-            logger.info("loading %s version %d", model.name, number)
-            await self._fleet.add(deployed)
-        except Exception as error:
-            failure = error
-            if not isinstance(error, OperatorError | OSError):
-                logger.exception("loading %s version %d failed", model.name, number)
-                failure = LoadFailed(f"an unexpected error, of which the log says more: {error!r}")
-            await self._give_up(model, offer, number, failure)
-            self._stock.put_back(load_number)
-            if failure is error:
-                raise
-            raise failure from error
-        version.enter("AVAILABLE")
-        version.served, version.failed = deployed, None
-        logger.info("%s version %d is available", model.name, number)
-        self._settle(model)
-        if old is not None:
-            await self._remove(old)
-
-    async def _give_up(self, model: Model, offer: Offer, number: int, error: Exception) -> None:
-        """Take note that a version could not be loaded; where one of that number is served, it goes on."""
-        version = model.versions[number]
-        version.failed = await _mark(offer, number)
-        version.fail(error)
-        if version.served is None:
-            self._catalogue.release_slot(model.name, number)
-        self._publish(model)
-
-    def _take_slot(self, name: str, number: int) -> int:
-        known = self._catalogue.models.get(name)
-        slot, forgotten = self._catalogue.slot_of(name, number)
-        if forgotten is not None:
-            self._publish(self._catalogue.models.get(forgotten) or Model(forgotten))
-        if known is None or number not in known.versions:
-            # Nobody writes it now: whoever had it is gone, and the next one begins with zeros.
-            self._memory.clear_model(slot)
-        return slot
-
-    def _settle(self, model: Model) -> None:
-        model.settle()
-        self._publish(model)
-
-    def _publish(self, model: Model) -> None:
-        route = model.route()
-        if self._published.get(model.name) != route:
-            self._published[model.name] = route
-            self._fleet.publish(route)
-
-    async def _retire_all(self, model: Model) -> None:
-        model.chosen, model.wished = set(), {}
-        await self._retire_unwanted(model)
-
-    async def _retire_unwanted(self, model: Model) -> None:
-        model.settle()
-        leaving = {}
-        for number in model.unwanted:
-            version = model.versions[number]
-            assert version.served is not None, "what is available is served"
-            leaving[number] = version.served
-            version.leave()
-        self._settle(model)
-        for number, old in leaving.items():
-            await self._remove(old)
-            model.versions[number].enter("END", _UNLOADED)
-            self._catalogue.release_slot(model.name, number)
-            logger.info("%s version %d is unloaded", model.name, number)
-            self._publish(model)
-
-    async def _remove(self, old: Deployed) -> None:
-        await self._fleet.remove(old)
-        self._stock.put_back(old.number)
-
-
-async def _mark(offer: Offer | None, number: int) -> str:
-    """The fingerprint of a version that could not be loaded: while it stays so, there is no use in trying again."""
-    try:
-        return _UNREADABLE if offer is None else await in_thread(offer.fingerprint, number)
-    except Exception:  # noqa: BLE001  # whatever it is, the version is given up
-        return _UNREADABLE

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stoker.errors import OperatorError
     from stoker.models.offers import Offer
     from stoker.supervisor.frontend_processes import FrontendChild
-    from stoker.supervisor.rollout import Stock
+    from stoker.supervisor.version_manager import Stock
 
 __all__ = ["Supervisor"]
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.errors import OperatorError
 from stoker.models.labels import labels_mark
 from stoker.supervisor.background import in_thread
-from stoker.supervisor.rollout import Rollout, Stock
+from stoker.supervisor.rollout import Rollout
+from stoker.supervisor.version_manager import Stock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,206 @@
+"""Loading and unloading single versions: what is told to processes, and noted in the catalogue, and in which order.
+
+Which versions are loaded is decided in `rollout`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from stoker.errors import LoadFailed, OperatorError
+from stoker.supervisor.background import in_thread
+from stoker.supervisor.catalogue import Catalogue, Model, Version
+from stoker.versions import Standing
+
+if TYPE_CHECKING:
+    from stoker.control.frontend_messages import Route
+    from stoker.metrics import MetricMemory
+    from stoker.models.deployed import Deployed
+    from stoker.models.offers import Offer
+
+__all__ = ["Processes", "Stock", "VersionManager"]
+
+logger = logging.getLogger(__name__)
+
+_UNLOADED: Final = "unloaded"
+_UNREADABLE: Final = "unreadable"
+
+
+class Processes(Protocol):
+    """What loads and unloads models; see `fleet.Fleet`."""
+
+    async def add(self, model: Deployed) -> None:
+        """Load a model; raises OperatorError if that fails."""
+
+    async def remove(self, model: Deployed) -> None:
+        """Let it finish its requests, and unload it."""
+
+    def publish(self, route: Route) -> None:
+        """Tell frontends what a model's names mean from now on."""
+
+
+class Stock(Protocol):
+    """Where versions come from; see `stock.Stock`. All of it may block for long, on several threads."""
+
+    def offers(self) -> Mapping[str, Offer]:
+        """The models that the settings name, as they are now."""
+
+    def offer(self, name: str) -> Offer:
+        """One model; raises UnknownModel."""
+
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
+        """Prepare a version to be loaded, and keep it from being deleted; raises OperatorError."""
+
+    def put_back(self, number: int) -> None:
+        """Let a version go that was taken."""
+
+
+class VersionManager:
+    """Loads and unloads versions of models; the caller lets those of a model change one after the other."""
+
+    def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
+        """Begin with what the catalogue has.
+
+        Args:
+            catalogue: Receives what becomes of the versions.
+            fleet: Loads and unloads them.
+            stock: Where they come from.
+            memory: The metrics, whose slots are cleared before another version gets them.
+        """
+        self._catalogue = catalogue
+        self._fleet = fleet
+        self._stock = stock
+        self._memory = memory
+        self._published: dict[str, Route] = {}
+        self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
+
+    async def begin(self, offers: Mapping[str, Offer], failed: Mapping[int, OperatorError]) -> list[Deployed]:
+        """Take note of what became of the versions that were loaded at the start.
+
+        Args:
+            offers: The models of the settings.
+            failed: By number why some could not be loaded.
+
+        Returns:
+            Those of which something may be left; they are to be removed.
+        """
+        leaving = []
+        for model in self._catalogue.models.values():
+            for number, version in model.versions.items():
+                error = None if version.served is None else failed.get(version.served.number)
+                if version.served is not None and error is None:
+                    version.enter("AVAILABLE")
+                    continue
+                if version.served is not None and error is not None:
+                    leaving.append(version.served)
+                    version.served = None
+                    version.fail(error)
+                    self._catalogue.release_slot(model.name, number)
+                logger.error("%s version %d is not served: %s", model.name, number, version.standing.reason)
+                version.failed = await _mark(offers.get(model.name), number)
+            self.settle(model)
+        return leaving
+
+    async def load(self, model: Model, offer: Offer, number: int) -> None:
+        """Load a version beside all others, and let it take the place of one of its number.
+
+        Raises:
+            OperatorError: It cannot be loaded; one of its number that is served goes on.
+            OSError: Its files cannot be read.
+        """
+        slot = self._take_slot(model.name, number)
+        self._catalogue.models[model.name] = model
+        version = model.versions.setdefault(number, Version(Standing(slot)))
+        old = version.served
+        if old is None:
+            version.enter("LOADING")
+        self._publish(model)
+        load_number = next(self._numbers)
+        try:
+            deployed = await in_thread(self._stock.take, offer, number, slot, load_number)
+            logger.info("loading %s version %d", model.name, number)
+            await self._fleet.add(deployed)
+        except Exception as error:
+            failure = error
+            if not isinstance(error, OperatorError | OSError):
+                logger.exception("loading %s version %d failed", model.name, number)
+                failure = LoadFailed(f"an unexpected error, of which the log says more: {error!r}")
+            await self._give_up(model, offer, number, failure)
+            self._stock.put_back(load_number)
+            if failure is error:
+                raise
+            raise failure from error
+        version.enter("AVAILABLE")
+        version.served, version.failed = deployed, None
+        logger.info("%s version %d is available", model.name, number)
+        self.settle(model)
+        if old is not None:
+            await self.remove(old)
+
+    async def _give_up(self, model: Model, offer: Offer, number: int, error: Exception) -> None:
+        """Take note that a version could not be loaded; where one of that number is served, it goes on."""
+        version = model.versions[number]
+        version.failed = await _mark(offer, number)
+        version.fail(error)
+        if version.served is None:
+            self._catalogue.release_slot(model.name, number)
+        self._publish(model)
+
+    def _take_slot(self, name: str, number: int) -> int:
+        known = self._catalogue.models.get(name)
+        slot, forgotten = self._catalogue.slot_of(name, number)
+        if forgotten is not None:
+            self._publish(self._catalogue.models.get(forgotten) or Model(forgotten))
+        if known is None or number not in known.versions:
+            # Nobody writes it now: whoever had it is gone, and the next one begins with zeros.
+            self._memory.clear_model(slot)
+        return slot
+
+    def settle(self, model: Model) -> None:
+        """Let the names of a model mean what they should, as far as it is available, and tell frontends."""
+        model.settle()
+        self._publish(model)
+
+    def _publish(self, model: Model) -> None:
+        route = model.route()
+        if self._published.get(model.name) != route:
+            self._published[model.name] = route
+            self._fleet.publish(route)
+
+    async def retire_all(self, model: Model) -> None:
+        """Unload all versions of a model."""
+        model.chosen, model.wished = set(), {}
+        await self.retire_unwanted(model)
+
+    async def retire_unwanted(self, model: Model) -> None:
+        """Unload the versions that nobody has chosen and no label means; returns when nothing is left of them."""
+        model.settle()
+        leaving = {}
+        for number in model.unwanted:
+            version = model.versions[number]
+            assert version.served is not None, "what is available is served"
+            leaving[number] = version.served
+            version.leave()
+        self.settle(model)
+        for number, old in leaving.items():
+            await self.remove(old)
+            model.versions[number].enter("END", _UNLOADED)
+            self._catalogue.release_slot(model.name, number)
+            logger.info("%s version %d is unloaded", model.name, number)
+            self._publish(model)
+
+    async def remove(self, old: Deployed) -> None:
+        """Unload what nobody is sent to any more, and let its files go."""
+        await self._fleet.remove(old)
+        self._stock.put_back(old.number)
+
+
+async def _mark(offer: Offer | None, number: int) -> str:
+    """The fingerprint of a version that could not be loaded: while it stays so, there is no use in trying again."""
+    try:
+        return _UNREADABLE if offer is None else await in_thread(offer.fingerprint, number)
+    except Exception:  # noqa: BLE001  # whatever it is, the version is given up
+        return _UNREADABLE
