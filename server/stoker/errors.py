@@ -41,6 +41,7 @@ StokerError                     500 internal
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
@@ -99,6 +100,11 @@ class StokerError(Exception):
         self.retry_after_s = retry_after_s
         """Whole seconds after which a retry makes sense, or None."""
 
+    @staticmethod
+    def unexpected() -> StokerError:
+        """Return what a caller is told of an error that nobody raised on purpose; the log says more."""
+        return StokerError("An unexpected internal error occurred. Check the logs for more info.")
+
 
 class RequestError(StokerError):
     """The caller can mend the request."""
@@ -111,11 +117,32 @@ class MalformedBody(RequestError):
 
     status, code = 400, "malformed_body"
 
+    @classmethod
+    def not_json(cls, reason: object) -> MalformedBody:
+        """Return the error of a body that is to be JSON and is none."""
+        return cls(f"Request body is not valid JSON: {reason}")
+
+    @classmethod
+    def not_utf8(cls, error: UnicodeDecodeError) -> MalformedBody:
+        """Return the error of a body that is to be text and is none, in the words of the Azure inference server."""
+        return cls(f"Input cannot be decoded as UTF-8: {error}")
+
 
 class InvalidInput(RequestError):
     """The body is well formed, but its content does not fit the model's signature."""
 
     status, code = 422, "invalid_input"
+
+    @classmethod
+    def refused_by_model(cls, reason: str) -> InvalidInput:
+        """Return the error of tensors that the runtime refuses, for the reason that it gives."""
+        return cls(f"The model cannot take these tensors: {reason}")
+
+    @classmethod
+    def different_rows(cls, counts: Iterable[tuple[str, int]]) -> InvalidInput:
+        """Return the error of inputs, by name, that do not have the same number of rows."""
+        listed = ", ".join(f"{name} {count}" for name, count in counts)
+        return cls(f"All inputs must have the same number of rows, got: {listed}.")
 
 
 class Unauthorized(RequestError):
@@ -179,6 +206,11 @@ class TargetTooLong(RequestError):
 
     status, code = 414, "target_too_long"
 
+    @classmethod
+    def over(cls, limit_bytes: int) -> TargetTooLong:
+        """Return the error of a longer target than this."""
+        return cls(f"Path and query are longer than {limit_bytes} bytes.")
+
 
 class UnsupportedEncoding(RequestError):
     """The content encoding or media type is not one that the server reads; `accepted` are the encodings it does."""
@@ -200,6 +232,11 @@ class HeaderTooLarge(RequestError):
     """A header exceeds its limit."""
 
     status, code = 431, "header_too_large"
+
+    @classmethod
+    def over(cls, limit_bytes: int) -> HeaderTooLarge:
+        """Return the error of headers that are together longer than this."""
+        return cls(f"The request's headers are larger than {limit_bytes} bytes.")
 
 
 class ServingError(StokerError):
@@ -244,6 +281,9 @@ class DeadlineExceeded(ServingError):
     """The request was not answered within `timeout_ms`."""
 
     status, code = 504, "deadline_exceeded"
+
+    def __init__(self, message: str = "The request was not answered within its timeout.") -> None:
+        super().__init__(message)
 
 
 class ModelFailed(ServingError):
@@ -309,6 +349,11 @@ class UnknownModel(RepositoryError):
 
     code = "unknown_model"
 
+    @classmethod
+    def deleted(cls, reference: str) -> UnknownModel:
+        """Return the error of a version, `NAME:VERSION`, that was there a moment ago."""
+        return cls(f"{reference} is not there any more: it was deleted")
+
 
 class ModelInUse(RepositoryError):
     """The version is being served."""
@@ -339,6 +384,11 @@ class LoadFailed(OperatorError):
 
     code = "load_failed"
     exit_code = 3
+
+    @classmethod
+    def unreadable_sample(cls, error: OSError) -> LoadFailed:
+        """Return the error of a sample input whose file cannot be read."""
+        return cls(f"the sample input cannot be read: {error}")
 
 
 class LoadTimeout(LoadFailed):

@@ -50,7 +50,7 @@ def read_sample(
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise LoadFailed(f"the sample input cannot be read: {error}") from error
+        raise LoadFailed.unreadable_sample(error) from error
     try:
         feeds = _from_images(content, inputs, image) if image is not None else None
         if feeds is None:

@@ -114,7 +114,7 @@ class Registered:
         Raises:
             UnknownModel: The version was deleted meanwhile.
         """
-        gone = UnknownModel(f"{self.reference} is not there any more: it was deleted")
+        gone = UnknownModel.deleted(self.reference)
         try:
             lease = lock_file(self.folder / LEASE_FILE, shared=True, wait=False)
         except BlockingIOError as error:  # by the process that deletes it
@@ -171,7 +171,7 @@ def read_registered(folder: Path, name: str, version: int) -> Registered:
         registered = _from_manifest(folder, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if not folder.exists():
-            raise UnknownModel(f"{name}:{version} is not there any more: it was deleted") from error
+            raise UnknownModel.deleted(f"{name}:{version}") from error
         raise CorruptModel(
             f"{name}:{version}: the file {MANIFEST} of {folder} is missing or malformed; delete the version "
             f"(stoker models delete {name}:{version}) and register it again"

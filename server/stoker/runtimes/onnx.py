@@ -142,16 +142,16 @@ class _SessionTensors:
             raise_if_out_of_memory(error)
             if not isinstance(error, (InvalidArgument, Fail)) or _DEVICE_FAULT.search(str(error)):
                 raise
-            raise InvalidInput(_refusal(error)) from error
+            raise InvalidInput.refused_by_model(_reason(error)) from error
         return {
             name: _encoded(np.asarray(array)) for name, array in zip(self._output_names, outputs, strict=True)
         }
 
 
-def _refusal(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """What ONNX Runtime says of its inputs, without its own places."""
     reason = str(error).partition("Status Message: ")[2] or str(error).rpartition(" : ")[2]
-    return f"The model cannot take these tensors: {_PLACE.sub('', reason).strip()}"
+    return _PLACE.sub("", reason).strip()
 
 
 def _decoded(name: str, array: np.ndarray) -> np.ndarray:

@@ -318,12 +318,12 @@ class _SignatureTensors:
         except (self._tf.errors.InvalidArgumentError, self._tf.errors.OutOfRangeError) as error:
             # The last line, before the nodes: those above say where in the exporter's code it was.
             reason = error.message.partition("\n\t [[")[0].splitlines()[-1]
-            raise InvalidInput(f"The model cannot take these tensors: {reason}") from error
+            raise InvalidInput.refused_by_model(reason) from error
         except self._tf.errors.ResourceExhaustedError as error:
             raise OutOfMemory(error.message) from error
         except UnicodeDecodeError as error:
             # Its error quotes the bytes that it was given, and they are no text: no error of it can be made then.
-            raise InvalidInput("The model cannot take these tensors: it cannot read their bytes") from error
+            raise InvalidInput.refused_by_model("it cannot read their bytes") from error
 
 
 def _info(name: str, spec: Any, path: Path) -> TensorInfo:

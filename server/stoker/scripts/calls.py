@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from stoker.azure.flask_context import flask_context, uses_flask
 from stoker.errors import MalformedBody, ModelFailed, RequestError, ScoringTimeout, StokerError
@@ -26,8 +26,6 @@ from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 __all__ = ["ScriptCalls"]
 
 logger = logging.getLogger(__name__)
-
-_INTERNAL: Final = "An unexpected internal error occurred. Check the logs for more info."
 
 
 class ScriptCalls:
@@ -118,7 +116,7 @@ class ScriptCalls:
             return ScriptAnswer(contain(lambda: encode_result(result)), exec_ns=exec_ns)
         except Exception as error:  # noqa: BLE001  # a script's object may raise anything when it is looked at
             error_id = _log_failure("the result of run() cannot be sent", error)
-            return _told(StokerError(_INTERNAL), failed=True, error_id=error_id)
+            return _told(StokerError.unexpected(), failed=True, error_id=error_id)
 
     def refusal(self, error: BaseException, request: ScriptRequest) -> ScriptAnswer:
         """Return the answer for a request that failed; what the script is to blame for goes to the log.
@@ -129,7 +127,7 @@ class ScriptCalls:
         """
         if not isinstance(error, RequestError) and (fault := self._fault(error, request)):
             logger.warning("run() raised %s for a body that is not valid JSON", type(error).__name__)
-            error = MalformedBody(f"Request body is not valid JSON: {fault}")
+            error = MalformedBody.not_json(fault)
         if isinstance(error, RequestError):
             return _told(error)
         error_id = _log_failure("run() raised", error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
@@ -12,7 +12,7 @@ from stoker.script_form import ScriptForm
 from stoker.scripts.schema import is_decorated, schema_form
 from stoker.wire.envelope import RequestHead, ScriptRequest
 
-__all__ = ["NO_HEAD", "Form", "bind_form", "request_headers"]
+__all__ = ["NO_HEAD", "Form", "bind_form", "parameters_of", "request_headers"]
 
 _HEADERS: Final = "request_headers"
 NO_HEAD: Final = RequestHead("POST", "/score", "", [], "")
@@ -54,7 +54,7 @@ class _StringForm:
         try:
             text = request.body.decode()
         except UnicodeDecodeError as error:
-            raise MalformedBody(f"Input cannot be decoded as UTF-8: {error}") from None
+            raise MalformedBody.not_utf8(error) from None
         return {self._name: text.removeprefix("\ufeff")}
 
     def release(self, arguments: dict[str, Any]) -> None:
@@ -104,6 +104,18 @@ class _SchemaForm:
         pass
 
 
+def parameters_of(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return what a script's `run` takes, by name.
+
+    Raises:
+        LoadFailed: Python cannot say it, as of functions that are compiled; the text is Azure's.
+    """
+    try:
+        return inspect.signature(run).parameters
+    except (ValueError, TypeError) as error:
+        raise LoadFailed(f"run() must be a Python function: {error}") from error
+
+
 def bind_form(run: Callable[..., Any], *, raw: bool) -> tuple[Form, bool]:
     """Find out how `run` is called, and whether it wants the argument `request_headers`.
 
@@ -114,18 +126,15 @@ def bind_form(run: Callable[..., Any], *, raw: bool) -> tuple[Form, bool]:
     Raises:
         LoadFailed: `run` takes what no request can give; the texts are those of the Azure inference server.
     """
-    try:
-        signature = inspect.signature(run)
-    except (ValueError, TypeError) as error:
-        raise LoadFailed(f"run() must be a Python function: {error}") from error
-    if any(parameter.kind in _REFUSED_KINDS for parameter in signature.parameters.values()):
+    takes = parameters_of(run)
+    if any(parameter.kind in _REFUSED_KINDS for parameter in takes.values()):
         raise LoadFailed("run() cannot accept positional-only arguments, *args, or **kwargs.")
-    if not signature.parameters:
+    if not takes:
         raise LoadFailed("run() needs to accept an argument for input data.")
-    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != _HEADERS]
+    parameters = [parameter for parameter in takes.values() if parameter.name != _HEADERS]
     if not parameters:
         raise LoadFailed(f'run() needs to accept an argument other than "{_HEADERS}".')
-    with_headers = _HEADERS in signature.parameters
+    with_headers = _HEADERS in takes
     if is_decorated(run):
         if raw:
             raise LoadFailed("run() cannot be decorated with both @rawhttp and @input_schema")

@@ -6,11 +6,10 @@ or data frame with an entry for each item that it could score; the entries becom
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from stoker.errors import LoadFailed
 from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.forms import parameters_of
 from stoker.scripts.schema import is_decorated
 
 __all__ = ["MiniBatchScript", "Tally", "enter_folder", "lines_of"]
@@ -138,10 +138,7 @@ def _check(script: EntryScript) -> None:
             "run() is decorated for requests, not for mini-batches: serve the script with 'stoker serve', and send "
             "it rows with 'stoker score --data FILE'"
         )
-    try:
-        parameters: Iterable[inspect.Parameter] = inspect.signature(script.run).parameters.values()
-    except (ValueError, TypeError) as error:
-        raise LoadFailed(f"run() must be a Python function: {error}") from error
+    parameters = parameters_of(script.run).values()
     required = [
         each.name for each in parameters if each.default is each.empty and each.kind < each.VAR_POSITIONAL
     ]

@@ -115,7 +115,7 @@ def parse_document(body: bytes) -> Any:
             raise MalformedBody(
                 "The request body is not valid JSON: NaN and Infinity are not numbers."
             ) from None
-        raise MalformedBody(f"Request body is not valid JSON: {error}") from None
+        raise MalformedBody.not_json(error) from None
 
 
 def load(text: bytes) -> Any:
@@ -151,8 +151,7 @@ def check_text(body: bytes) -> None:
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        # The text of the Azure inference server.
-        raise MalformedBody(f"Input cannot be decoded as UTF-8: {error}") from None
+        raise MalformedBody.not_utf8(error) from None
 
 
 def kind_of(value: Any) -> str:

@@ -168,8 +168,7 @@ def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
         )
     arrays = [_rows(data[spec.name], spec, f'"{spec.name}"') for spec in signature.inputs]
     if len({len(array) for array in arrays}) > 1:
-        counts = ", ".join(f"{name} {len(array)}" for name, array in zip(names, arrays, strict=True))
-        raise InvalidInput(f"All inputs must have the same number of rows, got: {counts}.")
+        raise InvalidInput.different_rows(zip(names, map(len, arrays), strict=True))
     return arrays
 
 

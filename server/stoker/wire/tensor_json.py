@@ -66,8 +66,7 @@ def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
         return
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise InvalidInput(f"All inputs must have the same number of rows, got: {listed}.")
+        raise InvalidInput.different_rows(counts.items())
     if not all(counts.values()):
         raise InvalidInput("The request holds no rows.")
 

@@ -223,6 +223,4 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 async def _on_fault(request: Request, error: Exception) -> Response:
     # The error is raised again after the answer, and logged by the server.
     del error
-    return await _on_error(
-        request, StokerError("An unexpected internal error occurred. Check the logs for more info.")
-    )
+    return await _on_error(request, StokerError.unexpected())

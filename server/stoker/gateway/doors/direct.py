@@ -251,9 +251,9 @@ class DirectProtocol(HttpToolsProtocol):
         if self._head_bytes <= MAX_HEAD_BYTES:
             return
         if not self.headers and len(self.url) > MAX_TARGET_BYTES:
-            self._refuse(TargetTooLong(f"Path and query are longer than {MAX_TARGET_BYTES} bytes."))
+            self._refuse(TargetTooLong.over(MAX_TARGET_BYTES))
         else:
-            self._refuse(HeaderTooLarge(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes."))
+            self._refuse(HeaderTooLarge.over(MAX_HEAD_BYTES))
 
     def _bound_chunks(self, received_bytes: int) -> None:
         """End a connection whose chunks are mostly extensions; the parser takes them for nothing, at any length."""

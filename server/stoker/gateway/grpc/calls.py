@@ -71,7 +71,7 @@ class Call:
         if remaining_s is None:
             return timeout_ns
         if remaining_s <= 0:
-            raise DeadlineExceeded("The request was not answered within its timeout.")
+            raise DeadlineExceeded
         remaining_ns = int(remaining_s * 1e9)
         return remaining_ns if timeout_ns is None else min(remaining_ns, timeout_ns)
 
@@ -180,7 +180,7 @@ def fault(error: Exception, call: Call | None = None, model: str = "") -> Stoker
     """Log an error that should not have been, and return what the caller is told."""
     name = "without id" if call is None else call.ids.request_id.decode("latin-1")
     logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)
-    return StokerError("An unexpected internal error occurred. Check the logs for more info.")
+    return StokerError.unexpected()
 
 
 def _refuse(context: Any, error: StokerError) -> None:

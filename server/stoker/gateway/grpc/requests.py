@@ -28,6 +28,7 @@ from stoker.wire.oip import (
 
 __all__ = ["RequestDecoder", "RequestMessage"]
 
+_NO_REQUEST: Final = "the message is no ModelInferRequest"
 _MAX_FORMS: Final = 1024
 _MAX_REMEMBERED_BYTES: Final = 4096
 _MAX_PARTS: Final = 10_000
@@ -78,11 +79,11 @@ class RequestMessage(NamedTuple):
     @classmethod
     def _read_otherwise(cls, content: bytes) -> RequestMessage:
         if len(content) > _MAX_ODD_BYTES:
-            raise MalformedBody("the message is no ModelInferRequest, or has fields that are not known here")
+            raise MalformedBody(f"{_NO_REQUEST}, or has fields that are not known here")
         try:
             message = ModelInferRequest.FromString(content)
         except DecodeError:
-            raise MalformedBody("the message is no ModelInferRequest") from None
+            raise MalformedBody(_NO_REQUEST) from None
         raw, identifier = [memoryview(part) for part in message.raw_input_contents], message.id
         check_id(len(identifier.encode()))
         del message.raw_input_contents[:]
@@ -174,7 +175,7 @@ class RequestDecoder:
         try:
             request = ModelInferRequest.FromString(message.form)
         except DecodeError:
-            raise MalformedBody("the message is no ModelInferRequest") from None
+            raise MalformedBody(_NO_REQUEST) from None
         parameters = _checked_parameters(request)
         outputs = [
             {"name": output.name, "parameters": _checked_parameters(output)} for output in request.outputs

@@ -44,7 +44,7 @@ def check_head(scope: Scope) -> None:
         ExpectationFailed: `Expect` asks for something else than to be told to go on.
     """
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
-        raise TargetTooLong(f"Path and query are longer than {MAX_TARGET_BYTES} bytes.")
+        raise TargetTooLong.over(MAX_TARGET_BYTES)
     headers = scope["headers"]
     if len(headers) > MAX_HEADERS:
         raise HeaderTooLarge(f"The request has more than {MAX_HEADERS} headers.")
@@ -58,7 +58,7 @@ def check_head(scope: Scope) -> None:
         elif name == b"transfer-encoding":
             coding = b"%b, %b" % (coding, value) if coding else value
     if size_bytes > MAX_HEAD_BYTES:
-        raise HeaderTooLarge(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
+        raise HeaderTooLarge.over(MAX_HEAD_BYTES)
     if hosts != 1 and scope["http_version"] == "1.1":
         raise MalformedBody("A request in HTTP/1.1 has one header Host.")
     if coding and scope["http_version"] == "1.0":

@@ -178,4 +178,4 @@ class Feeding:
 def _fail(ticket: Ticket, error: Exception) -> None:
     """Fail a request that a fault of ours would leave without an answer."""
     logger.error("a slice of a large request failed", exc_info=error)
-    ticket.fail(StokerError("An unexpected internal error occurred. Check the logs for more info."))
+    ticket.fail(StokerError.unexpected())

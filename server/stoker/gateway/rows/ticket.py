@@ -88,7 +88,7 @@ class Ticket:
         Args:
             begun: Whether the device has begun with its body; not known of rows of numbers.
         """
-        return DeadlineExceeded("The request was not answered within its timeout.")
+        return DeadlineExceeded()
 
     def complete_together(self, tickets: list[Any], outputs: np.ndarray) -> None:
         """`complete` for tickets of one row each without an error, self among them; only called if `joins`.
