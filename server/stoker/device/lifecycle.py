@@ -20,13 +20,13 @@ from stoker.servable import Device, Servable
 from stoker.system.extras import onnx_missing
 from stoker.tensors import Signature, check_batch
 
-__all__ = ["Loaded", "fork", "load", "load_runtime", "run_larger_batches"]
+__all__ = ["LoadedModel", "fork", "load", "load_runtime", "run_larger_batches"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A servable that is ready to serve.
 
     Attributes:
@@ -55,7 +55,7 @@ class Loaded:
         return self.runtime.signature
 
 
-def load(servable: Servable, device: Device, threads: int) -> Loaded:
+def load(servable: Servable, device: Device, threads: int) -> LoadedModel:
     """Load a servable and run its first batches, one of each size, so that no caller pays for them.
 
     Raises:
@@ -71,7 +71,7 @@ def load(servable: Servable, device: Device, threads: int) -> Loaded:
     sample = _sample(servable, signature)
     if signature.takes == "rows":
         most = _warm_up(runtime, servable.name, most, sizes, sample)
-    return Loaded(
+    return LoadedModel(
         runtime,
         loaded - begun,
         time.perf_counter() - loaded,
@@ -83,7 +83,7 @@ def load(servable: Servable, device: Device, threads: int) -> Loaded:
     )
 
 
-def fork(loaded: Loaded, name: str) -> tuple[Runtime, Loaded]:
+def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
     """Make a further runtime of what is loaded, for the thread that calls, and run its first batches.
 
     Args:
@@ -189,7 +189,7 @@ def _warm_up(
     return most
 
 
-def run_larger_batches(loaded: Loaded, name: str, most: int, goes_on: Callable[[], bool]) -> None:
+def run_larger_batches(loaded: LoadedModel, name: str, most: int, goes_on: Callable[[], bool]) -> None:
     """Run batches of more rows than a servable was loaded for: each twice as large as the one before it.
 
     Args:

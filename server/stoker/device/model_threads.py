@@ -11,7 +11,7 @@ from stoker.device.audit_schedule import AuditSchedule
 from stoker.device.auditor import AuditPolicy
 from stoker.device.hang_watch import HangWatch
 from stoker.device.lanes import Lane
-from stoker.device.lifecycle import Loaded, fork, load
+from stoker.device.lifecycle import LoadedModel, fork, load
 from stoker.device.planner import BatchPolicy
 from stoker.device.worker import Worker
 from stoker.metrics import ModelMetrics
@@ -55,12 +55,12 @@ class ModelThreads:
         self._max_delay_ms = max_delay_ms
         self._metrics = metrics
         self._threads: list[threading.Thread] = []
-        self._loaded: Future[Loaded] = Future()
+        self._loaded: Future[LoadedModel] = Future()
         self._serving = threading.Event()
         self._worker: Worker | None = None
         self._hang_watch: HangWatch | None = None
 
-    def start(self, device: Device, threads: int) -> Loaded:
+    def start(self, device: Device, threads: int) -> LoadedModel:
         """Load the model on new threads and return once all of its instances are warm."""
         self._start_thread("", lambda: self._live(device, threads))
         return self._loaded.result()
@@ -114,9 +114,9 @@ class ModelThreads:
         self._loaded.set_result(loaded)
         self._serve(0)
 
-    def _fork(self, loaded: Loaded, number: int) -> tuple[Runtime, Loaded]:
+    def _fork(self, loaded: LoadedModel, number: int) -> tuple[Runtime, LoadedModel]:
         """Have a further instance made by the thread that will serve it."""
-        forked: Future[tuple[Runtime, Loaded]] = Future()
+        forked: Future[tuple[Runtime, LoadedModel]] = Future()
 
         def live() -> None:
             try:
@@ -130,7 +130,7 @@ class ModelThreads:
         self._start_thread(f" ({number + 1})", live)
         return forked.result()
 
-    def _prepare(self, loaded: Loaded, runtimes: list[Runtime]) -> None:
+    def _prepare(self, loaded: LoadedModel, runtimes: list[Runtime]) -> None:
         self._metrics.clear_gauges()
         policy = BatchPolicy(loaded.max_batch_rows, self._max_delay_ms, loaded.sizes.buckets)
         worker = Worker(
@@ -152,7 +152,7 @@ class ModelThreads:
             )
             self._hang_watch.start()
 
-    def _audit_policy(self, loaded: Loaded) -> AuditPolicy | None:
+    def _audit_policy(self, loaded: LoadedModel) -> AuditPolicy | None:
         """How it is audited; None for scripts, whose `run` may do more than compute, and where nothing is batched."""
         verdict = loaded.signature.verdict
         if self._servable.framework == "script" or verdict is None or not verdict.batched:
@@ -173,7 +173,7 @@ class ModelThreads:
             end_process(ExitCode.CRASHED)
 
 
-def _can_be_watched(servable: Servable, loaded: Loaded) -> bool:
+def _can_be_watched(servable: Servable, loaded: LoadedModel) -> bool:
     """Whether a run that lasts long must hang.
 
     Scripts have a watchdog of their own. TensorRT may build an engine for minutes when a shape comes for the first

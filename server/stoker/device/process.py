@@ -50,7 +50,7 @@ __all__ = ["main"]
 logger = logging.getLogger(__name__)
 
 
-class _DeviceProcess:
+class _ModelHost:
     def __init__(self, channel: ControlChannel[FromDevice, ToDevice]) -> None:
         self._channel = channel
         self._models: dict[int, ModelThreads] = {}
@@ -180,7 +180,7 @@ def main() -> int:
     _leave_ending_to_the_supervisor()
     write_stacks_when_asked()
     configure_logging("device")
-    process = _DeviceProcess(ControlChannel.inherited(args.control_fd, DEVICE_END))
+    process = _ModelHost(ControlChannel.inherited(args.control_fd, DEVICE_END))
     code = process.serve()
 
     def end() -> NoReturn:

@@ -73,7 +73,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Recipe:
     """Everything that decides the content of an environment."""
 
     specification: Specification
@@ -101,7 +101,7 @@ class _NeedsMissing(EnvironmentUnusable):
 def find_built(specification: Specification, environments_dir: Path, framework: str) -> Built | None:
     """The environment of a specification if it has been built already."""
     python, note = choose_interpreter(specification)
-    return _ready(environments_dir, _plan(specification, python, framework), note)
+    return _ready(environments_dir, _recipe(specification, python, framework), note)
 
 
 def build_environment(
@@ -123,26 +123,26 @@ def build_environment(
     python, note = choose_interpreter(specification)
     if not python.is_like_this:
         try:
-            return _build(_plan(specification, python, framework), environments_dir, note, say)
+            return _build(_recipe(specification, python, framework), environments_dir, note, say)
         except _NeedsMissing as error:
             say(str(error))
             this = this_interpreter()
             note = f"Python {python} is asked for, but the server does not run in it: Python {this} is used"
             python = this
-    return _build(_plan(specification, python, framework), environments_dir, note, say)
+    return _build(_recipe(specification, python, framework), environments_dir, note, say)
 
 
-def _plan(specification: Specification, python: Interpreter, framework: str) -> _Plan:
+def _recipe(specification: Specification, python: Interpreter, framework: str) -> _Recipe:
     if python.is_like_this:
-        return _Plan(specification, python, server_paths(), ())
+        return _Recipe(specification, python, server_paths(), ())
     # Compiled packages of this interpreter cannot be used in that one, which needs its own.
     asked = {entry.requirement.name for entry in specification.entries if entry.requirement is not None}
     needs = device_needs(framework, asked)
-    return _Plan(specification, python, (str(Path(stoker.__file__).parent),), needs)
+    return _Recipe(specification, python, (str(Path(stoker.__file__).parent),), needs)
 
 
-def _ready(environments_dir: Path, plan: _Plan, note: str) -> Built | None:
-    folder = environments_dir / plan.key
+def _ready(environments_dir: Path, recipe: _Recipe, note: str) -> Built | None:
+    folder = environments_dir / recipe.key
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         packages = dict(manifest["packages"])
@@ -156,17 +156,17 @@ def _ready(environments_dir: Path, plan: _Plan, note: str) -> Built | None:
     interpreter = python_of(folder / "venv")
     if not interpreter.is_file():  # a link to a Python that is gone
         return None
-    return Built(plan.key, interpreter, str(plan.python), MappingProxyType(packages), note)
+    return Built(recipe.key, interpreter, str(recipe.python), MappingProxyType(packages), note)
 
 
-def _build(plan: _Plan, environments_dir: Path, note: str, say: Say) -> Built:
-    ready = _ready(environments_dir, plan, note)
+def _build(recipe: _Recipe, environments_dir: Path, note: str, say: Say) -> Built:
+    ready = _ready(environments_dir, recipe, note)
     if ready is not None:
         return ready
     private_folder(environments_dir)
-    folder = environments_dir / plan.key
-    with _only_one(environments_dir, plan.key, say) as lock:
-        ready = _ready(environments_dir, plan, note)
+    folder = environments_dir / recipe.key
+    with _only_one(environments_dir, recipe.key, say) as lock:
+        ready = _ready(environments_dir, recipe, note)
         if ready is not None:
             return ready
         _sweep(environments_dir)
@@ -174,19 +174,19 @@ def _build(plan: _Plan, environments_dir: Path, note: str, say: Say) -> Built:
         folder.mkdir(mode=0o700)
         begun_s = time.monotonic()
         try:
-            packages = _Builder(plan, folder, lock, say).build()
+            packages = _Builder(recipe, folder, lock, say).build()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         build_s = time.monotonic() - begun_s
-    return Built(plan.key, python_of(folder / "venv"), str(plan.python), packages, note, build_s)
+    return Built(recipe.key, python_of(folder / "venv"), str(recipe.python), packages, note, build_s)
 
 
 class _Builder:
     """Builds one environment in a folder that nobody else uses."""
 
-    def __init__(self, plan: _Plan, folder: Path, lock: int, say: Say) -> None:
-        self._plan = plan
+    def __init__(self, recipe: _Recipe, folder: Path, lock: int, say: Say) -> None:
+        self._recipe = recipe
         self._folder = folder
         self._venv = folder / "venv"
         self._lock = lock
@@ -194,20 +194,20 @@ class _Builder:
         self._installer = Installer.find()
 
     def build(self) -> dict[str, str]:
-        specification = self._plan.specification
+        specification = self._recipe.specification
         self._say(
             f"building an environment for {specification.path} with {self._installer} and Python "
-            f"{self._plan.python}, {len(specification.lines)} requirement{'s' * (len(specification.lines) != 1)}"
+            f"{self._recipe.python}, {len(specification.lines)} requirement{'s' * (len(specification.lines) != 1)}"
         )
-        if self._plan.needs:
+        if self._recipe.needs:
             self._create_with_needs()
         else:
             self._create()
         if specification.lines:
             self._install("requirements.txt", specification.lines, specification.options)
-        if not self._plan.needs:
+        if not self._recipe.needs:
             # Not before: what an installer sees it takes for installed.
-            self._show(self._plan.server_paths)
+            self._show(self._recipe.server_paths)
         packages = _packages_in(self._site_packages)
         self._check_numpy(packages)
         problem = self._problem()
@@ -217,7 +217,7 @@ class _Builder:
             )
         manifest = {
             "file": str(specification.path),
-            "python": str(self._plan.python),
+            "python": str(self._recipe.python),
             "installer": str(self._installer),
             "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "packages": packages,
@@ -226,7 +226,7 @@ class _Builder:
         return packages
 
     def _create(self) -> None:
-        self._run(self._installer.creation(self._plan.python.executable, self._venv))
+        self._run(self._installer.creation(self._recipe.python.executable, self._venv))
 
     def _show(self, paths: Sequence[str]) -> None:
         """Let it see folders of packages, after its own."""
@@ -237,16 +237,18 @@ class _Builder:
         """Create it for another Python, which needs what the device process imports, and Stoker itself."""
         server = self._folder / "server"
         server.mkdir()
-        (server / "stoker").symlink_to(self._plan.server_paths[0], target_is_directory=True)
+        (server / "stoker").symlink_to(self._recipe.server_paths[0], target_is_directory=True)
         try:
             self._create()
             self._show([str(server)])
-            self._install("needs.txt", self._plan.needs, ())
+            self._install("needs.txt", self._recipe.needs, ())
             problem = self._problem()
         except EnvironmentUnusable as error:
             raise _NeedsMissing(str(error)) from error
         if problem:
-            raise _NeedsMissing(f"the device process does not run with Python {self._plan.python}: {problem}")
+            raise _NeedsMissing(
+                f"the device process does not run with Python {self._recipe.python}: {problem}"
+            )
 
     @property
     def _site_packages(self) -> Path:
@@ -258,7 +260,7 @@ class _Builder:
         self._run(self._installer.installation(self._venv, requirements, options))
 
     def _run(self, command: Sequence[str]) -> None:
-        path = self._plan.specification.path
+        path = self._recipe.specification.path
         done = subprocess.run(
             command,
             cwd=path.parent,
@@ -278,7 +280,7 @@ class _Builder:
         raise EnvironmentUnusable(
             f"the environment for {path} cannot be built: {self._installer} ended with status {done.returncode}:\n"
             f"{said}\nChange the entries that it names (versions that have no release for Python "
-            f"{self._plan.python} are the usual reason), or install what the model needs where the server runs and "
+            f"{self._recipe.python} are the usual reason), or install what the model needs where the server runs and "
             "serve it with environment_managed: user."
         )
 
@@ -286,7 +288,7 @@ class _Builder:
         version = packages.get("numpy")
         if version is not None and Version(version) < Version(OLDEST_NUMPY):
             raise EnvironmentUnusable(
-                f"the packages of {self._plan.specification.path} bring numpy {version}, but the device process "
+                f"the packages of {self._recipe.specification.path} bring numpy {version}, but the device process "
                 f"needs numpy {OLDEST_NUMPY} or newer: raise the versions that ask for the old one"
             )
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from stoker.environments.catalogue import EQUIVALENTS
 from stoker.environments.interpreters import allows_python
+from stoker.environments.package_names import EQUIVALENTS
 from stoker.environments.specification import Entry, Specification
 
 __all__ = ["Finding", "compare", "installed_version", "notes"]

@@ -9,8 +9,8 @@ from typing import Final
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.catalogue import not_applicable, on_pypi
 from stoker.environments.conda_spec import parse_conda_spec
+from stoker.environments.package_names import not_applicable, on_pypi
 from stoker.environments.requirements_file import PipLines, read_text
 from stoker.environments.specification import Entry, Place, Specification
 from stoker.errors import EnvironmentUnusable

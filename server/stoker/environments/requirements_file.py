@@ -12,8 +12,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from stoker.environments.catalogue import translate
 from stoker.environments.conda_spec import conda_specifier
+from stoker.environments.package_names import translate
 from stoker.environments.specification import Entry, Place, Specification
 from stoker.errors import EnvironmentUnusable
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
-from stoker.environments.catalogue import EQUIVALENTS
+from stoker.environments.package_names import EQUIVALENTS
 from stoker.system.extras import onnx_extra, requirements
 
 __all__ = ["OLDEST_NUMPY", "device_needs", "server_paths"]

@@ -15,7 +15,7 @@ from stoker.errors import LoadFailed
 from stoker.script_form import Batching, ScriptForm
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gather_check import check_gathering
-from stoker.scripts.gathering import MAX_THREADS, GatheredCalls
+from stoker.scripts.gathered_calls import MAX_THREADS, GatheredCalls
 from stoker.scripts.merge_check import check_mergeable, check_merging
 from stoker.scripts.merging import MergedCalls
 from stoker.scripts.self_check import Disproved, Sample
@@ -66,7 +66,7 @@ def _read_sample(path: Path) -> Sample:
     try:
         body = path.read_bytes()
     except OSError as error:
-        raise LoadFailed(f"the sample input cannot be read: {error}") from error
+        raise LoadFailed.unreadable_sample(error) from error
     return Sample(body, mimetypes.guess_type(path.name)[0] or "application/octet-stream", path.name)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.scripts.agreement import difference
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.handles import HandleCall, like, together
 from stoker.scripts.self_check import (
     Disproved,

@@ -18,7 +18,7 @@ from typing import Final
 from stoker.isolation.row_test import Evidence
 from stoker.scripts.agreement import answer_difference
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.handle_check import dynamically_quantised, read_handle, try_handle
 from stoker.scripts.handles import HandleCall
 from stoker.scripts.merging import Unsplittable

@@ -33,7 +33,7 @@ from stoker.script_form import ScriptForm
 from stoker.scripts import gathering, json_reading
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.handles import Interception
 from stoker.scripts.self_check import Sample
 from stoker.scripts.watchdog import Watchdog

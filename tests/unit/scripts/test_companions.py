@@ -19,7 +19,7 @@ from tests.zoo import ZOO
 
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gather_check import check_gathering
-from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.handle_check import dynamically_quantised
 from stoker.scripts.merge_check import check_merging
 from stoker.scripts.row_companions import companions_of

@@ -20,7 +20,7 @@ from stoker.scripts import variations as variations_module
 from stoker.scripts.agreement import answer_difference, difference
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gather_check import check_gathering
-from stoker.scripts.gathering import GatheredCalls
+from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.merge_check import check_merging
 from stoker.scripts.self_check import Disproved, Sample
 from stoker.scripts.variations import variations

@@ -13,7 +13,6 @@ from stoker import __version__
 from stoker.echo import cut
 from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.answers import AnswerWriter, stream_answer
 from stoker.gateway.grpc.calls import (
     BEARER_METADATA,
     Call,
@@ -39,6 +38,7 @@ from stoker.gateway.grpc.messages import (
 )
 from stoker.gateway.grpc.repository import RepositoryMethods
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
+from stoker.gateway.grpc.responses import AnswerWriter, stream_answer
 from stoker.gateway.grpc.streams import Streams
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.http.request_ids import RequestIds

@@ -13,9 +13,9 @@ from tests.puppets import STEADY
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, StokerError
 from stoker.gateway.grpc import requests
-from stoker.gateway.grpc.answers import AnswerWriter
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
+from stoker.gateway.grpc.responses import AnswerWriter
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.oip import DATATYPES, InferRequest, WantedOutput, from_raw, to_raw
 
