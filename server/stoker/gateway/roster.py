@@ -57,7 +57,7 @@ class Roster:
         on_retired: Callable[[int], None],
         on_outgrown: Callable[[int, int], None],
     ) -> None:
-        """Begin with nothing.
+        """Create it without services.
 
         Args:
             gateway: Sends requests to the services.
@@ -81,14 +81,14 @@ class Roster:
         """By generation: each load of a replica has its own."""
 
     def serve(self, rules: ServiceRules) -> None:
-        """Have a service; nobody is sent to it before it is routed."""
+        """Add a service; no request reaches it before it is routed."""
         service = assemble(rules, self._page, self._server)
         service.draining = self._gateway.draining
         service.larger_rows = LargerRows(self._ask_larger)
         self._services[rules.number] = service
 
     def route(self, route: Route) -> None:
-        """Let a model's names mean what the supervisor says from now on."""
+        """Replace what a model's names mean."""
         versions = {
             str(version.version): ServedVersion(
                 version.standing,
@@ -101,7 +101,10 @@ class Roster:
         self._gateway.route(route.name, ServedModel(versions, default, labels))
 
     def attach(self, replica: AttachReplica, fds: Sequence[int]) -> bool:
-        """Join a service with a replica, or anew with larger rows; False if it has been retired meanwhile.
+        """Attach a replica to a service, or attach it again with larger rows.
+
+        Returns:
+            Whether it is attached; not if the service has been retired meanwhile.
 
         Raises:
             OSError: There is no descriptor or no memory for it; nothing has changed, and nothing is kept.
@@ -130,19 +133,19 @@ class Roster:
         return True
 
     def detach(self, generation: int) -> None:
-        """Take note that a replica has gone."""
+        """Record that a replica has gone."""
         exchange = self._exchanges.get(generation)
         if exchange is not None:
             exchange.lose()
 
     def change_verdict(self, number: int, verdict: Verdict) -> None:
-        """Say from now on that this is known of whether a service's rows may share batches."""
+        """Replace what is known of whether a service's rows may share batches."""
         service = self._services.get(number)
         if service is not None and service.signature is not None:
             service.signature = dataclasses.replace(service.signature, verdict=verdict)
 
     def retire(self, number: int) -> None:
-        """Let a service to which nobody is sent any more finish; `on_retired` is called when it has."""
+        """Remove a service that no route names any more; `on_retired` is called when its last request is answered."""
         service = self._services.pop(number, None)
         if service is None:
             self._on_retired(number)
@@ -151,7 +154,7 @@ class Roster:
         self._leaving.append(_Leaving(number, service, until_ns))
 
     def sweep(self) -> None:
-        """Fail what is late, count what was noted, and see who has finished; call this every few dozen ms."""
+        """Fail late requests, flush counters, and dismiss idle services that leave; call this every few dozen ms."""
         now_ns = time.monotonic_ns()
         for service in self._all():
             try:
@@ -170,7 +173,7 @@ class Roster:
                 self._dismiss(leaving)
 
     def flush(self) -> None:
-        """Count the times that were noted."""
+        """Flush the times that were measured into the metrics."""
         for service in self._all():
             service.metrics.flush()
 
@@ -183,7 +186,7 @@ class Roster:
     def _open_exchange(
         self, service: Service, replica: AttachReplica, arena_fd: int, doorbell_fd: int
     ) -> Exchange:
-        """Map the arena, and watch the doorbell; both descriptors are taken, whatever happens."""
+        """Map the arena and watch the doorbell; both descriptors are owned from here on, also if that fails."""
 
         def on_lost(exchange: Exchange) -> None:
             service.detach(exchange)

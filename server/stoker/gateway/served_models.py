@@ -48,7 +48,7 @@ class ServedModel:
 
     @property
     def services(self) -> Iterator[Service]:
-        """Those of all versions that are served."""
+        """The services of all versions that are served."""
         for version in self.versions.values():
             if version.service is not None:
                 yield version.service

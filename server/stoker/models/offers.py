@@ -59,7 +59,7 @@ class Offer:
 
     @property
     def likely_version(self) -> int:
-        """The version that is meant where nothing is known of versions."""
+        """The version that an error is reported for when nothing could be found."""
         return max((*self.versions, *self.broken, *self.policy.named), default=1)
 
     def labels(self) -> dict[str, int]:
@@ -80,7 +80,7 @@ class Offer:
 
     @property
     def there(self) -> set[int]:
-        """All its versions, those that hold no model just now too."""
+        """All versions, also those that hold no model at the moment."""
         return {*self.versions, *self.broken}
 
     def wanted(self) -> list[int]:
@@ -194,14 +194,14 @@ def _is_served(repository: Repository, name: str) -> bool:
 
 
 def _of_server(settings: ServerSettings) -> ModelSettings:
-    """What was said for all models, and so for one whose own folder says something else."""
+    """The settings of the server that win over a config.pbtxt, as settings of a model."""
     said = {name: getattr(settings, name) for name in _FOR_ALL}
     defaults = ServerSettings()
     return ModelSettings(**{name: one for name, one in said.items() if one != getattr(defaults, name)})
 
 
 def _laid_over(config: ModelSettings, model: ModelSettings, of_server: ModelSettings) -> ModelSettings:
-    """A model's settings with what its config.pbtxt says where the operator says nothing.
+    """Merge the settings of a model with its config.pbtxt; the operator's settings win.
 
     Most rows are a limit: of what is said for all models and in the file the lower one counts.
     """

@@ -74,7 +74,7 @@ class ModelSource:
         return content.hexdigest()
 
     def _files(self) -> list[Path]:
-        """What belongs to the version, as far as `fingerprint` looks at it."""
+        """The files of the version that `fingerprint` compares."""
         scripts = self.framework == "script"
         if self.base is None and self.path.is_file():
             beside = self.path.parent.iterdir()

@@ -27,7 +27,7 @@ class Requests:
         self._background = background
 
     def take(self, asker: FrontendChild, ask: Ask) -> None:
-        """Begin to answer a request."""
+        """Start a task that answers a request."""
         self._background.spawn(self._answer(asker, ask))
 
     async def _answer(self, asker: FrontendChild, ask: Ask) -> None:

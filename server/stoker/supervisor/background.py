@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Background:
-    """Tasks of a supervisor; none begins any more once it stops."""
+    """The tasks of a supervisor; none is started after `stop`."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
@@ -33,11 +33,11 @@ class Background:
 
     @property
     def stopping(self) -> bool:
-        """Whether the server stops: what ends now ends for good."""
+        """Whether the server is stopping: a process that ends now is not restarted."""
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Start nothing any more."""
+        """Start no further tasks."""
         self._stop.set()
 
     async def stopped(self) -> None:
@@ -45,7 +45,7 @@ class Background:
         await self._stop.wait()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something in a task of its own."""
+        """Run a coroutine in a task of its own."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -61,7 +61,7 @@ class Background:
         self.spawn(self._repeat(what, period_s, look))
 
     def later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
-        """Start something after a while, unless the server stops before."""
+        """Run something after a delay, unless the server stops before."""
         self.spawn(self._start_later(delay_s, start))
 
     def restart(
@@ -87,7 +87,7 @@ class Background:
         self.later(delay_s, lambda: self._start_again(who, backoff, start))
 
     def cancel(self) -> None:
-        """Give all tasks up."""
+        """Cancel all tasks."""
         self.stop()
         for task in list(self._tasks):
             task.cancel()

@@ -47,15 +47,15 @@ class Version:
     failed: str | None = None
 
     def enter(self, state: State, reason: str = "") -> None:
-        """Go on to a state because all went well."""
+        """Enter a state of which there is no error to tell."""
         self.standing = Standing(self.standing.slot, state, reason)
 
     def leave(self) -> None:
-        """Begin to be unloaded: frontends score with it no longer."""
+        """Enter UNLOADING: frontends do not score with it any more."""
         self.standing, self.served = dataclasses.replace(self.standing, state="UNLOADING"), None
 
     def fail(self, error: Exception) -> None:
-        """Take note that it could not be loaded; where one of its number is served, that goes on."""
+        """Record that it could not be loaded; where one of its number is served, that goes on."""
         state = "END" if self.served is None else self.standing.state
         code = error.code if isinstance(error, OperatorError) else OperatorError.code
         self.standing = Standing(self.standing.slot, state, shown_reason(error), code)
@@ -93,7 +93,7 @@ class Model:
 
     @property
     def unwanted(self) -> list[int]:
-        """The versions that are served for nothing: no label means them either, after `settle`."""
+        """The versions to unload: neither chosen nor, after `settle`, meant by a label."""
         return sorted(set(self.available).difference(self.wanted, self.labels.values()))
 
     @property
@@ -104,7 +104,7 @@ class Model:
         )
 
     def wish(self, labels: Mapping[str, int], there: Collection[int]) -> dict[str, int]:
-        """Let the labels mean this from now on, each as soon as its version is available.
+        """Assign the labels, each as soon as its version is available.
 
         A label may be moved before its version has come: until then it goes on meaning what it means, unless that is
         the version which has gone.
@@ -124,7 +124,7 @@ class Model:
         return waiting
 
     def settle(self) -> None:
-        """Let the labels and the default mean what they should, as far as those versions are available.
+        """Update labels and default to what they should be, as far as those versions are available.
 
         A version that is served only because it has a label (a canary, say) is never the default for lack of another.
         """
@@ -206,7 +206,7 @@ class Slots:
         return self._slots[key], loser
 
     def give_back(self, name: str, version: int) -> None:
-        """Let the slot of a version that has been unloaded go to another, once there is no other one."""
+        """Mark the slot of an unloaded version as one that may be reused when no other is left."""
         key = (name, version)
         if key in self._slots and key not in self._free:
             self._free.append(key)
@@ -226,7 +226,7 @@ class Catalogue:
         offers: Mapping[str, Offer] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
     ) -> None:
-        """Begin with the versions that are loaded first.
+        """Create it with the versions that are loaded first.
 
         Args:
             models: These versions.
@@ -298,5 +298,5 @@ class Catalogue:
         return slot, lost_name
 
     def release_slot(self, name: str, version: int) -> None:
-        """Take note that a version has been unloaded, or could not be loaded."""
+        """Record that a version has been unloaded, or could not be loaded."""
         self._slots.give_back(name, version)

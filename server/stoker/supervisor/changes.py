@@ -9,19 +9,19 @@ __all__ = ["Changes"]
 
 
 class Changes:
-    """Whoever changes something tells; whoever waits looks again then."""
+    """A condition variable of the supervisor: changes are told, and whoever waits checks again."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def tell(self) -> None:
-        """Let all that wait look again."""
+        """Wake all that wait, to check again."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
     async def until(self, look: Callable[[], object]) -> None:
-        """Wait until there is something true to see."""
+        """Wait until `look` returns something true; it is called again after each change."""
         while not look():
             future = asyncio.get_running_loop().create_future()
             self._waiting.add(future)

@@ -56,7 +56,7 @@ class Fleet:
         supervision: Supervision,
         on_request: Callable[[FrontendChild, Ask], None],
     ) -> None:
-        """Begin with none running.
+        """Create it with no process running.
 
         Args:
             settings: The server's settings.

@@ -102,7 +102,7 @@ class FrontendProcesses:
         on_outgrown: Callable[[FrontendProcess, int, int], None],
         on_attach_failed: Callable[[FrontendProcess, int], None],
     ) -> None:
-        """Begin with none running.
+        """Create it with no process running.
 
         Args:
             settings: The server's settings.
@@ -141,14 +141,14 @@ class FrontendProcesses:
             await self._start(process)
 
     def serve(self, model: Deployed) -> None:
-        """Have a model from now on; nobody is sent to it before it is published."""
+        """Add a model; no request is routed to it before it is published."""
         self._models[model.number] = model
         for process in self._running():
             process.serving.add(model.number)
             self._send(process, Serve(self._service_rules(process, model)))
 
     async def retire(self, model: Deployed) -> None:
-        """Stop using a model to which nobody is sent any more, and return when its last requests are answered."""
+        """Remove a model that no route names any more, and return when its last requests are answered."""
         self._models.pop(model.number, None)
         self.tell(Retire(model.number))
         await self._changes.until(

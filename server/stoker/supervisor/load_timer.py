@@ -55,7 +55,7 @@ class LoadTimer:
         return self._left[0] if self._left else None
 
     def next(self) -> None:
-        """Take note that a model is loaded, or failed, and go on with the one behind it."""
+        """Record that a model is loaded, or failed, and go on with the one behind it."""
         self._left.popleft()
         self._begin()
 

@@ -45,11 +45,11 @@ class Replicas:
         self._generation = 0
 
     def join(self, group: Group) -> None:
-        """Take note of a further device process."""
+        """Record a further device process."""
         self._loaded[group] = []
 
     def leave(self, group: Group) -> None:
-        """Take note that a device process will not come back."""
+        """Record that a device process will not come back."""
         del self._loaded[group]
 
     def add(
@@ -62,7 +62,7 @@ class Replicas:
         load_s: float,
         warm_up_s: float,
     ) -> Replica:
-        """Take note that the device process of a group has loaded the model with this number.
+        """Record that the device process of a group has loaded the model with this number.
 
         Raises:
             LoadFailed: Callers would see another model than in the replicas that are loaded already.
@@ -80,7 +80,7 @@ class Replicas:
         return replica
 
     def change_verdict(self, model: Deployed, verdict: Verdict) -> None:
-        """Take note that something else is known of whether a model's rows may share batches."""
+        """Record that something else is known of whether a model's rows may share batches."""
         for group, loaded in self._loaded.items():
             self._loaded[group] = [
                 dataclasses.replace(
@@ -92,12 +92,12 @@ class Replicas:
             ]
 
     def remove(self, group: Group) -> list[Replica]:
-        """Take note that the device process of a group has ended; returns what it had loaded."""
+        """Record that the device process of a group has ended; returns what it had loaded."""
         lost, self._loaded[group] = self._loaded[group], []
         return lost
 
     def unload(self, group: Group, model: Deployed) -> None:
-        """Take note that the device process of a group does not serve a model any more."""
+        """Record that the device process of a group does not serve a model any more."""
         self._loaded[group] = [
             replica for replica in self._loaded[group] if replica.model.number != model.number
         ]

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rollout:
-    """What moves the versions of a catalogue through their lives: those of a model one change after the other.
+    """Moves the versions of a catalogue through their lives: those of a model one change after the other.
 
     Attributes:
         bases: The folders with the versions of models, by name; None for a model without such a folder.
@@ -56,7 +56,7 @@ class Rollout:
         offers: Mapping[str, Offer],
         failed: Mapping[int, OperatorError] = MappingProxyType({}),
     ) -> None:
-        """Take note that everything of the start is loaded.
+        """Record that everything of the start is loaded.
 
         Args:
             offers: The models of the settings.
@@ -107,7 +107,7 @@ class Rollout:
                 raise (LoadTimeout if late else LoadFailed)(f"failed to load '{name}', {reasons}")
 
     async def unload(self, name: str, version: int | None = None) -> None:
-        """Serve a model, or one of its versions, no longer; returns when its last requests have been answered.
+        """Unload a model or one of its versions, and return when its last requests have been answered.
 
         Raises:
             UnknownService: It is not served.
@@ -135,7 +135,7 @@ class Rollout:
             await self._manager.retire_unwanted(model)
 
     async def follow(self, offer: Offer) -> None:
-        """Let the labels of a model that is served mean what they should now; versions are loaded for that.
+        """Update the labels of a served model, loading the versions that they need.
 
         Raises:
             RepositoryError: The file with the labels is malformed.
@@ -199,7 +199,7 @@ class Rollout:
         return self._turn(name)
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """What each change of a model takes; the changes of different models go on beside each other."""
+        """Return the lock under which a model is changed; different models are changed concurrently."""
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _offer(self, name: str) -> Offer:
@@ -254,7 +254,7 @@ class Rollout:
         return failed
 
     def _tell_of_waiting(self, model: Model, waiting: Mapping[str, int]) -> None:
-        """Say of each label that waits for its version what it means until then, once."""
+        """Log once for each label that waits for its version what it means until then."""
         told, self._waiting[model.name] = self._waiting.get(model.name, {}), waiting
         for label, number in waiting.items():
             if told.get(label) != number:

@@ -34,7 +34,7 @@ class Stock:
     """
 
     def __init__(self, settings: ServerSettings, workspace: Workspace, say: Callable[[str], None]) -> None:
-        """Look at what settings name in a workspace; `say` tells the operator what takes long."""
+        """Prepare models of settings and a workspace; `say` tells the operator what takes long."""
         self._settings = settings
         self._workspace = workspace
         self._say = say
@@ -103,7 +103,7 @@ class Stock:
         return equipped
 
     def put_back(self, number: int) -> None:
-        """Let go of what was taken with this number."""
+        """Release what was taken with this number."""
         leases = self._leases.pop(number, None)
         if leases is not None:
             leases.close()

@@ -36,7 +36,7 @@ class Processes(Protocol):
         """Load a model; raises OperatorError if that fails."""
 
     async def remove(self, model: Deployed) -> None:
-        """Let it finish its requests, and unload it."""
+        """Unload it when its requests have been answered."""
 
     def publish(self, route: Route) -> None:
         """Tell frontends what a model's names mean from now on."""
@@ -55,14 +55,14 @@ class Stock(Protocol):
         """Prepare a version to be loaded, and keep it from being deleted; raises OperatorError."""
 
     def put_back(self, number: int) -> None:
-        """Let a version go that was taken."""
+        """Release a version that was taken."""
 
 
 class VersionManager:
     """Loads and unloads versions of models; the caller lets those of a model change one after the other."""
 
     def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
-        """Begin with what the catalogue has.
+        """Create it for what the catalogue has.
 
         Args:
             catalogue: Receives what becomes of the versions.
@@ -78,7 +78,7 @@ class VersionManager:
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
 
     async def begin(self, offers: Mapping[str, Offer], failed: Mapping[int, OperatorError]) -> list[Deployed]:
-        """Take note of what became of the versions that were loaded at the start.
+        """Record what became of the versions that were loaded at the start.
 
         Args:
             offers: The models of the settings.
@@ -141,7 +141,7 @@ class VersionManager:
             await self.remove(old)
 
     async def _give_up(self, model: Model, offer: Offer, number: int, error: Exception) -> None:
-        """Take note that a version could not be loaded; where one of that number is served, it goes on."""
+        """Record that a version could not be loaded; where one of that number is served, it goes on."""
         version = model.versions[number]
         version.failed = await _mark(offer, number)
         version.fail(error)
@@ -160,7 +160,7 @@ class VersionManager:
         return slot
 
     def settle(self, model: Model) -> None:
-        """Let the names of a model mean what they should, as far as it is available, and tell frontends."""
+        """Update what the names of a model mean, as far as its versions are available, and tell frontends."""
         model.settle()
         self._publish(model)
 
