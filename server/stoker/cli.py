@@ -18,6 +18,7 @@ __all__ = ["main"]
 _COMMANDS: Final = (
     "quickstart",
     "serve",
+    "reload",
     "train",
     "models",
     "keys",

@@ -35,6 +35,7 @@ StokerError                     500 internal
    │  └─ CorruptModel
    ├─ DeviceUnavailable
    ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
+   ├─ ReloadFailed              the new server did not start, and the old one goes on
    └─ LoadFailed                exit code 3, as the Azure inference server has it
       └─ LoadTimeout            it took longer than load_timeout_s
 """
@@ -71,6 +72,7 @@ __all__ = [
     "OperatorError",
     "OutputTooLarge",
     "Overloaded",
+    "ReloadFailed",
     "RepositoryError",
     "RequestError",
     "RequestTimeout",
@@ -395,3 +397,9 @@ class LoadTimeout(LoadFailed):
     """A model or entry script was not loaded within `load_timeout_s`: it hangs, or needs longer."""
 
     code = "load_timeout"
+
+
+class ReloadFailed(OperatorError):
+    """A server could not be replaced by a new one, and goes on."""
+
+    code = "reload_failed"

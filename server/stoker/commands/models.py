@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.commands.running_server import SERVER, ask_admin, on_loopback
+from stoker.commands.running_server import add_server_arguments, admin_key, ask_admin
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
@@ -100,12 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     server = argparse.ArgumentParser(add_help=False)
     server.add_argument("reference", metavar="NAME[:VERSION]", help="the model, or one version of it")
-    server.add_argument(
-        "--url", default=SERVER, metavar="URL", help=f"where the server listens (default {SERVER})"
-    )
-    server.add_argument(
-        "--key", metavar="KEY", help="the admin key (default: STOKER_ADMIN_KEY, else that of the workspace)"
-    )
+    add_server_arguments(server)
     for action, help_text in (
         ("load", "have a running server load a model, or what has changed of it"),
         ("unload", "have a running server unload a model"),
@@ -355,20 +349,6 @@ def _ask_server(args: argparse.Namespace) -> int:
     path = f"/v2/repository/models/{name}"
     if version is not None:
         path += f"/versions/{version}"
-    ask_admin(args.url, f"{path}/{args.models_action}", args.key or _admin_key(args))
+    ask_admin(args.url, f"{path}/{args.models_action}", admin_key(args))
     sys.stdout.write(f"{args.reference} is {args.models_action}ed\n")
     return 0
-
-
-def _admin_key(args: argparse.Namespace) -> str | None:
-    """The key of the environment, else that of the workspace, which is sent to this machine alone."""
-    from stoker.keys.keyring import AdminKey
-    from stoker.workspace import Workspace
-
-    given = os.environ.get("STOKER_ADMIN_KEY")
-    if given or not on_loopback(args.url):
-        return given
-    try:
-        return AdminKey(Workspace.find(args.workspace).keys_dir).show().primary
-    except FileNotFoundError:
-        return None

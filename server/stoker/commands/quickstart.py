@@ -38,28 +38,29 @@ def run(args: argparse.Namespace) -> int:
         OperatorError: Training failed, or the server cannot start.
     """
     from stoker.models.repository import Repository
+    from stoker.supervisor.handover import taking_over
     from stoker.supervisor.serving import serve
     from stoker.workspace import Workspace
 
-    settings = load_settings(vars(args), os.environ, None, ())
-    workspace = Workspace.find(args.workspace)
-    repository = Repository(workspace.models_dir)
-    if not repository.names():
-        _check_server(settings)
-        workspace.create()
-        folder = workspace.root / "outputs" / _NAME
-        _train(folder, args.data)
-        registered = repository.register(
-            _NAME,
-            folder,
-            now=datetime.now(UTC),
-            description="Handwritten digits, trained by stoker quickstart",
-            # The digits of the training are light on dark; people send ink on paper.
-            image=ImageInput(28, 28, channels=1, scale=255, invert=True).to_json(),
-        )
-        sys.stdout.write(f"Registered {registered.reference}.\n")
-    serve(settings, workspace)
-    return 0
+    with taking_over(os.environ) as predecessor:
+        settings = load_settings(vars(args), os.environ, None, ())
+        workspace = Workspace.find(args.workspace)
+        repository = Repository(workspace.models_dir)
+        if not repository.names():
+            _check_server(settings)
+            workspace.create()
+            folder = workspace.root / "outputs" / _NAME
+            _train(folder, args.data)
+            registered = repository.register(
+                _NAME,
+                folder,
+                now=datetime.now(UTC),
+                description="Handwritten digits, trained by stoker quickstart",
+                # The digits of the training are light on dark; people send ink on paper.
+                image=ImageInput(28, 28, channels=1, scale=255, invert=True).to_json(),
+            )
+            sys.stdout.write(f"Registered {registered.reference}.\n")
+        return serve(settings, workspace, predecessor)
 
 
 def _check_server(settings: ServerSettings) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import json
+import os
 import urllib.error
 import urllib.request
 from typing import Final
@@ -11,10 +13,34 @@ from urllib.parse import urlsplit
 
 from stoker.errors import InvalidSettings, OperatorError
 
-__all__ = ["SERVER", "ask_admin", "on_loopback"]
+__all__ = ["SERVER", "add_server_arguments", "admin_key", "ask_admin", "on_loopback"]
 
 SERVER: Final = "http://127.0.0.1:8080"
 """Where `stoker serve` listens unless it is told otherwise."""
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare where the server is, and the admin key."""
+    parser.add_argument(
+        "--url", default=SERVER, metavar="URL", help=f"where the server listens (default {SERVER})"
+    )
+    parser.add_argument(
+        "--key", metavar="KEY", help="the admin key (default: STOKER_ADMIN_KEY, else that of the workspace)"
+    )
+
+
+def admin_key(args: argparse.Namespace) -> str | None:
+    """The key given, else the environment's, else the workspace's, which is sent to this machine alone."""
+    from stoker.keys.keyring import AdminKey
+    from stoker.workspace import Workspace
+
+    given: str | None = args.key or os.environ.get("STOKER_ADMIN_KEY")
+    if given or not on_loopback(args.url):
+        return given
+    try:
+        return AdminKey(Workspace.find(args.workspace).keys_dir).show().primary
+    except FileNotFoundError:
+        return None
 
 
 def on_loopback(uri: str) -> bool:
@@ -64,6 +90,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
     with error:
         body = error.read()
     try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
+        content = json.loads(body)
+        return str(content.get("error") or content["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"the server answers with status {error.code}"

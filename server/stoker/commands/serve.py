@@ -134,11 +134,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: A setting is bad, or a model or device cannot be used.
     """
+    from stoker.supervisor.handover import taking_over
     from stoker.supervisor.serving import serve
     from stoker.workspace import Workspace
 
-    serve(serve_settings(args), Workspace.find(args.workspace))
-    return 0
+    with taking_over(os.environ) as predecessor:
+        return serve(serve_settings(args), Workspace.find(args.workspace), predecessor)
 
 
 def serve_settings(args: argparse.Namespace) -> ServerSettings:

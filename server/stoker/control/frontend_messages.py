@@ -22,6 +22,7 @@ __all__ = [
     "Ask",
     "AskIndex",
     "AskLoad",
+    "AskReload",
     "AskUnload",
     "AttachFailed",
     "AttachReplica",
@@ -179,7 +180,14 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The supervisor will stop soon: say that the server is not ready, and answer as ever."""
+    """The supervisor will stop soon: answer as ever, and close connections with their answers.
+
+    Attributes:
+        port_stays: Whether somebody else serves on the same sockets: they are let go at once, and what was ready
+            stays so. Else the server is not ready any more.
+    """
+
+    port_stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +350,18 @@ class AskUnload:
     version: int | None = None
 
 
-Ask = AskIndex | AskLoad | AskUnload
+@dataclass(frozen=True, slots=True)
+class AskReload:
+    """A frontend asks for a caller to replace the server by a new one.
+
+    Attributes:
+        ticket: What the answer names.
+    """
+
+    ticket: int
+
+
+Ask = AskIndex | AskLoad | AskUnload | AskReload
 """What a frontend asks of the supervisor; answered by `Reply` or `Refusal`."""
 
 FromFrontend = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Stopped | Ask

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskReload, AskUnload, Refusal, Reply
 from stoker.errors import Forbidden, NotReady, StokerError, Unauthorized
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys, KeyVerifier
 from stoker.versions import VersionPolicy
@@ -35,6 +35,16 @@ class AdminAccess:
     refusal: str = ""
     polls: bool = False
 
+    def check_loading(self, authorization: bytes, *, from_page: bool, sent_as: str = BEARER_HEADER) -> None:
+        """Refuse a request that may not load or unload a model; see `check`.
+
+        Raises:
+            NotReady: The server looks for models by itself.
+        """
+        self.check(authorization, from_page=from_page, sent_as=sent_as)
+        if self.polls:
+            raise NotReady("explicit model load / unload is not allowed if polling is enabled")
+
     def check(self, authorization: bytes, *, from_page: bool, sent_as: str = BEARER_HEADER) -> None:
         """Refuse a request that may not change what is served.
 
@@ -46,7 +56,6 @@ class AdminAccess:
         Raises:
             Unauthorized: It needs the admin key, and has not got it.
             Forbidden: Nobody may, or not from a page: any page could, where no key is needed.
-            NotReady: The server looks for models by itself.
         """
         if self.refusal:
             raise Forbidden(self.refusal)
@@ -58,8 +67,6 @@ class AdminAccess:
                 "Loading and unloading models needs the admin key ('stoker keys show admin'): "
                 f"send {sent_as.format('key')}."
             )
-        if self.polls:
-            raise NotReady("explicit model load / unload is not allowed if polling is enabled")
 
 
 def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
@@ -145,6 +152,14 @@ class Administration:
             StokerError: It is not served.
         """
         await self._ask(lambda ticket: AskUnload(ticket, model, version))
+
+    async def reload(self) -> None:
+        """Replace the whole server by a new one of the settings and the code as they are now; return when it serves.
+
+        Raises:
+            StokerError: The new one did not start, and this one goes on.
+        """
+        await self._ask(AskReload)
 
     def take_reply(self, reply: Reply | Refusal) -> None:
         """Take what the supervisor says to a request."""

@@ -136,14 +136,19 @@ class _Frontend:
             case Reply() | Refusal():
                 assert gateway.administration is not None, "made with the gateway"
                 gateway.administration.take_reply(message)
-            case Drain():
-                gateway.start_draining()
+            case Drain(port_stays):
+                self._drain(gateway, port_stays)
             case Stop(timeout_s):
                 # Beside the messages: what finishes may wait for one of them.
                 self._stopping = self._loop.create_task(self._stop(gateway, roster, timeout_s))
                 self._stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
             case _:
                 assert_never(message)
+
+    def _drain(self, gateway: Gateway, port_stays: bool) -> None:
+        if port_stays and self._listener is not None:
+            self._listener.leave_port()
+        gateway.start_draining(port_stays=port_stays)
 
     def _start(self, start: StartFrontend, fds: list[int]) -> None:
         metrics_fd, *socket_fds = fds

@@ -49,7 +49,8 @@ class Gateway:
         metrics: The counters of all processes.
         metrics_need_key: Whether `/metrics` needs a key of any service.
         metadata_need_key: Whether what is said of models does; see `stoker.gateway.protocols.metadata_access`.
-        draining: Set once, when the server shuts down: answers then close their connections.
+        draining: Set once, when the server shuts down: it is not ready then.
+        closes: Set once, when connections are to end: answers then close theirs.
         bodies: The memory of large bodies that are being received.
         cors: Which origins may read answers; None leaves that to browsers.
         naming: What descriptions call the services.
@@ -62,6 +63,7 @@ class Gateway:
     metrics_need_key: bool = False
     metadata_need_key: bool = True
     draining: bool = False
+    closes: bool = False
     bodies: BodyBudget = field(default_factory=BodyBudget)
     cors: Cors | None = None
     naming: Naming = field(default_factory=Naming)
@@ -248,11 +250,13 @@ class Gateway:
         for service in self.all_services:
             service.metrics.flush()
 
-    def start_draining(self) -> None:
-        """Turn readiness off and let every answer close its connection."""
-        self.draining = True
+    def start_draining(self, *, port_stays: bool = False) -> None:
+        """Let every answer close its connection, and turn readiness off, unless somebody else serves on this port."""
+        self.closes = True
+        self.draining = not port_stays
         for service in self.all_services:
-            service.draining = True
+            service.closes = True
+            service.draining = self.draining
         self.tell_readiness()
 
     def tell_readiness(self) -> None:

@@ -83,7 +83,7 @@ class Roster:
     def serve(self, rules: ServiceRules) -> None:
         """Add a service; no request reaches it before it is routed."""
         service = assemble(rules, self._page, self._server)
-        service.draining = self._gateway.draining
+        service.draining, service.closes = self._gateway.draining, self._gateway.closes
         service.larger_rows = LargerRows(self._ask_larger)
         self._services[rules.number] = service
 

@@ -1,14 +1,16 @@
-"""What frontends ask of their supervisor for their callers: the index, loading, unloading."""
+"""What frontends ask of their supervisor for their callers: the index, loading, unloading, a new server."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, assert_never
 
-from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskReload, AskUnload, Refusal, Reply
 from stoker.errors import StokerError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from stoker.supervisor.background import Background
     from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
     from stoker.supervisor.rollout import Rollout
@@ -21,10 +23,18 @@ logger = logging.getLogger(__name__)
 class Requests:
     """Answers what frontends ask; see `stoker.gateway.administration`."""
 
-    def __init__(self, rollout: Rollout, frontends: FrontendProcesses, background: Background) -> None:
+    def __init__(
+        self,
+        rollout: Rollout,
+        frontends: FrontendProcesses,
+        background: Background,
+        reload: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Answer with what these do; `reload` replaces the server."""
         self._rollout = rollout
         self._frontends = frontends
         self._background = background
+        self._reload = reload
 
     def take(self, asker: FrontendChild, ask: Ask) -> None:
         """Start a task that answers a request."""
@@ -49,6 +59,8 @@ class Requests:
                 await self._rollout.load(ask.model, ask.policy, ask.version)
             case AskUnload():
                 await self._rollout.unload(ask.model, ask.version)
+            case AskReload():
+                await self._reload()
             case _:
                 assert_never(ask)
         return []

@@ -55,6 +55,8 @@ class Fleet:
         sockets: Sequence[socket.socket],
         supervision: Supervision,
         on_request: Callable[[FrontendChild, Ask], None],
+        *,
+        quiet_start: bool = False,
     ) -> None:
         """Create it with no process running.
 
@@ -65,6 +67,7 @@ class Fleet:
             sockets: Listening sockets, one for each frontend.
             supervision: The metrics, and whoever waits for changes.
             on_request: Called when a frontend asks something.
+            quiet_start: Whether frontends take connections only when told to; see `FrontendProcesses.listen`.
         """
         self._changes, self._background = supervision.changes, supervision.background
         self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost, self._on_verdict)
@@ -78,6 +81,7 @@ class Fleet:
             on_request,
             self._on_outgrown,
             self._on_attach_failed,
+            quiet_start=quiet_start,
         )
         self._answer_bytes: dict[int, int] = {}
         """By a model's number the room that its answers need, if that is more than its signature says."""
@@ -109,7 +113,6 @@ class Fleet:
         failed = await self._joined(started, models, all_needed=all_needed)
         # Now: a device process that ends while frontends begin to listen is started again, and reports nothing anew.
         reports = [self.devices.replicas.report(model) for model in models if model.number not in failed]
-        await self._changes.until(lambda: all(process.listening for process in self.frontends.processes))
         return reports, failed
 
     async def end(self) -> None:

@@ -15,6 +15,7 @@ from stoker.control.frontend_messages import (
     Ask,
     AskIndex,
     AskLoad,
+    AskReload,
     AskUnload,
     Attached,
     AttachFailed,
@@ -101,6 +102,8 @@ class FrontendProcesses:
         on_request: Callable[[FrontendChild, Ask], None],
         on_outgrown: Callable[[FrontendProcess, int, int], None],
         on_attach_failed: Callable[[FrontendProcess, int], None],
+        *,
+        quiet_start: bool = False,
     ) -> None:
         """Create it with no process running.
 
@@ -108,21 +111,26 @@ class FrontendProcesses:
             settings: The server's settings.
             catalogue: What is served.
             keys_dir: The folder of the keys.
-            sockets: Listening sockets, one for each frontend.
+            sockets: Listening sockets, at least one for each frontend.
             supervision: The metrics, and whoever waits for changes.
             on_started: Called when one can be attached to replicas.
             on_request: Called when one asks something.
             on_outgrown: Called when answers of a replica do not fit: the frontend, the replica's generation, and the
                 room in bytes that they should have.
             on_attach_failed: Called when one has no room to be attached: the frontend, and the replica's generation.
+            quiet_start: Whether they take connections only once `listen` is called: somebody else serves on the
+                sockets until then.
         """
-        self.processes = [FrontendProcess(index, [sock]) for index, sock in enumerate(sockets)]
+        # A predecessor may have had more frontends: connections wait in the sockets of each.
+        count = min(settings.frontend_count, len(sockets))
+        self.processes = [FrontendProcess(page, list(sockets[page::count])) for page in range(count)]
         self._settings = settings
         self._catalogue = catalogue
         self._keys_dir = keys_dir
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
         self._memory = MetricMemory(supervision.metrics_fd)
         self._background, self._changes = supervision.background, supervision.changes
+        self._quiet = quiet_start
         self._on_started = on_started
         self._on_request = on_request
         self._on_outgrown = on_outgrown
@@ -139,6 +147,15 @@ class FrontendProcesses:
         """Start all of them."""
         for process in self.processes:
             await self._start(process)
+
+    async def listen(self) -> None:
+        """Let all of them take connections, if they do not yet, and return when they do."""
+        if self._quiet:
+            self._quiet = False
+            for process in self.processes:
+                if process.started:
+                    self._send(process, Listen())
+        await self._changes.until(lambda: all(process.listening for process in self.processes))
 
     def serve(self, model: Deployed) -> None:
         """Add a model; no request is routed to it before it is published."""
@@ -275,7 +292,8 @@ class FrontendProcesses:
                 process.started = True
                 self._on_started(process)
                 # Only now: a frontend that replaces another one finds connections waiting.
-                self._send(process, Listen())
+                if not self._quiet:
+                    self._send(process, Listen())
             case Listening():
                 process.listening = True
             case AttachFailed(generation):
@@ -286,7 +304,7 @@ class FrontendProcesses:
                 process.serving.discard(number)
             case Outgrown(generation, answer_bytes):
                 self._on_outgrown(process, generation, answer_bytes)
-            case AskIndex() | AskLoad() | AskUnload():
+            case AskIndex() | AskLoad() | AskUnload() | AskReload():
                 self._on_request(child, message)
             case Stopped(cut_off):
                 if cut_off:

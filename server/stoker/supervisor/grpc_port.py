@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
+from stoker.supervisor.binding import listens
 from stoker.system.extras import how_to_install
 
 __all__ = ["address_of", "reserve_grpc_port"]
@@ -16,7 +18,9 @@ __all__ = ["address_of", "reserve_grpc_port"]
 _PACKAGES: Final = ("google.protobuf", "grpc", "grpc_health", "grpc_reflection")
 
 
-def reserve_grpc_port(settings: ServerSettings, beside: socket.socket) -> socket.socket:
+def reserve_grpc_port(
+    settings: ServerSettings, beside: socket.socket, inherited: Sequence[socket.socket] = ()
+) -> socket.socket:
     """Check what the frontends will need to serve gRPC, and take its port from everybody else.
 
     Each frontend listens there itself (SO_REUSEPORT); the socket that is returned does not listen, and keeps other
@@ -25,6 +29,7 @@ def reserve_grpc_port(settings: ServerSettings, beside: socket.socket) -> socket
     Args:
         settings: The server's, with `grpc_port`.
         beside: A listening socket of HTTP, on whose address gRPC is served too.
+        inherited: Sockets of a predecessor; one that keeps this port goes on doing so.
 
     Raises:
         InvalidSettings: There is no port, a package is missing, the certificate or its key cannot be used, or the
@@ -36,6 +41,11 @@ def reserve_grpc_port(settings: ServerSettings, beside: socket.socket) -> socket
         raise InvalidSettings(f"grpc_port needs packages that are missing here; {how_to_install('grpc')}")
     _check_certificate(settings)
     address = (beside.getsockname()[0], settings.grpc_port, *beside.getsockname()[2:])
+    kept = [sock for sock in inherited if sock.fileno() >= 0 and not listens(sock)]
+    for sock in kept:
+        if sock.getsockname()[:2] == address[:2]:
+            return sock
+        sock.close()
     sock = socket.socket(beside.family)
     try:
         # Without SO_REUSEPORT: a second server of the same user must not share the port.

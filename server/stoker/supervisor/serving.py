@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
 from contextlib import ExitStack, suppress
 from typing import Final
@@ -15,6 +16,8 @@ from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.grpc_port import reserve_grpc_port
+from stoker.supervisor.guardian import Guardian
+from stoker.supervisor.handover import Predecessor
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
@@ -31,8 +34,15 @@ logger = logging.getLogger(__name__)
 _STANDARD_OUTPUT: Final = 1
 
 
-def serve(settings: ServerSettings, workspace: Workspace) -> None:
-    """Serve until a signal asks to stop.
+def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecessor | None = None) -> int:
+    """Serve until a signal asks to stop; return the exit code.
+
+    A server that a successor has taken the place of goes on as its guardian: others know its process id.
+
+    Args:
+        settings: How the server runs.
+        workspace: Its workspace.
+        predecessor: The server whose place it takes, if there is one.
 
     Raises:
         OperatorError: A setting is bad, or a model or device cannot be used.
@@ -49,10 +59,12 @@ def serve(settings: ServerSettings, workspace: Workspace) -> None:
         if broken and not models and settings.exit_on_error is None:
             raise next(iter(broken.values()))
         _provide_admin_key(settings, workspace)
-        sockets = bind(settings.host, settings.port, settings.frontend_count)
+        inherited = [] if predecessor is None else predecessor.sockets
+        sockets = bind(settings.host, settings.port, settings.frontend_count, inherited)
         port = sockets[0].getsockname()[1]
+        kept_ports: list[socket.socket] = []
         if settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key:
-            resources.enter_context(reserve_grpc_port(settings, sockets[0]))
+            kept_ports.append(resources.enter_context(reserve_grpc_port(settings, sockets[0], inherited)))
         names = ", ".join(dict.fromkeys(model.servable.name for model in models))
         _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
@@ -60,13 +72,28 @@ def serve(settings: ServerSettings, workspace: Workspace) -> None:
             for line in summary(settings, workspace, port, start_up):
                 _say(line)
 
-        async def run() -> None:
-            await Supervisor(
-                settings, models, workspace.keys_dir, sockets, on_ready, stock, offers, broken
-            ).run()
+        async def run() -> int:
+            supervisor = Supervisor(
+                settings,
+                models,
+                workspace.keys_dir,
+                sockets,
+                on_ready,
+                stock,
+                offers,
+                broken,
+                predecessor,
+                kept_ports,
+            )
+            successor = await supervisor.run()
+            # What was held for this server's models, and its ports, are others' now.
+            resources.close()
+            if successor is None:
+                _say("Stoker has stopped.")
+                return 0
+            return await Guardian(successor).run()
 
-        asyncio.run(run())
-        _say("Stoker has stopped.")
+        return asyncio.run(run())
 
 
 def _provide_admin_key(settings: ServerSettings, workspace: Workspace) -> None:

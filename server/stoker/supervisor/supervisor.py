@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from stoker.control.frontend_messages import Ask, Drain, Stop
+from stoker.errors import NotReady, ReloadFailed, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.metrics import SUPERVISOR_PAGE, MetricMemory
 from stoker.models.deployed import Deployed
@@ -26,6 +27,7 @@ from stoker.supervisor.admin_requests import Requests
 from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.handover import Successor
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.watch import Watch
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from stoker.errors import OperatorError
     from stoker.models.offers import Offer
     from stoker.supervisor.frontend_processes import FrontendChild
+    from stoker.supervisor.handover import Predecessor
     from stoker.supervisor.version_manager import Stock
 
 __all__ = ["Supervisor"]
@@ -62,6 +65,8 @@ class Supervisor:
         stock: Stock,
         offers: Mapping[str, Offer] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
+        predecessor: Predecessor | None = None,
+        kept_ports: Sequence[socket.socket] = (),
     ) -> None:
         """Prepare a server.
 
@@ -69,11 +74,13 @@ class Supervisor:
             settings: How it runs.
             models: What it loads before it is ready.
             keys_dir: The folder of the keys.
-            sockets: Listening sockets, one for each frontend.
+            sockets: Listening sockets, at least one for each frontend.
             on_ready: Called once, when everything is loaded.
             stock: Where further versions come from.
             offers: The models of the settings by name.
             broken: By name and version what of them is not loaded, and why.
+            predecessor: The server whose place this one takes, if there is one.
+            kept_ports: Sockets that do not listen, and keep ports from others; a successor gets them too.
         """
         self._settings = settings
         self._models = list(models)
@@ -87,17 +94,30 @@ class Supervisor:
         self._background = supervision.background
         self._broken = dict(broken)
         self._catalogue = catalogue = Catalogue(self._models, offers, broken)
-        self._fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request)
+        self._sockets = [*sockets, *kept_ports]
+        self._fleet = Fleet(
+            settings,
+            catalogue,
+            keys_dir,
+            sockets,
+            supervision,
+            self._on_request,
+            quiet_start=predecessor is not None,
+        )
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
-        self._requests = Requests(self._rollout, self._fleet.frontends, self._background)
+        self._requests = Requests(self._rollout, self._fleet.frontends, self._background, self._reload)
         self._watch = Watch(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
         self._announced = False
+        self._predecessor = predecessor
+        self._reloading = False
+        self._successor: Successor | None = None
+        self._port_stays = False
         self._stop_grace_s = 0.0
         self._asked_s = 0.0
 
-    async def run(self) -> None:
-        """Serve until a signal asks to stop.
+    async def run(self) -> Successor | None:
+        """Serve until a signal asks to stop, or somebody else serves; return the successor, if that is a child.
 
         Raises:
             OperatorError: A model or device could not be used at start-up.
@@ -105,6 +125,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, self._settings.drain_grace_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, _INTERRUPT_GRACE_S)
+        loop.add_signal_handler(signal.SIGUSR2, self._on_reload_signal)
+        if self._predecessor is not None:
+            self._predecessor.watch(self._leave, lambda: self._on_signal(self._settings.drain_grace_s))
         self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
         self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
         starting = loop.create_task(self._start())
@@ -119,6 +142,7 @@ class Supervisor:
             starting.cancel()
             stopped.cancel()
             await self._end_all()
+        return self._successor
 
     async def _start(self) -> None:
         all_needed = self._settings.ends_on_error(len(self._offers))
@@ -131,11 +155,14 @@ class Supervisor:
             if model.number in failed
         }
         await self._rollout.begin(self._offers, failed)
+        await self._fleet.frontends.listen()
         self._announced = True
         processes = self._fleet.devices.processes
         devices = [process.report for process in processes if process.report is not None]
         self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s, broken))
         self._background.spawn(self._watch.run())
+        if self._predecessor is not None:
+            self._predecessor.tell_ready(self._sockets)
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
         self._requests.take(asker, ask)
@@ -153,11 +180,55 @@ class Supervisor:
         self._stop_grace_s = grace_s if self._announced else 0.0
         self._background.stop()
 
+    def _on_reload_signal(self) -> None:
+        async def reload() -> None:
+            try:
+                await self._reload()
+            except StokerError as error:
+                logger.error("%s", error)  # noqa: TRY400  # an operator's
+
+        self._background.spawn(reload())
+
+    async def _reload(self) -> None:
+        """Replace this server by a new one, which serves when this returns.
+
+        Raises:
+            ReloadFailed: The new one did not start.
+            NotReady: This one is starting, stopping, or being replaced.
+        """
+        if not self._announced or self._reloading or self._background.stopping:
+            raise NotReady("The server is starting, stopping, or being replaced already.")
+        self._reloading = True
+        try:
+            if self._predecessor is not None:
+                await self._predecessor.reload()
+                return
+            logger.info("a new server starts, to take the place of this one")
+            successor = await Successor.start(self._sockets)
+            await successor.ready()
+        except OSError as error:
+            raise ReloadFailed(
+                f"The new server cannot be started, and the old one goes on: {error}"
+            ) from error
+        finally:
+            self._reloading = False
+        self._successor = successor
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let others serve on the same sockets from now on."""
+        self._port_stays = True
+        self._stop_grace_s = self._settings.drain_grace_s
+        self._background.stop()
+
     async def _drain(self) -> None:
-        """Readiness off, a grace in which all is still answered, then the port closes and the last answers go out."""
+        """Readiness off, a grace in which all is still answered, then the port closes and the last answers go out.
+
+        Where the port stays, readiness does too, and new connections go to who serves there from now on.
+        """
         frontends = self._fleet.frontends
         children = frontends.children
-        frontends.tell(Drain())
+        frontends.tell(Drain(self._port_stays))
         await asyncio.sleep(self._stop_grace_s)
         frontends.close_sockets()
         longest_s = max((model.terms.timeout_ms for model in self._catalogue.served), default=0) / 1000

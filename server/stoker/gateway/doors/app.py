@@ -52,6 +52,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         Route("/token", _identified(_token)),
         Route(SERVICE_PATH + "{name}/token", _identified(_token)),
         Route("/metrics", _identified(_metrics)),
+        Route("/-/reload", _identified(_reload), methods=["POST"]),
         *oip_routes(gateway),
         *tfs_routes(gateway),
         *mlflow_routes(gateway),
@@ -79,7 +80,7 @@ def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
         if b"traceid" in headers:
             # Callers of Microsoft Office follow their requests by it.
             added.append((b"traceid", headers[b"traceid"]))
-        if gateway.draining:
+        if gateway.closes:
             added += _CLOSE
 
         async def send_with_added(message: Message) -> None:
@@ -151,6 +152,15 @@ async def _metrics(request: Request) -> Response:
     gateway.flush_metrics()
     text = await beside_the_loop(render, gateway.metrics, dict(gateway.models))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def _reload(request: Request) -> Response:
+    """Replace the server by a new one; the path is that of Prometheus."""
+    administration = _gateway(request).administration
+    assert administration is not None, "every frontend has one"
+    administration.access.check(_authorization(request), from_page="origin" in request.headers)
+    await administration.reload()
+    return Response()
 
 
 async def _swagger(request: Request) -> Response:

@@ -424,8 +424,8 @@ class DirectProtocol(HttpToolsProtocol):
         transport = self.transport
         if transport.is_closing():
             return
-        closing = self._gateway.draining or not direct.keep_alive
-        if closing and not self._gateway.draining:
+        closing = self._gateway.closes or not direct.keep_alive
+        if closing and not self._gateway.closes:
             lines += CLOSE_LINE
         transport.write(b"".join((STATUS_LINE[status], self._gateway.default_lines, lines, b"\r\n", body)))
         if closing:

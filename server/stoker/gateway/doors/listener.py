@@ -165,8 +165,18 @@ class Listener:
             headers = [*headers, *self._gateway.cors.without_origin]
         self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
+    def leave_port(self) -> None:
+        """Stop accepting, and leave connections that wait to others who listen on the same sockets."""
+        for server in self._servers:
+            server.close()
+        for sock in self._sockets:
+            sock.close()
+        self._sockets = ()
+
     async def stop_listening(self) -> None:
         """Stop accepting, but take every connection that the kernel has accepted already."""
+        if not self._sockets:
+            return
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
             drop_new_connections(sock)

@@ -64,7 +64,7 @@ class RepositoryMethods:
 
     def _allowed(self, call: Call) -> Administration:
         administration = self._administration()
-        administration.access.check(call.authorization, from_page=False, sent_as=BEARER_METADATA)
+        administration.access.check_loading(call.authorization, from_page=False, sent_as=BEARER_METADATA)
         return administration
 
     def _administration(self) -> Administration:

@@ -64,7 +64,7 @@ class RepositoryApi:
 
     def _allowed(self, request: Request) -> Administration:
         administration = self._administration()
-        administration.access.check(_authorization(request), from_page="origin" in request.headers)
+        administration.access.check_loading(_authorization(request), from_page="origin" in request.headers)
         return administration
 
     def _administration(self) -> Administration:

@@ -294,7 +294,7 @@ class Call(Ticket):
         respond, self._respond = self._respond, None
         if respond is None:
             return
-        if self._service.draining:
+        if self._service.closes:
             lines += CLOSE_LINE
         respond(status, lines, body)
 

@@ -96,6 +96,8 @@ class Service:
         self.exchanges: list[Exchange] = []
         self.exchange: Exchange | None = None
         self.draining = False
+        self.closes = False
+        """Whether its answers close their connections."""
         self.arriving = 0
         """How many bodies of requests for it are being received."""
         self.tokens = tokens

@@ -1,0 +1,78 @@
+"""What is left of a supervisor whose server has a successor: the process that others know by its id.
+
+Whoever has started it (a shell, a service manager, a container) waits for it and sends it signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import Final
+
+from stoker.errors import StokerError
+from stoker.supervisor.handover import Successor
+
+__all__ = ["Guardian"]
+
+logger = logging.getLogger(__name__)
+
+_ENDED_BY_SIGNAL: Final = 128
+
+
+class Guardian:
+    """Passes signals on to the server that serves now, and starts its successors."""
+
+    def __init__(self, serving: Successor) -> None:
+        """Guard a server that serves."""
+        self._serving = serving
+        self._replacing: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[int]] = set()
+
+    async def run(self) -> int:
+        """Wait until the server that serves ends, and return its exit code, as shells have it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._pass_on, number)
+        loop.add_signal_handler(signal.SIGUSR2, self._reload)
+        while True:
+            serving = self._serving
+            serving.on_reload = self._reload
+            await serving.ended
+            if serving is self._serving:
+                break
+        if self._replacing is not None:
+            self._replacing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._replacing
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        code = serving.ended.result()
+        return code if code >= 0 else _ENDED_BY_SIGNAL - code
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        self._serving.send_signal(number)
+
+    def _reload(self) -> None:
+        if self._replacing is None:
+            self._replacing = asyncio.get_running_loop().create_task(self._replace())
+
+    async def _replace(self) -> None:
+        old = self._serving
+        try:
+            successor = await Successor.start(old.sockets)
+            await successor.ready()
+        except (StokerError, OSError) as error:
+            logger.error("%s", error)  # noqa: TRY400  # an operator's
+            old.refuse(str(error))
+        else:
+            for sock in old.sockets:
+                sock.close()
+            self._serving = successor
+            successor.on_reload = self._reload
+            self._leaving.add(old.ended)
+            old.ended.add_done_callback(self._leaving.discard)
+            old.leave()
+        finally:
+            self._replacing = None

@@ -1,0 +1,212 @@
+"""Handing a server's listening sockets over to a new one, and back: both ends of the channel between them.
+
+The sockets stay open all the time, so no connection that waits in them is lost, whichever of the two takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Final, assert_never
+
+from stoker.control.channel import ControlChannel
+from stoker.control.handover_messages import (
+    PREDECESSOR_END,
+    SUCCESSOR_END,
+    FromSuccessor,
+    Leave,
+    NotReloaded,
+    NotStarted,
+    Reload,
+    Sockets,
+    ToSuccessor,
+)
+from stoker.errors import ReloadFailed, StokerError
+
+__all__ = ["Predecessor", "Successor", "taking_over"]
+
+_VARIABLE: Final = "STOKER_HANDOVER_FD"
+_SOCKETS_A_MESSAGE: Final = 8
+
+
+def _hand_over(send: Callable[[Sockets, Sequence[int]], object], sockets: Sequence[socket.socket]) -> None:
+    for first in range(0, len(sockets), _SOCKETS_A_MESSAGE):
+        some = sockets[first : first + _SOCKETS_A_MESSAGE]
+        send(Sockets(last=first + len(some) == len(sockets)), [sock.fileno() for sock in some])
+
+
+def _opened(fds: Sequence[int]) -> list[socket.socket]:
+    return [socket.socket(fileno=fd) for fd in fds]
+
+
+class Predecessor:
+    """The server that has started this one to take its place, and that keeps the process id when it has.
+
+    Attributes:
+        sockets: What it listens on.
+    """
+
+    def __init__(self, channel: ControlChannel[FromSuccessor, ToSuccessor]) -> None:
+        """Take its sockets, which it sends first."""
+        self._channel = channel
+        self._reloading: asyncio.Future[None] | None = None
+        self.sockets: list[socket.socket] = []
+        while (received := channel.receive()) is not None:
+            message, fds = received
+            self.sockets += _opened(fds)
+            if isinstance(message, Sockets) and message.last:
+                break
+        os.set_blocking(channel.fileno(), False)
+
+    @classmethod
+    def find(cls, environ: MutableMapping[str, str]) -> Predecessor | None:
+        """The predecessor of this process, if it has one; what it starts has none."""
+        fd = environ.pop(_VARIABLE, None)
+        return None if fd is None else cls(ControlChannel.inherited(int(fd), SUCCESSOR_END))
+
+    def watch(self, on_leave: Callable[[], object], on_gone: Callable[[], object]) -> None:
+        """Call `on_leave` when somebody else serves, and `on_gone` when the predecessor has ended."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            received = self._channel.receive()
+            reloading, self._reloading = self._reloading, None
+            if received is None:
+                loop.remove_reader(self._channel.fileno())
+                on_gone()
+                error = "The server is shutting down."
+            elif isinstance(received[0], NotReloaded):
+                error = received[0].error
+            else:
+                if reloading is not None and not reloading.done():
+                    reloading.set_result(None)
+                on_leave()
+                return
+            if reloading is not None and not reloading.done():
+                reloading.set_exception(ReloadFailed(error))
+
+        loop.add_reader(self._channel.fileno(), read)
+
+    def tell_ready(self, sockets: Sequence[socket.socket]) -> None:
+        """Say that this server serves, and on which sockets."""
+        _hand_over(self._channel.send, sockets)
+
+    def tell_not_started(self, error: str) -> None:
+        """Say why this server ends without having served."""
+        self._channel.send(NotStarted(error))
+
+    async def reload(self) -> None:
+        """Let it start a successor of this server; returns when that serves.
+
+        Raises:
+            ReloadFailed: It did not start.
+        """
+        self._reloading = asyncio.get_running_loop().create_future()
+        self._channel.send(Reload())
+        await self._reloading
+
+
+@contextlib.contextmanager
+def taking_over(environ: MutableMapping[str, str]) -> Iterator[Predecessor | None]:
+    """The predecessor of this process, if it has one; it is told of errors for the operator, which are raised on."""
+    predecessor = Predecessor.find(environ)
+    try:
+        yield predecessor
+    except StokerError as error:
+        if predecessor is not None:
+            predecessor.tell_not_started(str(error))
+        raise
+
+
+class Successor:
+    """A server that is to take the place of one that runs; its process is a child of this one."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: ControlChannel[ToSuccessor, FromSuccessor]
+    ) -> None:
+        self._process = process
+        self._channel = channel
+        self.sockets: list[socket.socket] = []
+        """What it listens on, once it serves."""
+        self._error = ""
+        loop = asyncio.get_running_loop()
+        self._serves = asyncio.Event()
+        self.on_reload: Callable[[], object] = lambda: None
+        """Called when it wants a successor itself."""
+        self.ended = loop.create_task(process.wait())
+        """Done when its process has ended, with its exit code."""
+        loop.add_reader(channel.fileno(), self._read)
+
+    @classmethod
+    async def start(cls, sockets: Sequence[socket.socket]) -> Successor:
+        """Start a server as this one was started: by the same command, in the same folder.
+
+        Args:
+            sockets: What this one listens on.
+
+        Raises:
+            OSError: The system has no room for one more process.
+        """
+        channel, far = ControlChannel.pair(PREDECESSOR_END)
+        with far:
+            process = await asyncio.create_subprocess_exec(
+                *sys.orig_argv,
+                pass_fds=(far.fileno(),),
+                env={**os.environ, _VARIABLE: str(far.fileno())},
+            )
+        _hand_over(channel.send, sockets)
+        return cls(process, channel)
+
+    async def ready(self) -> None:
+        """Wait until it serves.
+
+        Raises:
+            ReloadFailed: It did not start.
+        """
+        serves = asyncio.ensure_future(self._serves.wait())
+        try:
+            await asyncio.wait((serves, self.ended), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.send_signal(signal.SIGTERM)
+            raise
+        finally:
+            serves.cancel()
+        if not self._serves.is_set():
+            reason = self._error or f"it ended with code {self.ended.result()}"
+            raise ReloadFailed(f"The new server did not start, and the old one goes on: {reason}")
+
+    def leave(self) -> None:
+        """Let it answer its last requests and end, because somebody else serves on its sockets."""
+        self._channel.send(Leave())
+
+    def refuse(self, error: str) -> None:
+        """Say that the successor it wanted did not start."""
+        self._channel.send(NotReloaded(error))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send its process a signal, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def _read(self) -> None:
+        received = self._channel.receive()
+        if received is None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            return
+        message, fds = received
+        match message:
+            case Sockets(last):
+                self.sockets += _opened(fds)
+                if last:
+                    self._serves.set()
+            case NotStarted(error):
+                self._error = error
+            case Reload():
+                self.on_reload()
+            case _:
+                assert_never(message)
