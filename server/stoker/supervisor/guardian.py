@@ -39,6 +39,8 @@ class Guardian:
         while True:
             serving = self._serving
             serving.on_reload = self._reload
+            if serving.wants_reload:
+                self._reload()
             await serving.ended
             if serving is self._serving:
                 break
@@ -70,7 +72,6 @@ class Guardian:
             for sock in old.sockets:
                 sock.close()
             self._serving = successor
-            successor.on_reload = self._reload
             self._leaving.add(old.ended)
             old.ended.add_done_callback(self._leaving.discard)
             old.leave()

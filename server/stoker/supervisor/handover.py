@@ -138,6 +138,8 @@ class Successor:
         self._serves = asyncio.Event()
         self.on_reload: Callable[[], object] = lambda: None
         """Called when it wants a successor itself."""
+        self.wants_reload = False
+        """Whether it has asked for one that it has not got, perhaps before anybody listened."""
         self.ended = loop.create_task(process.wait())
         """Done when its process has ended, with its exit code."""
         loop.add_reader(channel.fileno(), self._read)
@@ -186,6 +188,7 @@ class Successor:
 
     def refuse(self, error: str) -> None:
         """Say that the successor it wanted did not start."""
+        self.wants_reload = False
         self._channel.send(NotReloaded(error))
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -207,6 +210,7 @@ class Successor:
             case NotStarted(error):
                 self._error = error
             case Reload():
+                self.wants_reload = True
                 self.on_reload()
             case _:
                 assert_never(message)
