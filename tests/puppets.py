@@ -28,6 +28,10 @@ from stoker.device.worker import Worker
 from stoker.errors import StokerError
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.ticket import Ticket
+from stoker.gateway.scoring.admission import LimitedService
+from stoker.gateway.scoring.facts import Limits, ServiceFacts
+from stoker.gateway.scoring.service import Service
+from stoker.keys.access import Access
 from stoker.metrics import MetricMemory, ModelTotals
 from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.tensors import Signature, TensorSpec
@@ -44,6 +48,8 @@ __all__ = [
     "PuppetRuntime",
     "PuppetTicket",
     "double",
+    "metric_memory",
+    "puppet_service",
     "rows_of",
 ]
 
@@ -215,7 +221,7 @@ class Joined:
         self.runtime = runtime or PuppetRuntime()
         self.lost: list[int] = []
         self.exchanges: list[Exchange] = []
-        self._memory = _metric_memory()
+        self._memory = metric_memory()
         self._loop = asyncio.new_event_loop()
         self._capacity, self._doorbell_bytes = capacity, doorbell_bytes
         self._device_lives = True
@@ -355,7 +361,41 @@ class Joined:
         )
 
 
-def _metric_memory() -> MetricMemory:
+def puppet_service(
+    name: str = "m",
+    memory: MetricMemory | None = None,
+    *,
+    slot: int = 0,
+    version: str = "1",
+    access: Access | None = None,
+    timeout_ms: int = 1000,
+    max_body_bytes: int = 1000,
+    max_concurrent_requests: int | None = None,
+    max_queue_wait_ms: int = 0,
+    **more: Any,
+) -> Service:
+    """A service that is joined to nothing; by default it takes the requests of everybody.
+
+    Args:
+        name: Name of the model.
+        memory: Where it counts; by default where nobody looks.
+        slot: Its slot there.
+        version: The model's version.
+        access: Who may score.
+        timeout_ms: As in `Limits`, like the next three.
+        max_body_bytes: The longest body.
+        max_concurrent_requests: Most requests in flight; None makes a plain `Service`.
+        max_queue_wait_ms: How long others wait.
+        **more: Further arguments of `Service`, or of `LimitedService` if there is a limit of requests.
+    """
+    memory = memory or metric_memory()
+    limits = Limits(timeout_ms, max_body_bytes, max_concurrent_requests, max_queue_wait_ms)
+    kind = Service if max_concurrent_requests is None else LimitedService
+    return kind(ServiceFacts(name, version), access or Access(), memory.page(0).model(slot), limits, **more)
+
+
+def metric_memory() -> MetricMemory:
+    """Counters that nobody has counted yet."""
     fd = MetricMemory.create()
     try:
         return MetricMemory(fd)

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 import uvloop
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
+from tests.puppets import metric_memory, puppet_service
 
 from stoker.arena import Arena
 from stoker.device.lanes import Lane
@@ -31,8 +32,8 @@ from stoker.gateway.http.cors import Cors
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import Traffic
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys, KeyVerifier
-from stoker.metrics import MetricMemory
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import BodyScript
 from stoker.scripts import coroutines
@@ -89,14 +90,13 @@ class InProcessServer:
             endpoint: The endpoint whose deployments the models are.
         """
         self._runtimes = runtimes if isinstance(runtimes, Mapping) else {"model": runtimes}
-        fd = MetricMemory.create()
-        self.memory = MetricMemory(fd)
-        os.close(fd)
+        self.memory = metric_memory()
         services = {
-            name: Service(
+            name: puppet_service(
                 name,
-                verifier=None if key is None else KeyVerifier(Path("no-keys"), name, Keys(key, key)),
-                metrics=self.memory.page(0).model(slot),
+                self.memory,
+                slot=slot,
+                access=Access(None if key is None else KeyVerifier(Path("no-keys"), name, Keys(key, key))),
                 timeout_ms=timeout_ms,
                 max_body_bytes=MAX_BODY_BYTES,
             )

@@ -10,6 +10,7 @@ import pytest
 from tests.contract.in_process import InProcessServer, script
 
 from stoker.gateway.describing.swagger import Naming
+from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.runtimes.base import Runtime
 
 NAMING = Naming(title="ML service", version="3.1.4", path_prefix="/pre")
@@ -136,7 +137,7 @@ def test_what_the_user_has_written_wins() -> None:
     """For its version; the others are made."""
     own = {"swagger": "2.0", "info": {"title": "é", "version": "0"}, "paths": {}}
     with InProcessServer(script(echo)) as server:
-        server.service.own_swagger = {"2": own}
+        server.service.facts = ServiceFacts("model", swagger={"2": own})
         described = server.ask("GET", "/swagger.json")
         by_name = server.ask("GET", "/api/v1/service/model/swagger.json")
         made = server.ask("GET", "/swagger.json?version=3").json()
@@ -148,7 +149,7 @@ def test_what_the_user_has_written_wins() -> None:
 def test_a_service_describes_the_paths_that_lead_to_it() -> None:
     """Under its own path, whatever the prefix of the only service is; the operator's sentence is there."""
     with InProcessServer({"a": script(echo), "b": script(echo)}, naming=NAMING) as server:
-        server.gateway.services["b"].description = "Tells what it is told."
+        server.gateway.services["b"].facts = ServiceFacts("b", description="Tells what it is told.")
         described = server.ask("GET", "/api/v1/service/b/swagger.json").json()
         several = server.ask("GET", "/swagger.json")
 

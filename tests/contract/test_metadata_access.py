@@ -12,9 +12,10 @@ from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, bearer, request
 
 from stoker.control.frontend_messages import Ask, Reply
-from stoker.gateway.administration import AdminAccess, Administration
+from stoker.gateway.administration import AdminAccess, Administration, admin_key
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.settings.endpoint import Endpoint
 from stoker.versions import Standing
@@ -61,7 +62,9 @@ def administered(server: InProcessServer, access: AdminAccess) -> None:
 def server() -> Iterator[InProcessServer]:
     """A server whose model needs a key."""
     with InProcessServer(script(lambda raw_data: raw_data), key=KEY) as running:
-        administered(running, AdminAccess(KeyVerifier(Path("no-keys"), ".admin", Keys(ADMIN, ADMIN))))
+        administered(
+            running, AdminAccess(admin_key(KeyVerifier(Path("no-keys"), ".admin", Keys(ADMIN, ADMIN))))
+        )
         yield running
 
 
@@ -115,7 +118,7 @@ def test_a_key_is_for_its_model() -> None:
         services = running.gateway.services
         other = "the-key-of-the-other-model"
         only = KeyVerifier(Path("no-keys"), "other", Keys(other, other))
-        services["other"].authorized = only.verify
+        services["other"].access = Access(only)
         running.gateway.route("gone", ServedModel({"1": ServedVersion(Standing(5, "END"))}, None))
         for path, statuses in (
             ("/v2", (200, 200)),

@@ -13,7 +13,7 @@ from tests.http.raw_http import Answer, bearer
 
 from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.control.frontend_rules import AdminRules
-from stoker.gateway.administration import AdminAccess, Administration, admin_access
+from stoker.gateway.administration import AdminAccess, Administration, admin_access, admin_key
 from stoker.keys.keyring import AdminKey, Keys, KeyVerifier
 from stoker.versions import VersionPolicy
 
@@ -33,7 +33,7 @@ class PuppetSupervisor:
         self.asked: list[Ask] = []
         self.refusal: Refusal | None = None
         self._server = server
-        self.allow(AdminAccess(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY))))
+        self.allow(AdminAccess(admin_key(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY)))))
 
     def allow(self, access: AdminAccess) -> None:
         """Let these load and unload."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -13,12 +12,12 @@ import pytest
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
+from tests.puppets import metric_memory, puppet_service
 
 from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.scoring.service import Service
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys, KeyVerifier
-from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm
 
 KEY = "a-key-of-this-test-0001"
@@ -41,18 +40,10 @@ async def _listener(
     script: ScriptForm | None = None, app: ASGIApp = _app
 ) -> AsyncIterator[tuple[Listener, int]]:
     """A listener with the services `a`, perhaps of a script, and `b`, and its port."""
-    metrics_fd = MetricMemory.create()
-    memory = MetricMemory(metrics_fd)
-    os.close(metrics_fd)
-    verifier = KeyVerifier(Path("no-keys-here"), "a", Keys(KEY, KEY + "-other"))
+    memory = metric_memory()
+    access = Access(KeyVerifier(Path("no-keys-here"), "a", Keys(KEY, KEY + "-other")))
     services = {
-        name: Service(
-            name,
-            verifier=verifier,
-            metrics=memory.page(0).model(slot),
-            timeout_ms=1000,
-            max_body_bytes=LIMIT_BYTES,
-        )
+        name: puppet_service(name, memory, slot=slot, access=access, max_body_bytes=LIMIT_BYTES)
         for slot, name in enumerate(("a", "b"))
     }
     services["a"].script = script
@@ -214,20 +205,8 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
     """`finish` closes idle connections and waits for a request that has begun to arrive."""
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
-    metrics_fd = MetricMemory.create()
-    gateway = Gateway(
-        {
-            "a": Service(
-                "a",
-                verifier=None,
-                metrics=MetricMemory(metrics_fd).page(0).model(0),
-                timeout_ms=1000,
-                max_body_bytes=LIMIT_BYTES,
-            )
-        },
-        MetricMemory(metrics_fd),
-    )
-    os.close(metrics_fd)
+    memory = metric_memory()
+    gateway = Gateway({"a": puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)}, memory)
     listener = Listener(_app, gateway, [sock])
     await listener.start()
     async with await AsyncConnection.open(port) as idle, await AsyncConnection.open(port) as begun:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskReload, AskUnload, Refusal, Reply
-from stoker.errors import Forbidden, NotReady, StokerError, Unauthorized
+from stoker.errors import Forbidden, NotReady, StokerError
+from stoker.keys.access import Access
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys, KeyVerifier
 from stoker.versions import VersionPolicy
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from stoker.control.frontend_rules import AdminRules
 
-__all__ = ["AdminAccess", "Administration", "admin_access"]
+__all__ = ["AdminAccess", "Administration", "admin_access", "admin_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,12 @@ class AdminAccess:
     """Who may load and unload models.
 
     Attributes:
-        verifier: Checks the admin key; None if none is needed.
+        callers: What is asked of those who do: the admin key, or nothing.
         refusal: Why nobody may; empty if somebody may.
         polls: Whether the server looks for models by itself, so that nobody may ask it to.
     """
 
-    verifier: KeyVerifier | None = None
+    callers: Access = Access()  # noqa: RUF009  # it never changes
     refusal: str = ""
     polls: bool = False
 
@@ -59,14 +60,9 @@ class AdminAccess:
         """
         if self.refusal:
             raise Forbidden(self.refusal)
-        if self.verifier is None:
-            if from_page:
-                raise Forbidden("Pages may not load and unload models of a server that needs no key for it.")
-        elif not self.verifier.verify(authorization):
-            raise Unauthorized(
-                "Loading and unloading models needs the admin key ('stoker keys show admin'): "
-                f"send {sent_as.format('key')}."
-            )
+        if self.callers.open and from_page:
+            raise Forbidden("Pages may not load and unload models of a server that needs no key for it.")
+        self.callers.check(authorization, sent_as)
 
 
 def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
@@ -85,16 +81,23 @@ def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
                 "start it with STOKER_ADMIN_KEY, or with --host 127.0.0.1."
             )
         )
-        return AdminAccess(None, refusal, rules.polls)
+        return AdminAccess(refusal=refusal, polls=rules.polls)
     try:
         given = Keys(rules.key, rules.key) if rules.key else None
-        return AdminAccess(KeyVerifier(keys_dir, ADMIN, given), "", rules.polls)
+        return AdminAccess(admin_key(KeyVerifier(keys_dir, ADMIN, given)), polls=rules.polls)
     except FileNotFoundError:
         refusal = (
             "Models cannot be loaded and unloaded here: the server could not write an admin key into its workspace; "
             "start it with STOKER_ADMIN_KEY."
         )
-        return AdminAccess(None, refusal, rules.polls)
+        return AdminAccess(refusal=refusal, polls=rules.polls)
+
+
+def admin_key(verifier: KeyVerifier) -> Access:
+    """Return the access of those who have the admin key."""
+    return Access(
+        verifier, needs="Loading and unloading models needs the admin key ('stoker keys show admin')"
+    )
 
 
 class _Refused(StokerError):

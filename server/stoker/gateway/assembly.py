@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import LoadFailed
 from stoker.gateway.scoring.admission import LimitedService
+from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.service import Service
+from stoker.keys.access import Access
 from stoker.keys.keyring import KeyVerifier
 from stoker.metrics import MetricPage, ModelMetrics
 from stoker.models.swagger_files import read_swagger_file
@@ -35,38 +37,38 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         page: The frontend's page of the metrics.
         server: What holds for all services.
     """
-    name, terms = rules.name, rules.terms
-    owner = keys_owner(server.endpoint, name)
-    keys = tokens = None
-    if server.auth or server.token_auth:
-        keys = KeyVerifier(server.keys_dir, owner, rules.keys)
-    if server.token_auth:
-        from stoker.keys.tokens import TokenVerifier
-
-        assert keys is not None, "made above: tokens are handed out for keys"
-        tokens = TokenVerifier(server.keys_dir, owner, keys)
+    terms = rules.terms
     metrics = page.model(rules.slot)
     metrics.clear_gauges()
-    core: dict[str, Any] = {
-        "verifier": keys if server.auth else None,
-        "tokens": tokens,
-        "metrics": metrics,
-        "timeout_ms": terms.timeout_ms,
-        "max_body_bytes": server.max_body_bytes,
-        "description": terms.description,
-        "images": _images(terms, server),
-        "collector": _collector(rules, server, metrics),
-        "version": str(rules.version),
-        "framework": rules.framework,
-        "non_finite": terms.non_finite,
-    }
-    limit = terms.max_concurrent_requests
-    if limit is None:
-        service = Service(name, **core)
-    else:
-        service = LimitedService(name, limit=limit, max_wait_ms=terms.max_queue_wait_ms, **core)
-    service.own_swagger = _own_swagger(terms.swagger_files)
-    return service
+    facts = ServiceFacts(
+        rules.name, str(rules.version), rules.framework, terms.description, _own_swagger(terms.swagger_files)
+    )
+    limits = Limits(
+        terms.timeout_ms, server.max_body_bytes, terms.max_concurrent_requests, terms.max_queue_wait_ms
+    )
+    kind = Service if limits.max_concurrent_requests is None else LimitedService
+    return kind(
+        facts,
+        _access(rules, server),
+        metrics,
+        limits,
+        images=_images(terms, server),
+        collector=_collector(rules, server, metrics),
+        non_finite=terms.non_finite,
+    )
+
+
+def _access(rules: ServiceRules, server: ServerRules) -> Access:
+    owner = keys_owner(server.endpoint, rules.name)
+    if not server.auth and not server.token_auth:
+        return Access()
+    keys = KeyVerifier(server.keys_dir, owner, rules.keys)
+    if not server.token_auth:
+        return Access(keys)
+    from stoker.keys.tokens import TokenVerifier
+
+    # Tokens are handed out for keys, which need not be taken.
+    return Access(keys if server.auth else None, TokenVerifier(server.keys_dir, owner, keys))
 
 
 def _own_swagger(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

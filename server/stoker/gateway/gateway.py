@@ -176,7 +176,7 @@ class Gateway:
                 raise UnknownService(f"There is no deployment {quoted(name)} of the endpoint{there}.")
             return self.service(name)
         served = next((self.services[name] for name in shares if name in self.services), None)
-        if served is not None and not served.authorized(headers.get(b"authorization", b"")):
+        if served is not None and not served.access.allows(headers.get(b"authorization", b"")):
             # It will be refused, and takes nobody's turn.
             return served
         chosen = self.traffic.next()

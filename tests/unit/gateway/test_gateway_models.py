@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.puppets import ROWS, PuppetRuntime
+from tests.puppets import ROWS, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.arena import Arena
 from stoker.control.frontend_messages import AttachReplica, Route, RoutedVersion
@@ -34,19 +34,12 @@ from stoker.versions import Standing
 @pytest.fixture
 def memory() -> MetricMemory:
     """Counters that nobody has counted yet."""
-    fd = MetricMemory.create()
-    try:
-        return MetricMemory(fd)
-    finally:
-        os.close(fd)
+    return metric_memory()
 
 
 def service(memory: MetricMemory, version: str, name: str = "digits", slot: int = 0) -> Service:
     """A service that takes everybody's requests, and is joined to nothing."""
-    metrics = memory.page(0).model(slot)
-    return Service(
-        name, verifier=None, metrics=metrics, timeout_ms=1000, max_body_bytes=1000, version=version
-    )
+    return puppet_service(name, memory, slot=slot, version=version)
 
 
 def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -> None:

@@ -4,7 +4,6 @@ import argparse
 import base64
 import json
 import logging
-import os
 from pathlib import Path
 
 import jwt
@@ -13,10 +12,9 @@ import pytest
 from stoker.commands import keys as keys_command
 from stoker.commands import token as command
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
-from stoker.gateway.scoring.service import Service
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keyring, Keys, KeyVerifier, read_signing_secret, services_that_sign
 from stoker.keys.tokens import DEFAULT_VALID_S, LONGEST_VALID_S, Token, TokenVerifier, issue
-from stoker.metrics import MetricMemory
 
 NOW_S = 1_800_000_000.75
 GIVEN = Keys("primary-key-of-the-tests", "secondary-key-of-the-tests")
@@ -281,24 +279,17 @@ def test_a_key_fetches_a_token(verifier: TokenVerifier, clock: Clock) -> None:
         (False, False, "key token none"),
     ],
 )
-def test_a_service_takes_keys_or_tokens_or_both(
+def test_keys_or_tokens_or_both_are_taken(
     keyring: Keyring, verifier: TokenVerifier, keys: bool, tokens: bool, taken: str
 ) -> None:
     """Each credential opens a service that takes it; with neither asked for, nothing is needed."""
-    descriptor = MetricMemory.create()
-    service = Service(
-        "mnist",
-        verifier=KeyVerifier(keyring.keys_dir, "mnist", GIVEN) if keys else None,
-        tokens=verifier if tokens else None,
-        metrics=MetricMemory(descriptor).page(0).model(0),
-        timeout_ms=1,
-        max_body_bytes=1,
+    access = Access(
+        KeyVerifier(keyring.keys_dir, "mnist", GIVEN) if keys else None, verifier if tokens else None
     )
-    os.close(descriptor)
     presented = {"key": bearer(GIVEN.primary), "token": bearer(signed(keyring).text), "none": b""}
     for _ in range(2):
-        assert [name for name, header in presented.items() if service.authorized(header)] == taken.split()
-    assert ("invalid_token" in service.unauthorized(bearer("wrong")).challenge) is tokens
+        assert [name for name, header in presented.items() if access.allows(header)] == taken.split()
+    assert ("invalid_token" in access.refusal(bearer("wrong")).challenge) is tokens
 
 
 # --- stoker token, stoker keys regenerate signing ---

@@ -61,7 +61,7 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, settings.endpoint)
     rules = ServiceRules(0, "green", 1, "onnx", 0, Terms())
     primary = Keyring(workspace.keys_dir, "shop").show().primary
-    assert assemble(rules, page, server).authorized(f"Bearer {primary}".encode())
+    assert assemble(rules, page, server).access.allows(f"Bearer {primary}".encode())
     report = reported(Servable("green", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
     assert any("shop.keys" in line for line in service_lines(settings, workspace, report, "http://x/score"))
 

@@ -64,8 +64,8 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
     if number not in VERSIONS:
         shown = ", ".join(supported)
         raise NotFound(f"Swagger version [{cut(asked)}] is not valid. Supported versions: [{shown}].")
-    if number in service.own_swagger:
-        return service.own_swagger[number]
+    if number in service.facts.swagger:
+        return service.facts.swagger[number]
     if number not in supported:
         raise NotFound(
             f"Swagger version [{cut(asked)}] is not supported for the scoring script. "
@@ -74,7 +74,7 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
     title = naming.title or service.name
     info = {
         "title": title,
-        "description": service.description
+        "description": service.facts.description
         or f"API specification for the Azure Machine Learning service {title}",
         "version": naming.version,
     }
@@ -85,7 +85,7 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
 
 def _supported(service: Service) -> list[str]:
     of_schema = VERSIONS if service.script is None else service.script.swagger_versions
-    return [version for version in VERSIONS if version in of_schema or version in service.own_swagger]
+    return [version for version in VERSIONS if version in of_schema or version in service.facts.swagger]
 
 
 def _swagger_2(service: Service, info: dict[str, Any], prefix: str) -> dict[str, Any]:

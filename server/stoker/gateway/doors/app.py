@@ -147,8 +147,8 @@ async def _metrics(request: Request) -> Response:
         services = list(gateway.all_services)
         if not services:
             raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
-        if not any(service.authorized(authorization) for service in services):
-            raise services[0].unauthorized(authorization)
+        if not any(service.access.allows(authorization) for service in services):
+            raise services[0].access.refusal(authorization)
     gateway.flush_metrics()
     text = await beside_the_loop(render, gateway.metrics, dict(gateway.models))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
@@ -179,9 +179,10 @@ async def _swagger(request: Request) -> Response:
 
 async def _token(request: Request) -> Response:
     service = _gateway(request).service(request.path_params.get("name"))
-    if service.tokens is None:
+    tokens = service.access.tokens
+    if tokens is None:
         raise NotFound(f"{service.name} takes no tokens; the server has to be started with --token-auth.")
-    token = service.tokens.fresh(_authorization(request))
+    token = tokens.fresh(_authorization(request))
     return JSONResponse(token.to_json(), headers={"cache-control": "no-store"})
 
 

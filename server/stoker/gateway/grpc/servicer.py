@@ -158,11 +158,11 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         # Not the defaults alone: a model may be served only under its labels.
         services = list(self._gateway.all_services)
         for service in services:
-            if service.authorized(authorization):
+            if service.access.allows(authorization):
                 return None
         if not services:
             return None
-        error = services[0].unauthorized(authorization, BEARER_METADATA)
+        error = services[0].access.refusal(authorization, BEARER_METADATA)
         if len({service.name for service in services}) == 1:
             services[0].count_refusal(error)
         return error
@@ -210,7 +210,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
         versions = self._gateway.models[service.name].served
         answer = ModelMetadataResponse(
-            name=service.name, versions=versions, platform=platform(service.framework)
+            name=service.name, versions=versions, platform=platform(service.facts.framework)
         )
         tensors = None if service.signature is None else service.signature.model_tensors
         if tensors is not None:
@@ -231,8 +231,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
     async def _answer(self, request: RequestMessage, call: Call, allowance: Allowance | None = None) -> bytes:
         service = self._gateway.find(request.model_name, request.model_version or None)
         try:
-            if not service.authorized(call.authorization):
-                raise service.unauthorized(call.authorization, BEARER_METADATA)
+            service.access.check(call.authorization, BEARER_METADATA)
             if allowance is not None:
                 allowance.cover(request.size_bytes)
             tensors = tensors_of(service)

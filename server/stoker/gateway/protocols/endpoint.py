@@ -157,9 +157,7 @@ def header_values(scope: Scope, name: bytes) -> list[bytes]:
 
 def authorize(service: Service, headers: Mapping[bytes, bytes]) -> None:
     """Raise Unauthorized where a request has no valid key or token."""
-    authorization = headers.get(b"authorization", b"")
-    if not service.authorized(authorization):
-        raise service.unauthorized(authorization)
+    service.access.check(headers.get(b"authorization", b""))
 
 
 async def received(

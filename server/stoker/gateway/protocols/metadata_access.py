@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.errors import Unauthorized
+from stoker.keys.access import Access
 from stoker.keys.keyring import BEARER_HEADER
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ def check_metadata_access(
         return
     # Of a model that is not loaded now nobody has a key.
     asked = list(services) or list(gateway.all_services)
-    if any(service.authorized(authorization) for service in asked):
+    if any(service.access.allows(authorization) for service in asked):
         return
     administration = gateway.administration
-    verifier = None if administration is None else administration.access.verifier
-    if verifier is not None and verifier.verify(authorization):
+    admins = Access() if administration is None else administration.access.callers
+    if not admins.open and admins.allows(authorization):
         return
     if asked:
-        raise asked[0].unauthorized(authorization, sent_as)
+        raise asked[0].access.refusal(authorization, sent_as)
     raise Unauthorized(f"No model is loaded now, so the admin key is needed: send {sent_as.format('key')}.")

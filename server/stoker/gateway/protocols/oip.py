@@ -169,7 +169,7 @@ class _Routes:
             {
                 "name": service.name,
                 "versions": self._gateway.models[service.name].served,
-                "platform": platform(service.framework),
+                "platform": platform(service.facts.framework),
                 "inputs": inputs,
                 "outputs": outputs,
                 **({"parameters": parameters} if parameters else {}),

@@ -14,15 +14,18 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 from stoker.errors import DeadlineExceeded, Overloaded
 from stoker.gateway.scoring.call import Call, JoiningCall
 from stoker.gateway.scoring.dialect import TimedDialect
-from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service import Service, ServiceOptions
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.scoring.facts import Limits, ServiceFacts
+    from stoker.keys.access import Access
+    from stoker.metrics import ModelMetrics
     from stoker.wire.envelope import RequestHead
 
 __all__ = ["LimitedService"]
@@ -39,30 +42,31 @@ class _Waiting(NamedTuple):
 
 
 class LimitedService(Service):
-    """A service that has at most `limit` requests of this frontend in flight.
+    """A service that has only so many requests of this frontend between their admission and their answer.
 
     Args:
-        name: Name of the service.
-        limit: Most requests between their admission and their answer.
-        max_wait_ms: How long others wait for their admission; at most 1024 do.
+        facts, access, metrics: As for `Service`.
+        limits: Has `max_concurrent_requests`, how many; at most 1024 others wait for their admission.
         clock_ns: Monotonic time in nanoseconds.
         call_later: Calls a function after some seconds; by default the running event loop does.
-        **core: The arguments of `Service`.
+        **options: As for `Service`.
     """
 
     def __init__(
         self,
-        name: str,
+        facts: ServiceFacts,
+        access: Access,
+        metrics: ModelMetrics,
+        limits: Limits,
         *,
-        limit: int,
-        max_wait_ms: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
-        **core: Any,
+        **options: Unpack[ServiceOptions],
     ) -> None:
-        super().__init__(name, **core)
-        self._limit = limit
-        self._max_wait_ms = max_wait_ms
+        super().__init__(facts, access, metrics, limits, **options)
+        assert limits.max_concurrent_requests is not None, "else it were a plain service"
+        self._limit = limits.max_concurrent_requests
+        self._max_wait_ms = limits.max_queue_wait_ms
         self._clock_ns = clock_ns
         self._call_later = call_later
         self._call = _LimitedCall

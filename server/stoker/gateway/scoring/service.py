@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import numpy as np
 import simdjson
@@ -33,7 +33,6 @@ from stoker.gateway.scoring.call import Call, JoiningCall
 from stoker.gateway.scoring.image_scoring import ImageScoring, content_type_of
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.second_run import submit_again, submitted_with
-from stoker.keys.keyring import BEARER_HEADER
 from stoker.metrics import ModelMetrics
 from stoker.non_finite import WORDS, NonFinite
 from stoker.script_form import ScriptForm
@@ -50,17 +49,38 @@ from stoker.wire.tensor_json import decode_tensors, encode_tensors
 if TYPE_CHECKING:
     from stoker.gateway.scoring.collector import Collector
     from stoker.gateway.scoring.dialect import Dialect
-    from stoker.keys.keyring import KeyVerifier
-    from stoker.keys.tokens import TokenVerifier
+    from stoker.gateway.scoring.facts import Limits, ServiceFacts
+    from stoker.keys.access import Access
 
-__all__ = ["Service"]
+__all__ = ["Service", "ServiceOptions"]
 
 _LARGE_TURN: Final = 36
 """So many requests that arrive in one turn of the loop go to the device in two halves."""
 
 
+class ServiceOptions(TypedDict, total=False):
+    """What most services have not.
+
+    Attributes:
+        images: Reads images.
+        collector: Keeps what is collected of the requests.
+        non_finite: What becomes of NaN and infinities in the JSON of answers; by default words.
+    """
+
+    images: ImageScoring | None
+    collector: Collector | None
+    non_finite: NonFinite
+
+
 class Service:
-    """A served model: its keys, limits, counters, and the exchanges to the device processes of its replicas.
+    """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
+
+    Args:
+        facts: What is said of it.
+        access: Who may score with it, and is told of it.
+        metrics: Its counters.
+        limits: What its requests may take.
+        **options: What most services have not.
 
     Attributes:
         exchanges: One for each replica that is ready, those first that have been chosen longest ago.
@@ -70,28 +90,20 @@ class Service:
 
     def __init__(
         self,
-        name: str,
-        *,
-        verifier: KeyVerifier | None,
+        facts: ServiceFacts,
+        access: Access,
         metrics: ModelMetrics,
-        timeout_ms: int,
-        max_body_bytes: int,
-        tokens: TokenVerifier | None = None,
-        description: str | None = None,
-        images: ImageScoring | None = None,
-        collector: Collector | None = None,
-        version: str = "1",
-        framework: str = "",
-        non_finite: NonFinite = WORDS,
+        limits: Limits,
+        **options: Unpack[ServiceOptions],
     ) -> None:
-        self.name = name
-        self.version = version
-        self.framework = framework
-        self.non_finite = non_finite
-        """What becomes of NaN and infinities in the JSON of answers."""
+        self.facts = facts
+        self.access = access
         self.metrics = metrics
-        self.timeout_ns = timeout_ms * 1_000_000
-        self.max_body_bytes = max_body_bytes
+        self.timeout_ns = limits.timeout_ms * 1_000_000
+        self.max_body_bytes = limits.max_body_bytes
+        self.images = options.get("images")
+        self.collector = options.get("collector")
+        self.non_finite: NonFinite = options.get("non_finite", WORDS)
         self.signature: Signature | None = None
         self.exchanges: list[Exchange] = []
         self.exchange: Exchange | None = None
@@ -100,12 +112,6 @@ class Service:
         """Whether its answers close their connections."""
         self.arriving = 0
         """How many bodies of requests for it are being received."""
-        self.tokens = tokens
-        self.description = description
-        self.images = images
-        self.collector = collector
-        self.authorized: Callable[[bytes], bool] = _check(verifier, tokens)
-        """Whether the value of the `Authorization` header carries a valid key or token, or none is needed."""
         self._decoder: ScoringDecoder | None = None
         self._call: type[Call] = Call
         self.encode_each = encode_each
@@ -120,8 +126,16 @@ class Service:
         """Where requests go whose answers do not fit; the owner of the exchanges sets another one that can grow."""
         self.codecs: dict[type, Any] = {}
         """What dialects keep for the model as it is loaded, by its class."""
-        self.own_swagger: Mapping[str, dict[str, Any]] = {}
-        """Descriptions that the user has written, by Swagger version; they win over those that are made."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.facts.name
+
+    @property
+    def version(self) -> str:
+        """The model's version."""
+        return self.facts.version
 
     @property
     def direct(self) -> bool:
@@ -216,7 +230,7 @@ class Service:
             call: The request.
             body: What it was submitted with, if it is in no arena; else only valid inside its `complete`.
         """
-        other = None if self.framework == "script" or call.ran_again else self.least_loaded()
+        other = None if self.facts.framework == "script" or call.ran_again else self.least_loaded()
         if other is None or not call.wanted:
             return False
         content = submitted_with(call) if body is None else body
@@ -257,17 +271,6 @@ class Service:
             self.exchanges.remove(chosen)
             self.exchanges.append(chosen)
         return chosen
-
-    def unauthorized(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> Unauthorized:
-        """The error for a request whose `Authorization` header carries no valid key or token.
-
-        Args:
-            authorization: The header's value.
-            sent_as: How callers of the request's protocol send it, in the words of `BEARER_HEADER`.
-        """
-        if self.tokens is not None:
-            return self.tokens.refusal(authorization, sent_as)
-        return Unauthorized(f"A valid key is needed: send {sent_as.format('key')}.")
 
     def too_large(self) -> BodyTooLarge:
         """The error for a body above the limit."""
@@ -448,20 +451,6 @@ class Service:
         if signature.outputs[0].variable:
             return encode_texts(ticket.output_texts(0))
         return self._encode_outputs(signature.outputs, ticket.outputs(), self.non_finite)
-
-
-def _check(verifier: KeyVerifier | None, tokens: TokenVerifier | None) -> Callable[[bytes], bool]:
-    """What a service takes: keys, tokens, either, or, with neither, everything."""
-    if tokens is None:
-        return _open if verifier is None else verifier.verify
-    if verifier is None:
-        return tokens.verify
-    takes_token, takes_key = tokens.verify, verifier.verify
-    return lambda authorization: takes_token(authorization) or takes_key(authorization)
-
-
-def _open(_: bytes) -> bool:
-    return True
 
 
 def _rejection(error: StokerError) -> str | None:

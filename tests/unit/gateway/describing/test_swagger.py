@@ -1,16 +1,15 @@
 """The description of a service."""
 
 import json
-import os
 from typing import Any
 
 import pytest
-from tests.puppets import BODIES, TEXTS
+from tests.puppets import BODIES, TEXTS, puppet_service
 
 from stoker.errors import NotFound
 from stoker.gateway.describing.swagger import Naming, describe
+from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.gateway.scoring.service import Service
-from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature, TensorSpec
 
@@ -25,10 +24,7 @@ MODEL = Signature(
 
 def service(signature: Signature | None) -> Service:
     """A service named digits."""
-    fd = MetricMemory.create()
-    metrics = MetricMemory(fd).page(0).model(0)
-    os.close(fd)
-    made = Service("digits", verifier=None, metrics=metrics, timeout_ms=1000, max_body_bytes=1000)
+    made = puppet_service("digits")
     made.signature = signature
     return made
 
@@ -142,7 +138,7 @@ def test_names_are_the_operators() -> None:
     """Title, version and sentence; the model's own name and Azure's sentence where nothing is said."""
     made = service(MODEL)
     plain = describe(made, Naming(), "", None)["info"]
-    made.description = "Reads digits."
+    made.facts = ServiceFacts("digits", description="Reads digits.")
     named = describe(made, Naming("ML service", "2.0"), "", None)["info"]
     azure = "API specification for the Azure Machine Learning service digits"
     assert plain == {"title": "digits", "version": "1.0", "description": azure}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -19,11 +18,12 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tests.puppets import metric_memory, puppet_service
 
 from stoker import errors
 from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.errors import InvalidInput, ModelFailed, NotReady, Overloaded, StokerError
-from stoker.gateway.administration import AdminAccess, Administration
+from stoker.gateway.administration import AdminAccess, Administration, admin_key
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
@@ -32,8 +32,8 @@ from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.scoring.inference import infer as scored
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys, KeyVerifier
-from stoker.metrics import MetricMemory
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature, TensorSpec
 from stoker.versions import VersionPolicy
@@ -155,18 +155,17 @@ def numbers_of(answer: Any) -> list[float]:
 @asynccontextmanager
 async def staged(**arguments: Any) -> AsyncIterator[Stage]:
     """A server of three models, two of which are ready, all with keys."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
+    memory = metric_memory()
     keys = {"digits": KEY, "letters": OTHER_KEY, "script": KEY}
     services = {
-        name: Service(
+        name: puppet_service(
             name,
-            verifier=KeyVerifier(Path("never-read"), name, Keys(key, key)),
-            metrics=memory.page(0).model(slot),
+            memory,
+            slot=slot,
+            version="3",
+            access=Access(KeyVerifier(Path("never-read"), name, Keys(key, key))),
             timeout_ms=60_000,
             max_body_bytes=1 << 20,
-            version="3",
         )
         for slot, (name, key) in enumerate(keys.items())
     }
@@ -378,7 +377,7 @@ class PuppetSupervisor:
 
     def __post_init__(self) -> None:
         keys = KeyVerifier(Path("never-read"), ".admin", Keys(ADMIN_KEY, ADMIN_KEY))
-        self.gateway.administration = Administration(self.ask, AdminAccess(keys))
+        self.gateway.administration = Administration(self.ask, AdminAccess(admin_key(keys)))
 
     def ask(self, ask: Ask) -> None:
         self.asked.append(ask)

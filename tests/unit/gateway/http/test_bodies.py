@@ -2,19 +2,17 @@
 
 import asyncio
 import gzip
-import os
 import tracemalloc
 
 import pytest
 from starlette.types import Message
+from tests.puppets import metric_memory, puppet_service
 
 from stoker.errors import BodyTooLarge, Overloaded
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.bodies import receive_body
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, BodyBudget
 from stoker.gateway.http.encodings import inflater_for
-from stoker.gateway.scoring.service import Service
-from stoker.metrics import MetricMemory
 
 MIB = 1 << 20
 LIMIT_BYTES = 16 * MIB
@@ -22,12 +20,8 @@ LIMIT_BYTES = 16 * MIB
 
 def gateway(budget_bytes: int = 64 * MIB) -> Gateway:
     """A gateway with one service that takes 16 MiB."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
-    service = Service(
-        "a", verifier=None, metrics=memory.page(0).model(0), timeout_ms=1000, max_body_bytes=LIMIT_BYTES
-    )
+    memory = metric_memory()
+    service = puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)
     return Gateway({"a": service}, memory, bodies=BodyBudget(budget_bytes))
 
 

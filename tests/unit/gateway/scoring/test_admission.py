@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.http.raw_http import rows_body
-from tests.puppets import TEXTS, Joined, PuppetRuntime
+from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.gateway.protocols.infer_dialect import InferDialect
-from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.inference import _Tensors
-from stoker.metrics import MetricMemory
 
 
 class Agenda:
@@ -52,20 +49,15 @@ class Limited:
     """A limited service joined with a puppet."""
 
     def __init__(self, joined: Joined, *, limit: int, max_wait_ms: int, timeout_ms: int = 1000) -> None:
-        fd = MetricMemory.create()
-        self.memory = MetricMemory(fd)
-        os.close(fd)
+        self.memory = metric_memory()
         self.joined, self.agenda = joined, Agenda()
-        self.service = LimitedService(
-            "m",
-            limit=limit,
-            max_wait_ms=max_wait_ms,
+        self.service = puppet_service(
+            memory=self.memory,
+            timeout_ms=timeout_ms,
+            max_concurrent_requests=limit,
+            max_queue_wait_ms=max_wait_ms,
             clock_ns=joined.clock,
             call_later=self.agenda,
-            verifier=None,
-            metrics=self.memory.page(0).model(0),
-            timeout_ms=timeout_ms,
-            max_body_bytes=1000,
         )
         self.service.attach(joined.exchange)
 
@@ -263,21 +255,10 @@ def test_a_fault_in_an_answer_costs_no_place(joined: Joined) -> None:
 
 def test_the_running_loop_is_the_default() -> None:
     """Without an agenda of a test the event loop refuses who waits too long."""
-    fd = MetricMemory.create()
-    metrics = MetricMemory(fd).page(0).model(0)
-    os.close(fd)
     with Joined() as joined:
 
         async def overload() -> int:
-            service = LimitedService(
-                "m",
-                limit=1,
-                max_wait_ms=1,
-                verifier=None,
-                metrics=metrics,
-                timeout_ms=9000,
-                max_body_bytes=99,
-            )
+            service = puppet_service(timeout_ms=9000, max_concurrent_requests=1, max_queue_wait_ms=1)
             service.attach(joined.exchange)
             answered = asyncio.get_running_loop().create_future()
             service.score_soon(rows_body([1, 0]), None, Answer())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.puppets import Joined, PuppetRuntime
+from tests.puppets import Joined, PuppetRuntime, puppet_service
 from tests.unit.gateway.scoring.test_service_staging import Answers
 
 from stoker.errors import DeadlineExceeded, Overloaded, StokerError, UnsupportedEncoding
@@ -17,7 +17,6 @@ from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.pixel_budget import PixelBudget
-from stoker.gateway.scoring.service import Service
 from stoker.metrics import MetricMemory
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import Signature, TensorSpec
@@ -64,14 +63,7 @@ class Scene:
             threads=self.thread,
             budget=PixelBudget(128 * LARGE_SIDE**2),
         )
-        self.service = Service(
-            "m",
-            verifier=None,
-            metrics=memory.page(0).model(0),
-            timeout_ms=60_000,
-            max_body_bytes=1 << 20,
-            images=images,
-        )
+        self.service = puppet_service(memory=memory, timeout_ms=60_000, max_body_bytes=1 << 20, images=images)
         self.service.attach(joined.exchange)
 
     def score(self, body: bytes, respond: Answers, content_type: str | None = "image/png") -> Call:
@@ -364,9 +356,7 @@ def test_a_fault_of_the_decoder_is_told_as_ours(scene: Scene, caplog: pytest.Log
 
 def test_media_for_models_of_numbers_are_refused_before_they_are_read(scene: Scene) -> None:
     """A model without an image input refuses images and forms by their type; one with it takes them."""
-    plain = Service(
-        "p", verifier=None, metrics=scene.memory.page(0).model(1), timeout_ms=1000, max_body_bytes=1000
-    )
+    plain = puppet_service("p", scene.memory, slot=1)
     plain.check_media(b"image/png")
     plain.attach(scene.joined.exchange)
     plain.check_media(b"application/json")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import orjson
 import pytest
-from tests.puppets import Joined, PuppetRuntime
+from tests.puppets import Joined, PuppetRuntime, puppet_service
 
 from stoker.gateway.http.answers import Respond
 from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.gateway.scoring.service import Service
-from stoker.metrics import MetricMemory
 from stoker.tensors import Signature, TensorSpec
 
 CAPACITY = 16
@@ -60,12 +59,7 @@ class Served:
 @pytest.fixture
 def serve() -> Iterator[object]:
     """Make a service with so many replicas of 16 rows each."""
-    fd = MetricMemory.create()
-    page = MetricMemory(fd).page(0)
-    os.close(fd)
-    service = Service(
-        "digits", verifier=None, metrics=page.model(0), timeout_ms=60_000, max_body_bytes=1 << 20
-    )
+    service = puppet_service("digits", timeout_ms=60_000, max_body_bytes=1 << 20)
     with ExitStack() as joined:
 
         def make(count: int) -> Served:
@@ -219,7 +213,7 @@ def test_a_service_that_leaves_runs_nothing_again(serve) -> None:
 def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other(serve) -> None:
     """Who knows what it has done: 503 device_lost; those of the other replica are answered, and so are later ones."""
     served = serve(2)
-    served.service.framework = "script"
+    served.service.facts = ServiceFacts("digits", framework="script")
     for _ in range(6):
         served.score()
     assert served.leased() == [3, 3]
@@ -234,7 +228,7 @@ def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other
 def test_a_request_that_follows_a_lost_one_at_once_goes_to_the_other_replica(serve) -> None:
     """A pipelined request is scored while its predecessor is told of the loss: it must not meet the lost replica."""
     served = serve(2)
-    served.service.framework = "script"
+    served.service.facts = ServiceFacts("digits", framework="script")
 
     def again(status: int, lines: bytes, body: bytes) -> None:
         served.note(status, lines, body)

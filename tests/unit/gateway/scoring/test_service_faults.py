@@ -1,6 +1,5 @@
 """Faults of Stoker's own between a body and its answer: each caller gets an answer all the same."""
 
-import os
 import re
 import threading
 import time
@@ -11,14 +10,12 @@ import numpy as np
 import orjson
 import pytest
 from tests.http.raw_http import rows_body
-from tests.puppets import TEXTS, Joined, PuppetRuntime
+from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.errors import StokerError
 from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import Service
-from stoker.metrics import MetricMemory
 
 INTERNAL = "internal"
 
@@ -31,17 +28,9 @@ class Callers:
     """
 
     def __init__(self, joined: Joined, **limits: int) -> None:
-        fd = MetricMemory.create()
-        self.memory = MetricMemory(fd)
-        os.close(fd)
-        core: dict[str, Any] = {
-            "verifier": None,
-            "metrics": self.memory.page(0).model(0),
-            "timeout_ms": 1000,
-            "max_body_bytes": 1000,
-        }
+        self.memory = metric_memory()
         self.joined = joined
-        self.service = LimitedService("m", **limits, **core) if limits else Service("m", **core)
+        self.service = puppet_service(memory=self.memory, **limits)
         self.service.attach(joined.exchange)
         self.answers: list[tuple[int, Any]] = []
 
@@ -102,7 +91,7 @@ def test_an_answer_that_cannot_be_encoded_leaves_its_place_to_the_next(
     joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service with a limit would else take one request less for the rest of its life."""
-    callers = Callers(joined, limit=1, max_wait_ms=0)
+    callers = Callers(joined, max_concurrent_requests=1)
     with monkeypatch.context() as patched:
         patched.setattr(callers.service, "encode_each", fail)
         patched.setattr(callers.service, "encode", fail)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from tests.puppets import Joined, PuppetRuntime
+from tests.puppets import Joined, PuppetRuntime, puppet_service
 
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.scoring import larger_rows
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.service import Service
-from stoker.metrics import MetricMemory
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 
@@ -79,10 +77,7 @@ class Served:
 @pytest.fixture
 def served() -> Iterator[Served]:
     """A service with one replica."""
-    fd = MetricMemory.create()
-    page = MetricMemory(fd).page(0)
-    os.close(fd)
-    service = Service("m", verifier=None, metrics=page.model(0), timeout_ms=1000, max_body_bytes=1 << 20)
+    service = puppet_service(max_body_bytes=1 << 20)
     with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as device:
         made = Served(service, device)
         service.larger_rows = LargerRows(lambda *asked: made.asked.append(asked))

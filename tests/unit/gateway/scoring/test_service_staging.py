@@ -1,12 +1,11 @@
 """Requests that arrive in one turn of a frontend's event loop are scored together at its end."""
 
 import asyncio
-import os
 import time
 
 import pytest
 from tests.http.raw_http import rows_body
-from tests.puppets import Joined
+from tests.puppets import Joined, metric_memory, puppet_service
 
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.protocols.statistics import statistics
@@ -26,11 +25,8 @@ class Answers:
 
 def made_service() -> tuple[Service, MetricMemory]:
     """A service without keys, not yet joined with a device."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
-    metrics = memory.page(0).model(0)
-    return Service("m", verifier=None, metrics=metrics, timeout_ms=1000, max_body_bytes=1000), memory
+    memory = metric_memory()
+    return puppet_service(memory=memory), memory
 
 
 def test_requests_of_one_turn_are_one_batch() -> None:

@@ -1,0 +1,45 @@
+"""What is known of a service before its model is loaded: what is said of it, and what its requests may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Limits", "ServiceFacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What is said of a service.
+
+    Attributes:
+        name: Name of the model.
+        version: Its version.
+        framework: `onnx`, `tensorflow` or `script`; empty if that is not known.
+        description: The operator's words for its Swagger; None has words made for it.
+        swagger: Descriptions that the user has written, by Swagger version; they win over those that are made.
+    """
+
+    name: str
+    version: str = "1"
+    framework: str = ""
+    description: str | None = None
+    swagger: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the requests to a service may take.
+
+    Attributes:
+        timeout_ms: A request that is not answered by then gets 504.
+        max_body_bytes: The longest body of a request.
+        max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
+        max_queue_wait_ms: How long requests beyond that wait.
+    """
+
+    timeout_ms: int
+    max_body_bytes: int
+    max_concurrent_requests: int | None = None
+    max_queue_wait_ms: int = 0
