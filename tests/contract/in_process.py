@@ -34,6 +34,7 @@ from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import Traffic
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys, KeyVerifier
+from stoker.non_finite import WORDS, NonFinite
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import BodyScript
 from stoker.scripts import coroutines
@@ -77,6 +78,7 @@ class InProcessServer:
         naming: Naming | None = None,
         tells_version: bool = True,
         endpoint: Endpoint | None = None,
+        non_finite: NonFinite = WORDS,
     ) -> None:
         """Make it; it starts with its context.
 
@@ -88,6 +90,7 @@ class InProcessServer:
             naming: What descriptions call the services.
             tells_version: Whether answers name the version.
             endpoint: The endpoint whose deployments the models are.
+            non_finite: What becomes of NaN and infinities in the JSON of answers.
         """
         self._runtimes = runtimes if isinstance(runtimes, Mapping) else {"model": runtimes}
         self.memory = metric_memory()
@@ -99,6 +102,7 @@ class InProcessServer:
                 access=Access(None if key is None else KeyVerifier(Path("no-keys"), name, Keys(key, key))),
                 timeout_ms=timeout_ms,
                 max_body_bytes=MAX_BODY_BYTES,
+                non_finite=non_finite,
             )
             for slot, name in enumerate(self._runtimes)
         }

@@ -6,16 +6,18 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
-from tests.puppets import metric_memory, puppet_service
+from tests.puppets import BODIES, metric_memory, puppet_service
 
 from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys, KeyVerifier
 from stoker.script_form import ScriptForm
@@ -46,7 +48,9 @@ async def _listener(
         name: puppet_service(name, memory, slot=slot, access=access, max_body_bytes=LIMIT_BYTES)
         for slot, name in enumerate(("a", "b"))
     }
-    services["a"].script = script
+    if script is not None:
+        services["a"].signature = replace(BODIES, script=script)
+        services["a"].dialect = ScriptDialect("a", script)
     sock = socket.create_server(("127.0.0.1", 0))
     listener = Listener(app, Gateway(services, memory), [sock])
     await listener.start()

@@ -19,7 +19,7 @@ from stoker.metrics import MetricMemory
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.traffic import Traffic
     from stoker.versions import State
 

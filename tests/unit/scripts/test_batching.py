@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import simdjson
-from tests.puppets import BODIES, puppet_service
+from tests.puppets import BODIES
 from tests.puppets import ROWS as ROWS_OF_TWO
 from tests.tiny_models import write_mlp, write_pictures, write_script
 
 from stoker.commands import serve
 from stoker.errors import InvalidSettings, LoadFailed
+from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.placement import place
 from stoker.runtimes.base import Runtime
@@ -382,10 +383,9 @@ def test_a_result_written_as_json_is_divided(tmp_path: Path) -> None:
 
 def test_frontends_count_rows_only_for_merging() -> None:
     """The count is part of the request that goes to the device."""
-    service = puppet_service("digits")
 
     def rows(form: ScriptForm, body: bytes) -> int:
-        return ScriptRequest.unpack(service._pack(form, b"id", body, None)).rows
+        return ScriptRequest.unpack(ScriptDialect("digits", form).pack(b"id", body, None)).rows
 
     merged = ScriptForm(batching="merge")
     assert rows(merged, b'{"data": [[1], [2], [3]]}') == 3

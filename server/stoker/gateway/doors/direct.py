@@ -53,8 +53,7 @@ from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
 
 __all__ = ["DirectProtocol"]
@@ -297,7 +296,7 @@ class DirectProtocol(HttpToolsProtocol):
             service = gateway.infer_routes.get(self.url)
         if (
             service is None
-            or not service.direct
+            or not service.dialect.direct
             or (self.cycle is not None and not self.cycle.response_complete)
             or parser.get_method() != b"POST"
             or parser.get_http_version() != "1.1"

@@ -14,6 +14,7 @@ from stoker.errors import MethodNotAllowed, StokerError, Unauthorized, Unsupport
 
 __all__ = [
     "CLOSE_LINE",
+    "JSON_TYPE_LINE",
     "Respond",
     "code_line",
     "error_body",
@@ -27,7 +28,8 @@ Respond = Callable[[int, bytes, bytes], None]
 """Called once with status, header lines (each ended by CRLF), and body."""
 
 CLOSE_LINE: Final = b"connection: close\r\n"
-_JSON_LINES: Final = b"content-type: application/json\r\ncontent-length: %d\r\n"
+JSON_TYPE_LINE: Final = b"content-type: application/json\r\n"
+_JSON_LINES: Final = JSON_TYPE_LINE + b"content-length: %d\r\n"
 
 
 def json_lines(body: bytes) -> bytes:

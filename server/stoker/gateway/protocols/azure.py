@@ -83,7 +83,7 @@ class ScoringEndpoint:
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
         authorize(service, headers)
-        service.check_media(headers.get(b"content-type", b""))
+        service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the request itself gets its body as it came.
         inflater = None if raw else inflater_for(header_values(scope, b"content-encoding"))
         with Allowance(self._gateway.bodies) as allowance:
@@ -92,7 +92,9 @@ class ScoringEndpoint:
                 return None
             received_ns = time.monotonic_ns()
             head = (
-                request_head(scope, None if inflater is None else len(body)) if service.wants_head else None
+                request_head(scope, None if inflater is None else len(body))
+                if service.dialect.wants_head
+                else None
             )
             dialect = BinaryDialect.of(service, headers) if method == "POST" else None
             if method == "GET" and not raw:
@@ -101,7 +103,11 @@ class ScoringEndpoint:
             copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
             if copy is None or (inflater is None and b"content-encoding" in headers):
                 return await score_content(service, content, receive)
-            head = request_head(scope, None if inflater is None else len(body)) if copy.wants_head else None
+            head = (
+                request_head(scope, None if inflater is None else len(body))
+                if copy.dialect.wants_head
+                else None
+            )
             copied = content._replace(head=head)
             return await score_content(service, content, receive, lambda: _score_copy(copy, copied, headers))
 
@@ -116,7 +122,7 @@ def _score_copy(service: Service, content: Content, headers: Mapping[bytes, byte
     if not service.ready or len(content.body) > LARGE_BODY_BYTES:
         return
     try:
-        service.check_media(headers.get(b"content-type", b""))
+        service.dialect.check_media(headers.get(b"content-type", b""))
         dialect = BinaryDialect.of(service, headers)
         service.score(content.body, content.ids, _nobody, content.received_ns, content.head, dialect)
     except StokerError as error:

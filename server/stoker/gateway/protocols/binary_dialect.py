@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from stoker.errors import InvalidInput, StokerError
-from stoker.gateway.http.answers import error_body, failed_line
+from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line, error_body, failed_line
 from stoker.gateway.protocols.infer_dialect import tensors_of
+from stoker.gateway.scoring.call import Dialect
+from stoker.gateway.scoring.json_dialects import JsonDialect
+from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors
 from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
 from stoker.wire.tensor_json import check_rows
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call
     from stoker.gateway.scoring.service import Service
+    from stoker.wire.envelope import RequestHead
 
 __all__ = ["BinaryDialect", "is_array"]
 
@@ -24,7 +27,6 @@ _OCTETS: Final = b"application/octet-stream"
 _NPY: Final = b"application/x-npy"
 _DTYPE: Final = b"x-stoker-dtype"
 _SHAPE: Final = b"x-stoker-shape"
-_JSON_TYPE: Final = b"content-type: application/json\r\n"
 _NPY_TYPE: Final = b"content-type: application/x-npy\r\n"
 
 
@@ -37,7 +39,7 @@ def _kind(content_type: bytes) -> bytes:
     return content_type.partition(b";")[0].strip().lower()
 
 
-class BinaryDialect:
+class BinaryDialect(Dialect):
     """Scoring requests whose body is the array of the model's only input; answered in JSON or as an array."""
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
@@ -58,8 +60,10 @@ class BinaryDialect:
             return None
         return cls(headers)
 
-    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the array and queue its rows."""
+        del head
+        service = call.service
         tensors = tensors_of(service)
         if len(tensors.inputs) != 1:
             raise InvalidInput(
@@ -73,21 +77,24 @@ class BinaryDialect:
             decode_npy(body, info) if self._is_npy else decode_octets(body, info, self._dtype, self._shape)
         )
         check_rows({info.name: array}, tensors)
-        service.submit_tensors(call, exchange, {info.name: array})
+        submit_tensors(call, exchange, {info.name: array})
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        """Encode the outputs."""
+    def complete(self, call: Call) -> None:
+        """Answer with the outputs."""
         lines = failed_line(False) + b"x-ms-run-fn-exec-ms: %.3f\r\n" % (
             (call.finished_ns - call.started_ns) / 1e6
         )
-        if not self._answers_npy:
-            return _JSON_TYPE + lines, call.service.encode(call)
-        (output,) = outputs.values()
-        return _NPY_TYPE + lines, encode_npy(output)
+        if self._answers_npy:
+            (output,) = named_outputs(call).values()
+            call.answer_scored(encode_npy(output), time.monotonic_ns(), _NPY_TYPE + lines)
+        else:
+            json = call.service.dialect
+            assert isinstance(json, JsonDialect), "a script reads such bodies itself"
+            call.answer_scored(json.encode(call), time.monotonic_ns(), JSON_TYPE_LINE + lines)
 
-    def refusal(self, error: StokerError) -> tuple[int, bytes]:
-        """Return the error in Azure's shape, as for JSON."""
-        return error.status, error_body(error)
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        """Return the error in Azure's shape, as for JSON, and its code as a header."""
+        return error.status, code_line(error), error_body(error)
 
 
 def _text(value: bytes | None) -> str | None:

@@ -29,7 +29,7 @@ from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Dialect
 
 __all__ = [
     "Answer",
@@ -126,7 +126,7 @@ class DialectEndpoint:
             body = await received(service, headers, receive, inflater, allowance)
             if body is None:
                 return None
-            wanted = dialect is None and service.wants_head
+            wanted = dialect is None and service.dialect.wants_head
             head = request_head(scope, None if inflater is None else len(body)) if wanted else None
             content = Content(body, ids, head, time.monotonic_ns(), dialect)
             return await score_content(service, content, receive)

@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from stoker.echo import cut
-from stoker.errors import InvalidInput, MalformedBody, NotReady, StokerError
+from stoker.errors import InvalidInput, MalformedBody, StokerError
+from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line
+from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.service import Service
+    from stoker.gateway.scoring.call import Call, Scorer
+    from stoker.wire.envelope import RequestHead
+    from stoker.wire.oip import InferRequest
 
 __all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "signatures_of", "tensors_of"]
 
 JSON_LENGTH: Final = b"inference-header-content-length"
 _TIMEOUT: Final = b'"timeout"'
-_JSON_TYPE: Final = b"content-type: application/json\r\n"
 _BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
@@ -33,7 +36,7 @@ def error_answer(error: StokerError) -> tuple[int, bytes]:
     return status, json.dumps({"error": str(error)}).encode()
 
 
-class InferDialect:
+class InferDialect(TensorDialect):
     """Infer requests whose JSON has a certain length before their binary data."""
 
     __slots__ = ("_json_bytes",)
@@ -65,15 +68,17 @@ class InferDialect:
             )
         return cls(int(value))
 
-    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the request and queue its tensors."""
-        request = _codec_of(service).decode(body, self._json_bytes)
+        del head
+        codec = _codec_of(call.service)
+        request = codec.decode(body, self._json_bytes)
         if request.timeout_ns is not None:
             call.deadline_ns = min(call.deadline_ns, call.received_ns + request.timeout_ns)
-        call.request = request
-        service.submit_tensors(call, exchange, request.inputs)
+        call.write = partial(_write, codec, request)
+        submit_tensors(call, exchange, request.inputs)
 
-    def timeout_ns(self, service: Service, body: bytes) -> int | None:
+    def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
         """Return the parameter `timeout` of a request that has to wait before it is submitted."""
         if _TIMEOUT not in body:
             return None
@@ -83,17 +88,21 @@ class InferDialect:
             # Its caller is told when it is submitted.
             return None
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        """Encode the outputs that were asked for."""
-        length, body = _codec_of(call.service).encode(call.request, outputs)
-        return _JSON_TYPE if length is None else _BINARY_TYPE % length, body
-
-    def refusal(self, error: StokerError) -> tuple[int, bytes]:
-        """Return `{"error": ...}`."""
-        return error_answer(error)
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        """Return `{"error": ...}`, and its code as a header."""
+        status, body = error_answer(error)
+        return status, code_line(error), body
 
 
-def _codec_of(service: Service) -> InferCodec:
+def _write(
+    codec: InferCodec, request: InferRequest, outputs: Mapping[str, np.ndarray]
+) -> tuple[bytes, bytes]:
+    """Encode the outputs that were asked for."""
+    length, body = codec.encode(request, outputs)
+    return JSON_TYPE_LINE if length is None else _BINARY_TYPE % length, body
+
+
+def _codec_of(service: Scorer) -> InferCodec:
     codec = service.codecs.get(InferCodec)
     if codec is None:
         codec = service.codecs[InferCodec] = InferCodec(
@@ -102,7 +111,7 @@ def _codec_of(service: Service) -> InferCodec:
     return codec
 
 
-def signatures_of(service: Service) -> tuple[NamedSignature, ...]:
+def signatures_of(service: Scorer) -> tuple[NamedSignature, ...]:
     """Return the signatures of a model, the default first.
 
     Raises:
@@ -110,7 +119,7 @@ def signatures_of(service: Service) -> tuple[NamedSignature, ...]:
         InvalidInput: It is an entry script that takes whole bodies.
     """
     if service.signature is None:
-        raise NotReady(f"{service.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
+        raise service.not_ready()
     signatures = service.signature.named
     if not signatures:
         raise InvalidInput(
@@ -119,6 +128,6 @@ def signatures_of(service: Service) -> tuple[NamedSignature, ...]:
     return signatures
 
 
-def tensors_of(service: Service) -> ModelTensors:
+def tensors_of(service: Scorer) -> ModelTensors:
     """Return what a model takes and gives, by its default signature; raises as `signatures_of`."""
     return signatures_of(service)[0].tensors

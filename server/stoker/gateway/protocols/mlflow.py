@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,10 +13,11 @@ from starlette.routing import Route
 from stoker import __version__
 from stoker.errors import NotFound, StokerError, UnsupportedEncoding
 from stoker.gateway.gateway import SERVICE_PATH
-from stoker.gateway.http.answers import error_body
+from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line, error_body
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer_dialect import signatures_of
-from stoker.wire.mlflow import decode_invocation, encode_invocation
+from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.wire.mlflow import Invocation, decode_invocation, encode_invocation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,13 +25,12 @@ if TYPE_CHECKING:
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
+    from stoker.non_finite import NonFinite
+    from stoker.wire.envelope import RequestHead
 
 __all__ = ["mlflow_routes"]
-
-_JSON_TYPE: Final = b"content-type: application/json\r\n"
 
 
 def mlflow_routes(gateway: Gateway) -> list[Route]:
@@ -71,18 +72,25 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
     ]
 
 
-class _Invocations:
+class _Invocations(TensorDialect):
     """Requests in MLflow's formats to a model whose inputs are tensors."""
 
-    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
-        call.request = decode_invocation(signatures_of(service)[0], body)
-        service.submit_tensors(call, exchange, call.request.predict.inputs)
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        del head
+        service = call.service
+        invocation = decode_invocation(signatures_of(service)[0], body)
+        call.write = partial(_write, invocation, service.non_finite)
+        submit_tensors(call, exchange, invocation.predict.inputs)
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_invocation(call.request, outputs, call.service.non_finite)
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        status, body = _error_answer(error)
+        return status, code_line(error), body
 
-    def refusal(self, error: StokerError) -> tuple[int, bytes]:
-        return _error_answer(error)
+
+def _write(
+    invocation: Invocation, non_finite: NonFinite, outputs: Mapping[str, np.ndarray]
+) -> tuple[bytes, bytes]:
+    return JSON_TYPE_LINE, encode_invocation(invocation, outputs, non_finite)
 
 
 def _error_answer(error: StokerError) -> tuple[int, bytes]:

@@ -34,7 +34,7 @@ from stoker.wire.oip import DATATYPES
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Dialect
 
 __all__ = ["EXTENSIONS", "oip_routes", "platform"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -16,23 +17,26 @@ from starlette.routing import Route
 from stoker.echo import cut
 from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.answers import code_line, error_lines, split_lines
+from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line, error_lines, split_lines
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer_dialect import signatures_of
 from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import Service
-from stoker.wire.tfs import decode_predict, encode_predict
-from stoker.wire.tfs_examples import Verb, decode_examples, encode_results
+from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
+from stoker.wire.tfs_examples import ExamplesRequest, Verb, decode_examples, encode_results
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.served_models import ServedVersion
+    from stoker.non_finite import NonFinite
     from stoker.tensors import NamedSignature, TensorInfo
+    from stoker.wire.envelope import RequestHead
 
 __all__ = ["tfs_routes"]
 
@@ -43,7 +47,6 @@ _TARGET: Final = re.compile(
 )
 _MAX_VERSION: Final = 2**63 - 1
 _MAX_DIGITS: Final = 19
-_JSON_TYPE: Final = b"content-type: application/json\r\n"
 _DTYPES: Final = {
     "bool": "DT_BOOL",
     "uint8": "DT_UINT8",
@@ -76,36 +79,44 @@ def _error_answer(error: StokerError) -> tuple[int, bytes]:
     return status, json.dumps({"error": str(error)}).encode()
 
 
-class _Predict:
+class _Predict(TensorDialect):
     """Predict in row and column format."""
 
-    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
-        request = call.request = decode_predict(signatures_of(service), body)
-        service.submit_tensors(call, exchange, request.inputs, request.signature.name)
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        del head
+        service = call.service
+        request = decode_predict(signatures_of(service), body)
+        call.write = partial(self._write, request, service.non_finite)
+        submit_tensors(call, exchange, request.inputs, request.signature.name)
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_predict(call.request, outputs, call.service.non_finite)
+    @staticmethod
+    def _write(
+        request: PredictRequest, non_finite: NonFinite, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[bytes, bytes]:
+        return JSON_TYPE_LINE, encode_predict(request, outputs, non_finite)
 
-    def refusal(self, error: StokerError) -> tuple[int, bytes]:
-        return _error_answer(error)
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        status, body = _error_answer(error)
+        return status, code_line(error), body
 
 
-class _Examples:
+class _Examples(_Predict):
     """Classify and regress: examples of features in, labels with scores or numbers out."""
 
     def __init__(self, verb: Verb) -> None:
         self._verb = verb
 
-    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        del head
+        service = call.service
         request = decode_examples(service.name, self._verb, signatures_of(service), body)
-        call.request = request
-        service.submit_tensors(call, exchange, request.inputs, request.signature.name)
+        call.write = partial(self._write_results, request, service.non_finite)
+        submit_tensors(call, exchange, request.inputs, request.signature.name)
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-        return _JSON_TYPE, encode_results(self._verb, call.request, outputs, call.service.non_finite)
-
-    def refusal(self, error: StokerError) -> tuple[int, bytes]:
-        return _error_answer(error)
+    def _write_results(
+        self, request: ExamplesRequest, non_finite: NonFinite, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[bytes, bytes]:
+        return JSON_TYPE_LINE, encode_results(self._verb, request, outputs, non_finite)
 
 
 _VERBS: Final[Mapping[str, Dialect]] = {

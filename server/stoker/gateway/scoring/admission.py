@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 from stoker.errors import DeadlineExceeded, Overloaded
 from stoker.gateway.scoring.call import Call, JoiningCall
-from stoker.gateway.scoring.dialect import TimedDialect
 from stoker.gateway.scoring.service import Service, ServiceOptions
 
 if TYPE_CHECKING:
@@ -94,10 +93,6 @@ class LimitedService(Service):
             # Not from within the answer: the next one can be answered at once too, and so on.
             self._after(0.0, self._admit_waiting)
 
-    def is_staged(self, call: Call) -> bool:
-        """Whether a call has not been submitted to a device yet."""
-        return super().is_staged(call) or call in self._waiting
-
     def _admit_waiting(self) -> None:
         while self._waiting and self._in_flight < self._limit:
             call, waiting = self._waiting.popitem(last=False)
@@ -111,10 +106,9 @@ class LimitedService(Service):
             self._admit(call, body, head)
         elif self._max_wait_ms and len(self._waiting) < _MAX_WAITING:
             now_ns = self._clock_ns()
-            if isinstance(call.dialect, TimedDialect):
-                timeout_ns = call.dialect.timeout_ns(self, body)
-                if timeout_ns is not None:
-                    call.deadline_ns = min(call.deadline_ns, call.received_ns + timeout_ns)
+            timeout_ns = (call.dialect or self.dialect).timeout_ns(self, body)
+            if timeout_ns is not None:
+                call.deadline_ns = min(call.deadline_ns, call.received_ns + timeout_ns)
             until_ns = min(now_ns + self._max_wait_ms * 1_000_000, call.deadline_ns)
             self._waiting[call] = _Waiting(body, head, now_ns)
             heappush(self._ends, (until_ns, next(self._numbers), call))
@@ -183,11 +177,12 @@ class _LimitedCall(Call):
         super().abandon()
         self._leave()
 
-    def _answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """Give the caller the answer, and say how long they have waited for their admission."""
         if self.waited_ns:
             lines += _WAIT_LINE % (self.waited_ns / 1e6)
         try:
-            super()._answer(status, lines, body)
+            super().answer(status, lines, body)
         finally:
             self._leave()
 

@@ -1,50 +1,38 @@
-"""One scoring request between its body and its answer."""
+"""One scoring request between its body and its answer, and what it asks of its dialect and of its service.
+
+A door makes a call to a service. The call's dialect submits it to an exchange; when the device has handed its rows
+back, the exchange completes the call, whose dialect writes the answer.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-import numpy as np
-
-from stoker.errors import (
-    DeadlineExceeded,
-    DeviceLost,
-    NonFiniteOutput,
-    OutputTooLarge,
-    ScoringTimeout,
-    StokerError,
-)
-from stoker.gateway.http.answers import (
-    CLOSE_LINE,
-    Respond,
-    code_line,
-    error_body,
-    error_lines,
-    failed_line,
-    json_lines,
-)
+from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
+from stoker.gateway.http.answers import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
-from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.ticket import Ticket
-from stoker.wire.envelope import ScriptAnswer
-from stoker.wire.packed import unpack
 
 if TYPE_CHECKING:
-    from stoker.gateway.scoring.dialect import Dialect
-    from stoker.gateway.scoring.service import Service
+    import numpy as np
 
-__all__ = ["Call", "JoiningCall"]
+    from stoker.errors import NotReady
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.metrics import ModelMetrics
+    from stoker.non_finite import NonFinite
+    from stoker.tensors import Signature
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["Call", "Dialect", "JoiningCall", "Scorer"]
 
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE: Final = 499
-_NO_CONTENT: Final = 204
-_JSON_TYPE_LINE: Final = b"content-type: application/json\r\n"
-_TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
 # Formatting a float costs several times what formatting two integers does.
 _SCORED_LINES: Final = (
     b"%bcontent-length: %d\r\n%b%bserver-timing: "
@@ -52,17 +40,105 @@ _SCORED_LINES: Final = (
 )
 
 
+class Dialect(ABC):
+    """One way to put requests to a model, and to answer them: a protocol, for one kind of request.
+
+    One object serves many requests, so what it keeps of one is kept by the call.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Decode a body, and submit what it holds.
+
+        Args:
+            call: The request.
+            exchange: Where it goes.
+            body: Its body.
+            head: Its method, query and headers, if somebody is to see them.
+
+        Raises:
+            StokerError: The request is refused.
+        """
+
+    @abstractmethod
+    def complete(self, call: Call) -> None:
+        """Answer a request whose rows are done; what is raised is answered by `refusal`."""
+
+    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
+        """Answer requests of one row each, all of this dialect, to a model with one output of fixed size.
+
+        Args:
+            calls: The requests.
+            rows: Their rows of the output, `[calls, *row_shape]`.
+
+        Raises:
+            Exception: None of them has been answered.
+        """
+        del rows
+        for call in calls:
+            call.settle()
+
+    @abstractmethod
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        """Return status, further header lines, and the JSON of an error."""
+
+    def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
+        """Return how long the caller of a request waits; None if it does not say, or that cannot be read."""
+        del service, body
+        return None
+
+
+class Scorer(Protocol):
+    """What calls and their dialects know of a service; see `stoker.gateway.scoring.service.Service`."""
+
+    metrics: ModelMetrics
+    signature: Signature | None
+    timeout_ns: int
+    non_finite: NonFinite
+    draining: bool
+    codecs: dict[type, Any]
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def version(self) -> str:
+        """The model's version."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """What its requests speak that do not say so."""
+
+    def count_refusal(self, error: StokerError) -> None:
+        """Count a request that is answered with an error."""
+
+    def run_again(self, call: Call, error: StokerError) -> bool:
+        """Run a request again that has failed; False if that would not help, or may not be."""
+
+    def not_ready(self) -> NotReady:
+        """Return the error for a request while no device has the model."""
+
+
 class Call(Ticket):
-    """One scoring request between its body and its answer."""
+    """One scoring request between its body and its answer.
 
-    __slots__ = ("_again", "_ids", "_respond", "_service", "dialect", "received_ns", "request")
+    Attributes:
+        dialect: What it speaks; None is the dialect of the service, whichever that is when it is asked for.
+        received_ns: When its body was complete.
+        write: Returns header lines (without the length) and body for its outputs by name. A dialect may set it when
+            it submits the call; the arrays are valid only until it returns.
+    """
 
-    request: Any
-    """What a dialect keeps of the request until it is answered."""
+    __slots__ = ("_again", "_ids", "_respond", "_service", "dialect", "received_ns", "write")
+
+    write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]]
 
     def __init__(
         self,
-        service: Service,
+        service: Scorer,
         ids: RequestIds | None,
         respond: Respond,
         received_ns: int,
@@ -80,7 +156,7 @@ class Call(Ticket):
         self.dialect = dialect
 
     @property
-    def service(self) -> Service:
+    def service(self) -> Scorer:
         """What it is a call to."""
         return self._service
 
@@ -122,31 +198,25 @@ class Call(Ticket):
         if not self.wanted or time.monotonic_ns() >= self.deadline_ns:
             raise DeadlineExceeded("The request was not answered within its timeout.")
 
+    @property
+    def submitted(self) -> bool:
+        """Whether an exchange knows of it."""
+        return hasattr(self, "exchange")
+
     def complete(self) -> None:
         """Answer with what the device gave; with an error if that cannot be encoded."""
-        service = self._service
         try:
-            if self.error is not None:
-                if not self._runs_again(self.error):
-                    self.refuse(self.error)
-            elif self.dialect is not None:
-                self._answer_in(self.dialect, self._tensors())
-            elif service.script is not None:
-                self._complete_script(ScriptAnswer.unpack(self.output_texts(0)[0]))
-            else:
-                self.answer_scored(service.encode(self), time.monotonic_ns())
+            if self.error is None:
+                (self.dialect or self._service.dialect).complete(self)
+            elif not self._service.run_again(self, self.error):
+                self.refuse(self.error)
         except StokerError as error:
             self.refuse(error)
         except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
             self.refuse_for_fault(error)
 
-    def _runs_again(self, error: StokerError) -> bool:
-        if isinstance(error, DeviceLost):
-            return self._service.run_elsewhere(self)
-        return isinstance(error, OutputTooLarge) and self._service.run_in_larger_rows(self)
-
     def answer_scored(
-        self, body: bytes, now_ns: int, type_lines: bytes = _JSON_TYPE_LINE, *, counted: bool = False
+        self, body: bytes, now_ns: int, type_lines: bytes = JSON_TYPE_LINE, *, counted: bool = False
     ) -> None:
         """Answer with 200.
 
@@ -182,7 +252,13 @@ class Call(Ticket):
             self._service.metrics.note_times(parse_ns, total_ns)
         else:
             self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
-        self._answer(200, lines, body)
+        self.answer(200, lines, body)
+
+    def answer_bare(self) -> None:
+        """Answer with 200 and nothing else: its dialect has taken the outputs itself."""
+        parse_ns, total_ns = self.enqueued_ns - self.received_ns, time.monotonic_ns() - self.received_ns
+        self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
+        self.answer(200, b"", b"")
 
     def complete_empty(self, exchange: Exchange) -> None:
         """Answer a request without rows: nothing has to be run for it."""
@@ -190,70 +266,6 @@ class Call(Ticket):
         self.rows = 0
         self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
         self.settle()
-
-    def _tensors(self) -> dict[str, np.ndarray]:
-        """The outputs by name."""
-        signature = self.exchange.arena.signature
-        if signature.takes == "tensors":
-            return unpack(self.output_texts(0)[0])
-        if not self.rows:
-            empty = [np.empty((0, *spec.shape), spec.dtype) for spec in signature.outputs]
-            return {spec.name: array for spec, array in zip(signature.outputs, empty, strict=True)}
-        if signature.outputs[0].variable:
-            texts = np.empty(self.rows, object)
-            texts[:] = self.output_texts(0)
-            return {signature.outputs[0].name: texts}
-        return {spec.name: array for spec, array in zip(signature.outputs, self.outputs(), strict=True)}
-
-    def _answer_in(self, dialect: Dialect, outputs: Mapping[str, np.ndarray]) -> None:
-        try:
-            answer = dialect.answer(self, outputs)
-        except StokerError as error:
-            self.refuse(error)
-            return
-        now_ns = time.monotonic_ns()
-        if answer is None:
-            parse_ns, total_ns = self.enqueued_ns - self.received_ns, now_ns - self.received_ns
-            self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
-            self._answer(200, b"", b"")
-        else:
-            lines, body = answer
-            self.answer_scored(body, now_ns, lines)
-
-    def _timing(self) -> tuple[int, int, bytes]:
-        """Parse and total time in nanoseconds, and the header line of all stages."""
-        parse_ns = self.enqueued_ns - self.received_ns
-        total_ns = time.monotonic_ns() - self.received_ns
-        line = _TIMING_LINE % (
-            parse_ns / 1e6,
-            (self.started_ns - self.enqueued_ns) / 1e6,
-            (self.finished_ns - self.started_ns) / 1e6,
-            total_ns / 1e6,
-        )
-        return parse_ns, total_ns, line
-
-    def _complete_script(self, answer: ScriptAnswer) -> None:
-        parse_ns, total_ns, timing = self._timing()
-        executed = (
-            b"" if answer.exec_ns is None else b"x-ms-run-fn-exec-ms: %.3f\r\n" % (answer.exec_ns / 1e6)
-        )
-        lines = b"".join(
-            (
-                answer.lines or _JSON_TYPE_LINE,
-                # An answer that has no content has no length either (RFC 9110, section 8.6).
-                b"" if answer.status == _NO_CONTENT else b"content-length: %d\r\n" % len(answer.body),
-                self.ids.lines,
-                failed_line(answer.failed),
-                executed,
-                timing,
-            )
-        )
-        metrics = self._service.metrics
-        if answer.status == 200:
-            metrics.note_scored(1, parse_ns, total_ns)
-        else:
-            metrics.count_request(answer.status)
-        self._answer(answer.status, lines, answer.body)
 
     def refuse(self, error: StokerError) -> None:
         """Answer with an error; of one that a device has logged, the log says whose request it was."""
@@ -265,13 +277,8 @@ class Call(Ticket):
                 self._service.name,
                 error.error_id,
             )
-        status, body = (
-            (error.status, error_body(error)) if self.dialect is None else self.dialect.refusal(error)
-        )
-        lines = json_lines(body) + self.ids.lines + error_lines(error)
-        if self.dialect is not None:
-            lines += code_line(error)
-        self._answer(status, lines, body)
+        status, lines, body = (self.dialect or self._service.dialect).refusal(error)
+        self.answer(status, json_lines(body) + self.ids.lines + error_lines(error) + lines, body)
 
     def refuse_for_fault(self, error: BaseException) -> None:
         """Answer with an error that should not have been, and write it into the log under the request's id."""
@@ -287,10 +294,17 @@ class Call(Ticket):
             return
         self._respond = None
         self._service.metrics.count_request(_CLIENT_GONE)
-        if not self._service.is_staged(self):
+        if self.submitted:
             self.cancel()
 
-    def _answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """Give the caller the answer, unless they have one or have gone.
+
+        Args:
+            status: Its status.
+            lines: Its header lines.
+            body: Its body.
+        """
         respond, self._respond = self._respond, None
         if respond is None:
             return
@@ -300,52 +314,24 @@ class Call(Ticket):
 
 
 class JoiningCall(Call):
-    """A call to a model with one output of fixed size: answers that come together are encoded in one go."""
+    """A call to a model with one output of fixed size: calls that come back together are answered in one go."""
 
     __slots__ = ()
 
     joins = True
 
     def complete_together(self, tickets: list[JoiningCall], outputs: np.ndarray) -> None:
-        """Answer each with its row of the output.
+        """Answer each with its row of the output, `[tickets, *row_shape]`.
 
         Raises:
-            Exception: The rows could not be encoded; none of the calls has been answered.
+            Exception: None of the calls has been answered.
         """
-        if any(call.dialect is not None for call in tickets):
-            self._complete_each(tickets, outputs)
-            return
-        try:
-            bodies = self._service.encode_each(outputs, self._service.non_finite)
-        except NonFiniteOutput:
-            self._complete_each(tickets, outputs)
-            return
-        now_ns = time.monotonic_ns()
-        # Once for all: a shared counter costs as much as the rest of what is counted of a request.
-        self._service.metrics.count_scored(len(tickets), len(tickets))
-        for call, body in zip(tickets, bodies, strict=True):
-            try:
-                call.answer_scored(body, now_ns, counted=True)
-            except Exception as error:  # noqa: BLE001  # must not reach the other requests
-                call.refuse_for_fault(error)
-
-    @staticmethod
-    def _complete_each(tickets: list[JoiningCall], outputs: np.ndarray) -> None:
-        for index, call in enumerate(tickets):
-            call.complete_with(outputs[index : index + 1])
-
-    def complete_with(self, row: np.ndarray) -> None:
-        """Answer with the only row of the only output, `[1, *row_shape]`."""
-        try:
-            if self.dialect is None:
-                body = self._service.encode_each(row, self._service.non_finite)[0]
-                self.answer_scored(body, time.monotonic_ns())
-            else:
-                self._answer_in(self.dialect, {self.exchange.arena.signature.outputs[0].name: row})
-        except StokerError as error:
-            self.refuse(error)
-        except Exception as error:  # noqa: BLE001  # must not reach the other requests
-            self.refuse_for_fault(error)
+        dialect = self.dialect
+        if any(call.dialect is not dialect for call in tickets):
+            for call in tickets:
+                call.settle()
+        else:
+            (dialect or self._service.dialect).complete_together(tickets, outputs)
 
 
 @lru_cache(maxsize=64)

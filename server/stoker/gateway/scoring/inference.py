@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stoker.errors import StokerError
+from stoker.gateway.scoring.call import Dialect
+from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors
 
 if TYPE_CHECKING:
     from stoker.gateway.http.request_ids import RequestIds
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.service import Service
+    from stoker.wire.envelope import RequestHead
 
 __all__ = ["infer"]
 
@@ -51,8 +54,8 @@ async def infer(
         del tensors, call
 
 
-class _Tensors:
-    """One request as a dialect: it has nothing to decode, and its answer is not written."""
+class _Tensors(Dialect):
+    """One request as a dialect of its own: it has nothing to decode, and its answer is not written."""
 
     def __init__(self, inputs: Mapping[str, np.ndarray], timeout_ns: int | None) -> None:
         self.outputs: asyncio.Future[dict[str, np.ndarray]] = asyncio.get_running_loop().create_future()
@@ -60,24 +63,24 @@ class _Tensors:
         self._timeout_ns = timeout_ns
         self._result: dict[str, np.ndarray] | StokerError | None = None
 
-    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
-        del body
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        del body, head
         if self._timeout_ns is not None:
             call.deadline_ns = min(call.deadline_ns, call.received_ns + self._timeout_ns)
-        service.submit_tensors(call, exchange, self._inputs)
+        submit_tensors(call, exchange, self._inputs)
 
-    def timeout_ns(self, service: Service, body: bytes) -> int | None:
+    def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
         del service, body
         return self._timeout_ns
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> None:
-        del call
+    def complete(self, call: Call) -> None:
         # The rows are freed when this returns.
-        self._result = {name: array.copy() for name, array in outputs.items()}
+        self._result = {name: array.copy() for name, array in named_outputs(call).items()}
+        call.answer_bare()
 
-    def refusal(self, error: StokerError) -> tuple[int, bytes]:
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
         self._result = error
-        return error.status, b""
+        return error.status, b"", b""
 
     def respond(self, status: int, lines: bytes, body: bytes) -> None:
         del status, lines, body

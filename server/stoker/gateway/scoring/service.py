@@ -1,54 +1,48 @@
 """One served model as a frontend sees it, and the core of scoring that both doors share.
 
-decode -> lease and submit -> (the device) -> encode -> respond. Nothing here knows HTTP beyond header lines.
+A door hands a body to `score`, or to `score_soon`; a `Call` of it goes through a `Dialect` to an `Exchange`, and
+comes back the same way. Nothing here knows HTTP beyond header lines.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
-
-import numpy as np
-import simdjson
 
 from stoker.errors import (
     BodyTooLarge,
     DeadlineExceeded,
+    DeviceLost,
     ImageTooLarge,
     MethodNotAllowed,
     NotReady,
+    OutputTooLarge,
     Overloaded,
     RequestError,
     StokerError,
     Unauthorized,
-    UnsupportedEncoding,
 )
 from stoker.gateway.http.answers import Respond
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.exchange import Exchange, device_lost
-from stoker.gateway.rows.ticket import Rows, Ticket
-from stoker.gateway.scoring.call import Call, JoiningCall
+from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
+from stoker.gateway.scoring.call import Call, Dialect, JoiningCall
+from stoker.gateway.scoring.image_dialect import ImageDialect
 from stoker.gateway.scoring.image_scoring import ImageScoring, content_type_of
+from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, RowsDialect
 from stoker.gateway.scoring.larger_rows import LargerRows
+from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.gateway.scoring.second_run import submit_again, submitted_with
 from stoker.metrics import ModelMetrics
 from stoker.non_finite import WORDS, NonFinite
 from stoker.script_form import ScriptForm
-from stoker.tensors import ModelTensors, Signature
-from stoker.wire.column_names import ColumnNames
-from stoker.wire.envelope import RequestHead, ScriptRequest
-from stoker.wire.images import is_media
-from stoker.wire.json_bodies import check_text
-from stoker.wire.merging import row_count
-from stoker.wire.packed import pack, unpack
-from stoker.wire.scoring import ScoringDecoder, encode_each, encode_outputs, encode_texts
-from stoker.wire.tensor_json import decode_tensors, encode_tensors
+from stoker.tensors import Signature
+from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.collector import Collector
-    from stoker.gateway.scoring.dialect import Dialect
     from stoker.gateway.scoring.facts import Limits, ServiceFacts
     from stoker.keys.access import Access
 
@@ -86,6 +80,11 @@ class Service:
         exchanges: One for each replica that is ready, those first that have been chosen longest ago.
         exchange: The only one of them; None if there are several or none. Most models have one replica, and its
             exchange is found without a search.
+        dialect: What its requests speak that do not say so.
+        arriving: How many bodies of requests for it are being received.
+        larger_rows: Where requests go whose answers do not fit; the owner of the exchanges sets another one that can
+            grow.
+        codecs: What dialects keep for the model as it is loaded, by its class.
     """
 
     def __init__(
@@ -111,21 +110,11 @@ class Service:
         self.closes = False
         """Whether its answers close their connections."""
         self.arriving = 0
-        """How many bodies of requests for it are being received."""
-        self._decoder: ScoringDecoder | None = None
-        self._call: type[Call] = Call
-        self.encode_each = encode_each
-        """Writes each row of the only output as an answer of its own."""
-        self._encode_outputs, self._encode_tensors = encode_outputs, encode_tensors
-        self._parser = simdjson.Parser()
-        self._staged: list[tuple[Call, bytes]] = []
-        self._tensors: ModelTensors | None = None
-        self.script: ScriptForm | None = None
-        """How the entry script is called, if the model is one that takes whole bodies."""
+        self.dialect: AzureDialect = Unloaded()
         self.larger_rows = LargerRows()
-        """Where requests go whose answers do not fit; the owner of the exchanges sets another one that can grow."""
         self.codecs: dict[type, Any] = {}
-        """What dialects keep for the model as it is loaded, by its class."""
+        self._call: type[Call] = Call
+        self._staged: list[tuple[Call, bytes]] = []
 
     @property
     def name(self) -> str:
@@ -138,19 +127,9 @@ class Service:
         return self.facts.version
 
     @property
-    def direct(self) -> bool:
-        """Whether a POST of JSON or text can be scored without its head."""
-        return self.script is None or not self._script_wants_head(self.script)
-
-    @property
-    def wants_head(self) -> bool:
-        """Whether `score` is to get the head of a request that has one."""
-        return self.images is not None or not self.direct
-
-    @staticmethod
-    def _script_wants_head(script: ScriptForm) -> bool:
-        # A schema asks for the content type, whatever the script itself wants.
-        return script.wants_head or script.kind != "string"
+    def script(self) -> ScriptForm | None:
+        """How the entry script is called, if the model is one that takes whole bodies."""
+        return None if self.signature is None else self.signature.script
 
     @property
     def ready(self) -> bool:
@@ -175,29 +154,28 @@ class Service:
 
     def attach(self, exchange: Exchange) -> None:
         """Score through this exchange too from now on; what callers see of all replicas is the same."""
-        self.signature = exchange.arena.signature
+        self.signature = signature = exchange.arena.signature
         self.codecs.clear()
-        self._decoder = ScoringDecoder(self.signature)
-        self.script = self.signature.script
-        self._tensors = self.signature.tensors
-        outputs = self.signature.outputs
+        self.dialect = self._dialect_for(signature)
+        outputs = signature.outputs
         self._call = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
-        self._choose_encoders(self.signature)
-        if self.images is not None:
-            self.images.attach(self.signature)
         self.exchanges.append(exchange)
         self._find_only_exchange()
 
-    def _choose_encoders(self, signature: Signature) -> None:
-        """Choose here how answers are written, so that no request has to ask."""
-        tensors = signature.model_tensors
-        if tensors is None or not any(info.as_objects for info in tensors.outputs):
-            self.encode_each = encode_each
-            self._encode_outputs, self._encode_tensors = encode_outputs, encode_tensors
-            return
-        names = ColumnNames(tensors.outputs)
-        self.encode_each = names.encode_each
-        self._encode_outputs, self._encode_tensors = names.encode_outputs, names.encode_tensors
+    def _dialect_for(self, signature: Signature) -> AzureDialect:
+        """Choose here how bodies are read and answers written, so that no request has to ask."""
+        if self.images is not None:
+            self.images.attach(signature)
+        if signature.script is not None:
+            return ScriptDialect(self.name, signature.script)
+        numbers: JsonDialect
+        if signature.tensors is None:
+            numbers = RowsDialect(self.name, signature, self.non_finite)
+        else:
+            numbers = PackedDialect(self.name, signature.tensors, self.non_finite)
+        if self.images is None:
+            return numbers
+        return ImageDialect(self.name, self.images, numbers, self.choose)
 
     def detach(self, exchange: Exchange) -> None:
         """Stop using an exchange whose device process has gone."""
@@ -214,8 +192,12 @@ class Service:
         self._find_only_exchange()
         self.larger_rows.replace(old, new)
 
-    def run_in_larger_rows(self, call: Call) -> bool:
-        """Run a request again whose answer has not fitted its row; False if it never will."""
+    def run_again(self, call: Call, error: StokerError) -> bool:
+        """Run a request again that has failed, within its `complete`; False if it is to be told."""
+        if isinstance(error, DeviceLost):
+            return self.run_elsewhere(call)
+        if not isinstance(error, OutputTooLarge):
+            return False
         exchange = call.exchange
         assert isinstance(exchange, Exchange), "all calls are submitted to exchanges"
         return self.larger_rows.take(call, exchange)
@@ -259,6 +241,10 @@ class Service:
     def _find_only_exchange(self) -> None:
         self.exchange = self.exchanges[0] if len(self.exchanges) == 1 else None
 
+    def choose(self) -> Exchange | None:
+        """Where a request goes now; None if there is no device."""
+        return self.exchange or self.least_loaded()
+
     def least_loaded(self) -> Exchange | None:
         """The exchange whose requests hold the fewest rows; of equals, the one chosen longest ago."""
         chosen, fewest_rows = None, 0
@@ -283,24 +269,6 @@ class Service:
         if reason is not None:
             self.metrics.count_rejection(reason)
 
-    def check_media(self, content_type: bytes) -> None:
-        """Refuse an image or a form that a model of rows does not read, and a form that is to be text.
-
-        Raises:
-            UnsupportedEncoding: It takes JSON alone, or text.
-        """
-        if self.images is not None or self.signature is None or not is_media(content_type):
-            return
-        if self.script is None:
-            raise UnsupportedEncoding(
-                f"{self.name} takes JSON; images need a model that is served with an image input."
-            )
-        if self.script.kind == "string" and content_type.lower().startswith(b"multipart/"):
-            raise UnsupportedEncoding(
-                f"The script of {self.name} takes the body as text, and cannot read multipart; "
-                "send what it is to read as the body."
-            )
-
     def score(
         self,
         body: bytes,
@@ -317,8 +285,8 @@ class Service:
             ids: Ids that go into the answer and the log; None makes fresh ones.
             respond: Takes the answer.
             received_ns: When the body was complete, `time.monotonic_ns`.
-            head: Method, query and headers, for a script that wants them.
-            dialect: The protocol that the request speaks, if that is not Azure's.
+            head: Method, query and headers, where the service's dialect wants them.
+            dialect: What the request speaks, if that is not the service's dialect.
         """
         if self.collector is not None:
             ids = ids or RequestIds()
@@ -344,10 +312,6 @@ class Service:
         self._staged.append((call, body))
         return call
 
-    def is_staged(self, call: Call) -> bool:
-        """Whether a call waits for the end of this turn of the loop."""
-        return any(staged is call for staged, _ in self._staged)
-
     def _score_staged(self) -> None:
         staged, self._staged = self._staged, []
         if len(staged) >= _LARGE_TURN:
@@ -366,91 +330,23 @@ class Service:
             exchange.ring()
 
     def _submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
-        exchange, decoder = self.exchange or self.least_loaded(), self._decoder
-        if exchange is None or decoder is None:
-            call.refuse(self._not_ready())
+        exchange = self.exchange or self.least_loaded()
+        if exchange is None:
+            call.refuse(self.not_ready())
             return
         if exchange.full:
             call.refuse(exchange.overloaded())
             return
         try:
-            if call.dialect is not None:
-                call.dialect.submit(self, call, exchange, body)
-            elif self.script is not None:
-                exchange.submit_body(call, self._pack(self.script, call.ids.request_id, body, head))
-            elif self.images is not None and self.images.claims(body, head):
-                call.await_rows(exchange)
-                self.images.read(body, head, call.check_wanted, lambda rows: self._submit_rows(call, rows))
-            elif self._tensors is not None:
-                exchange.submit_body(call, pack(decode_tensors(body, self._tensors)))
-            else:
-                exchange.submit(call, decoder.decode(body))
+            (call.dialect or self.dialect).submit(call, exchange, body, head)
         except StokerError as error:
             call.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
             call.refuse_for_fault(error)
 
-    def submit_tensors(
-        self, call: Call, exchange: Exchange, inputs: Mapping[str, np.ndarray], signature_name: str = ""
-    ) -> None:
-        """Queue a request whose inputs have been checked against `Signature.model_tensors`.
-
-        Args:
-            call: The request.
-            exchange: Where it goes.
-            inputs: Its inputs by name.
-            signature_name: The one of `Signature.named` that they are for, and were checked against, if it is not the
-                first.
-
-        Raises:
-            StokerError: As `Exchange.submit`.
-        """
-        signature = exchange.arena.signature
-        if signature.takes == "tensors":
-            exchange.submit_body(call, pack(inputs, signature_name))
-            return
-        rows = [inputs[spec.name] for spec in signature.inputs]
-        if len(rows[0]):
-            exchange.submit(call, rows)
-        else:
-            call.complete_empty(exchange)
-
-    def _submit_rows(self, call: Call, rows: Rows | BaseException) -> None:
-        """Go on with a call whose images have been decoded, or could not be."""
-        exchange = self.exchange or self.least_loaded()
-        if not call.wanted:
-            return
-        if isinstance(rows, StokerError):
-            call.refuse(rows)
-        elif isinstance(rows, BaseException):
-            call.refuse_for_fault(rows)
-        elif exchange is None:
-            call.refuse(self._not_ready())
-        else:
-            try:
-                exchange.submit(call, rows)
-            except StokerError as error:
-                call.refuse(error)
-            except Exception as error:  # noqa: BLE001  # as in `_submit`
-                call.refuse_for_fault(error)
-
-    def _not_ready(self) -> NotReady:
+    def not_ready(self) -> NotReady:
+        """Return the error for a request while no device has the model."""
         return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
-
-    def _pack(self, script: ScriptForm, request_id: bytes, body: bytes, head: RequestHead | None) -> bytes:
-        if script.kind == "string":
-            check_text(body)
-        rows = row_count(self._parser, body, script.merge_key) if script.batching == "merge" else 0
-        return ScriptRequest(request_id, body, rows, head).pack()
-
-    def encode(self, ticket: Ticket) -> bytes:
-        """The answer's body for a ticket without an error."""
-        signature = ticket.exchange.arena.signature
-        if signature.tensors is not None:
-            return self._encode_tensors(unpack(ticket.output_texts(0)[0]), self.non_finite)
-        if signature.outputs[0].variable:
-            return encode_texts(ticket.output_texts(0))
-        return self._encode_outputs(signature.outputs, ticket.outputs(), self.non_finite)
 
 
 def _rejection(error: StokerError) -> str | None:

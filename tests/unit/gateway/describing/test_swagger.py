@@ -1,6 +1,7 @@
 """The description of a service."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,8 +128,8 @@ def test_json_rows_leave_the_answer_open() -> None:
 def test_a_script_is_described_by_its_schemas(version: str) -> None:
     """What its decorators say goes in as it is."""
     given = {"type": "object", "properties": {"a": {"type": "integer"}}, "example": {"a": 1}}
-    made = service(BODIES)
-    made.script = ScriptForm(kind="schema", input_schema=given, output_schema={"type": "string"})
+    script = ScriptForm(kind="schema", input_schema=given, output_schema={"type": "string"})
+    made = service(replace(BODIES, script=script))
     described = describe(made, Naming(), "", version)
     schemas = described["definitions"] if version == "2" else described["components"]["schemas"]
     assert (schemas["ServiceInput"], schemas["ServiceOutput"]) == (given, {"type": "string"})

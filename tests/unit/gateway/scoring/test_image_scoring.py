@@ -357,12 +357,12 @@ def test_a_fault_of_the_decoder_is_told_as_ours(scene: Scene, caplog: pytest.Log
 def test_media_for_models_of_numbers_are_refused_before_they_are_read(scene: Scene) -> None:
     """A model without an image input refuses images and forms by their type; one with it takes them."""
     plain = puppet_service("p", scene.memory, slot=1)
-    plain.check_media(b"image/png")
+    plain.dialect.check_media(b"image/png")
     plain.attach(scene.joined.exchange)
-    plain.check_media(b"application/json")
+    plain.dialect.check_media(b"application/json")
     for content_type in (b"image/png", b"multipart/form-data; boundary=X"):
-        scene.service.check_media(content_type)
+        scene.service.dialect.check_media(content_type)
         with pytest.raises(
             UnsupportedEncoding, match="p takes JSON; images need a model that is served with"
         ):
-            plain.check_media(content_type)
+            plain.dialect.check_media(content_type)

@@ -15,7 +15,11 @@ from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_se
 from stoker.errors import StokerError
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.image_dialect import ImageDialect
+from stoker.gateway.scoring.image_scoring import ImageScoring
+from stoker.gateway.scoring.json_dialects import RowsDialect
+from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.settings.image_input import ImageInput
 
 INTERNAL = "internal"
 
@@ -27,10 +31,10 @@ class Callers:
         answers: Status, and the rows or the error's code, in the order in which they came.
     """
 
-    def __init__(self, joined: Joined, **limits: int) -> None:
+    def __init__(self, joined: Joined, **more: Any) -> None:
         self.memory = metric_memory()
         self.joined = joined
-        self.service = puppet_service(memory=self.memory, **limits)
+        self.service = puppet_service(memory=self.memory, **more)
         self.service.attach(joined.exchange)
         self.answers: list[tuple[int, Any]] = []
 
@@ -59,7 +63,7 @@ def test_a_batch_that_cannot_be_encoded_is_encoded_row_by_row(
 ) -> None:
     """What is too much for all rows may be little enough for each."""
     callers = Callers(joined)
-    monkeypatch.setattr(callers.service, "encode_each", fail)
+    monkeypatch.setattr(callers.service.dialect, "_encode_each", fail)
     for number in (1, 2):
         callers.score(number)
     joined.settle()
@@ -75,8 +79,8 @@ def test_an_answer_that_cannot_be_encoded_is_an_error(
     """Nobody waits for ever; the log has the reason under the request's id."""
     with Joined(runtime) as joined:
         callers = Callers(joined)
-        monkeypatch.setattr(callers.service, "encode_each", fail)
-        monkeypatch.setattr(callers.service, "encode", fail)
+        monkeypatch.setattr(callers.service.dialect, "_encode_each", fail)
+        monkeypatch.setattr(callers.service.dialect, "encode", fail)
         call = callers.score(1)
         callers.score(2)
         joined.settle()
@@ -93,8 +97,8 @@ def test_an_answer_that_cannot_be_encoded_leaves_its_place_to_the_next(
     """A service with a limit would else take one request less for the rest of its life."""
     callers = Callers(joined, max_concurrent_requests=1)
     with monkeypatch.context() as patched:
-        patched.setattr(callers.service, "encode_each", fail)
-        patched.setattr(callers.service, "encode", fail)
+        patched.setattr(callers.service.dialect, "_encode_each", fail)
+        patched.setattr(callers.service.dialect, "encode", fail)
         callers.score(1)
         joined.settle()
     callers.score(2)
@@ -102,18 +106,19 @@ def test_an_answer_that_cannot_be_encoded_leaves_its_place_to_the_next(
     assert callers.answers == [(500, INTERNAL), (200, [[4.0, 0.0]])]
 
 
-class ClumsyDialect:
+class ClumsyDialect(TensorDialect):
     """A protocol that cannot write its answers."""
 
-    def submit(self, service: Service, call: Call, exchange: Exchange, body: bytes) -> None:
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: object) -> None:
         rows = orjson.loads(body)["data"]
-        service.submit_tensors(call, exchange, {"x": np.array(rows)})
+        call.write = self._fail
+        submit_tensors(call, exchange, {"x": np.array(rows)})
 
-    def answer(self, call: Call, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes] | None:
+    def _fail(self, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
         raise RuntimeError("a fault of the test")
 
-    def refusal(self, error: StokerError) -> tuple[int, bytes]:
-        return error.status, orjson.dumps({"code": f"clumsy {error.code}"})
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        return error.status, b"", orjson.dumps({"code": f"clumsy {error.code}"})
 
 
 def test_a_protocol_that_fails_answers_in_its_own_words(joined: Joined) -> None:
@@ -129,7 +134,10 @@ def test_rows_that_cannot_be_queued_after_their_images_were_read_are_an_error(jo
     """They come on another way than a body, and must end like one."""
     callers = Callers(joined)
     call = callers.service._call(callers.service, None, callers._note, time.monotonic_ns())
-    callers.service._submit_rows(call, [np.array([["no", "numbers"]])])
+    service = callers.service
+    numbers = RowsDialect("m", joined.exchange.arena.signature, service.non_finite)
+    images = ImageScoring(ImageInput(1, 1, 1), max_pixels=1, max_rows_bytes=1)
+    ImageDialect("m", images, numbers, service.choose).submit_rows(call, [np.array([["no", "numbers"]])])
     assert callers.answers == [(500, INTERNAL)]
     assert joined.exchange.idle
 
@@ -160,8 +168,7 @@ def test_an_answer_that_is_not_finite_costs_the_others_of_its_turn_nothing(
         return [np.where(inputs[0] < 0, np.nan, inputs[0])]
 
     with Joined(PuppetRuntime(answer=spoil)) as joined:
-        callers = Callers(joined)
-        callers.service.non_finite = "error"
+        callers = Callers(joined, non_finite="error")
         for number in (-1, 2, 3):
             callers.score(number)
         joined.settle()

@@ -1,0 +1,105 @@
+"""Bodies that an entry script takes as they came, and the answers that it makes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import simdjson
+
+from stoker.errors import UnsupportedEncoding
+from stoker.gateway.http.answers import JSON_TYPE_LINE, failed_line
+from stoker.gateway.scoring.azure_dialect import AzureDialect
+from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.wire.images import is_media
+from stoker.wire.json_bodies import check_text
+from stoker.wire.merging import row_count
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.scoring.call import Call
+    from stoker.script_form import ScriptForm
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["ScriptDialect"]
+
+_NO_CONTENT: Final = 204
+_TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
+
+
+class ScriptDialect(AzureDialect):
+    """Whole bodies for the script of a model, as text or with their heads.
+
+    Args:
+        name: The model's name.
+        script: How the script is called.
+    """
+
+    def __init__(self, name: str, script: ScriptForm) -> None:
+        self._name = name
+        self._script = script
+        self._parser = simdjson.Parser()
+        # A schema asks for the content type, whatever the script itself wants.
+        self.wants_head = script.wants_head or script.kind != "string"
+        self.direct = not self.wants_head
+
+    def check_media(self, content_type: bytes) -> None:
+        """Refuse a form that is to be text."""
+        if (
+            self._script.kind == "string"
+            and is_media(content_type)
+            and content_type.lower().startswith(b"multipart/")
+        ):
+            raise UnsupportedEncoding(
+                f"The script of {self._name} takes the body as text, and cannot read multipart; "
+                "send what it is to read as the body."
+            )
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Submit a body as it came."""
+        exchange.submit_body(call, self.pack(call.ids.request_id, body, head))
+
+    def pack(self, request_id: bytes, body: bytes, head: RequestHead | None) -> bytes:
+        """Return a request as the row that the device gets.
+
+        Raises:
+            MalformedBody: It is to be text, and is not.
+        """
+        script = self._script
+        if script.kind == "string":
+            check_text(body)
+        rows = row_count(self._parser, body, script.merge_key) if script.batching == "merge" else 0
+        return ScriptRequest(request_id, body, rows, head).pack()
+
+    def complete(self, call: Call) -> None:
+        """Answer with what the script has answered."""
+        answer = ScriptAnswer.unpack(call.output_texts(0)[0])
+        parse_ns = call.enqueued_ns - call.received_ns
+        total_ns = time.monotonic_ns() - call.received_ns
+        metrics = call.service.metrics
+        if answer.status == 200:
+            metrics.note_scored(1, parse_ns, total_ns)
+        else:
+            metrics.count_request(answer.status)
+        call.answer(answer.status, _lines(call, answer, parse_ns, total_ns), answer.body)
+
+
+def _lines(call: Call, answer: ScriptAnswer, parse_ns: int, total_ns: int) -> bytes:
+    executed = b"" if answer.exec_ns is None else b"x-ms-run-fn-exec-ms: %.3f\r\n" % (answer.exec_ns / 1e6)
+    timing = _TIMING_LINE % (
+        parse_ns / 1e6,
+        (call.started_ns - call.enqueued_ns) / 1e6,
+        (call.finished_ns - call.started_ns) / 1e6,
+        total_ns / 1e6,
+    )
+    return b"".join(
+        (
+            answer.lines or JSON_TYPE_LINE,
+            # An answer that has no content has no length either (RFC 9110, section 8.6).
+            b"" if answer.status == _NO_CONTENT else b"content-length: %d\r\n" % len(answer.body),
+            call.ids.lines,
+            failed_line(answer.failed),
+            executed,
+            timing,
+        )
+    )
