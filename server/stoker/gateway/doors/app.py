@@ -19,11 +19,11 @@ from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.http.answers import CLOSE_LINE, failed_line, split_lines
+from stoker.gateway.http.asgi import refusal, send_answer
 from stoker.gateway.http.heads import NOT_ALLOWED, check_head
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.side_threads import beside_the_loop
 from stoker.gateway.protocols.azure import ScoringEndpoint
-from stoker.gateway.protocols.endpoint import refusal, send_answer
 from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.mlflow import mlflow_routes
 from stoker.gateway.protocols.oip import oip_routes

@@ -16,8 +16,8 @@ from stoker.gateway.http.request_ids import RequestIds
 
 __all__ = [
     "BEARER_METADATA",
-    "Call",
     "CallsUnderWay",
+    "RpcCall",
     "authorization_of",
     "fault",
     "parsed",
@@ -36,7 +36,7 @@ _LONG_ANSWER_BYTES: Final = 1 << 14
 """An answer above this size may take several writes; the kernel has room for shorter ones at once."""
 
 
-class Call:
+class RpcCall:
     """One call or stream: who makes it, and how long they wait.
 
     Attributes:
@@ -123,7 +123,9 @@ class CallsUnderWay:
         self._long: dict[Any, int] = {}
         self._none_left: asyncio.Future[None] | None = None
 
-    def handler(self, method: Callable[[Any, Call], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def handler(
+        self, method: Callable[[Any, RpcCall], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
         """The handler of a method: it ends a call with the status of the error that the method raises."""
 
         async def handle(request: Any, context: Any) -> Any:
@@ -131,7 +133,7 @@ class CallsUnderWay:
             self._count += 1
             call = None
             try:
-                call = Call(context)
+                call = RpcCall(context)
                 answer = await method(parsed(request), call)
                 if type(answer) is bytes:
                     self.note_answer(answer, call)
@@ -147,7 +149,7 @@ class CallsUnderWay:
 
         return handle
 
-    def note_answer(self, answer: bytes, call: Call) -> None:
+    def note_answer(self, answer: bytes, call: RpcCall) -> None:
         """Take note of the connection on which a long answer goes out, until its call has ended."""
         context = call.context
         if len(answer) > _LONG_ANSWER_BYTES and context not in self._long:
@@ -176,7 +178,7 @@ def refusing(error: StokerError) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def fault(error: Exception, call: Call | None = None, model: str = "") -> StokerError:
+def fault(error: Exception, call: RpcCall | None = None, model: str = "") -> StokerError:
     """Log an error that should not have been, and return what the caller is told."""
     name = "without id" if call is None else call.ids.request_id.decode("latin-1")
     logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import json_format
 
 from stoker.errors import NotSupported
-from stoker.gateway.grpc.calls import BEARER_METADATA, Call
+from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
 from stoker.gateway.grpc.messages import message
 from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.repository_api import check_unload_parameters, versions_to_load
@@ -31,7 +31,7 @@ class RepositoryMethods:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def statistics(self, request: Any, call: Call) -> Any:
+    async def statistics(self, request: Any, call: RpcCall) -> Any:
         """Answer a `ModelStatisticsRequest`."""
         model = self._gateway.models.get(request.name)
         services = () if model is None else model.services
@@ -39,14 +39,14 @@ class RepositoryMethods:
         entries = statistics(self._gateway, request.name or None, request.version or None)
         return json_format.ParseDict({"model_stats": entries}, _StatisticsResponse())
 
-    async def index(self, request: Any, call: Call) -> Any:
+    async def index(self, request: Any, call: RpcCall) -> Any:
         """Answer a `RepositoryIndexRequest`."""
         check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
         _check_unnamed(request)
         entries = await self._administration().index(ready=request.ready)
         return _IndexResponse(models=entries)
 
-    async def load(self, request: Any, call: Call) -> Any:
+    async def load(self, request: Any, call: RpcCall) -> Any:
         """Answer a `RepositoryModelLoadRequest` when the model is served."""
         administration = self._allowed(call)
         _check_unnamed(request)
@@ -54,7 +54,7 @@ class RepositoryMethods:
         await administration.load(request.model_name, versions=versions)
         return _LoadResponse()
 
-    async def unload(self, request: Any, call: Call) -> Any:
+    async def unload(self, request: Any, call: RpcCall) -> Any:
         """Answer a `RepositoryModelUnloadRequest` when the model's last requests have been answered."""
         administration = self._allowed(call)
         _check_unnamed(request)
@@ -62,7 +62,7 @@ class RepositoryMethods:
         await administration.unload(request.model_name)
         return _UnloadResponse()
 
-    def _allowed(self, call: Call) -> Administration:
+    def _allowed(self, call: RpcCall) -> Administration:
         administration = self._administration()
         administration.access.check_loading(call.authorization, from_page=False, sent_as=BEARER_METADATA)
         return administration

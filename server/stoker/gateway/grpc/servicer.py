@@ -15,8 +15,8 @@ from stoker.errors import NotReady, NotSupported, StokerError, UnknownService
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.calls import (
     BEARER_METADATA,
-    Call,
     CallsUnderWay,
+    RpcCall,
     authorization_of,
     fault,
     parsed,
@@ -168,7 +168,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         return error
 
     def _unary(
-        self, name: str, method: Callable[[Any, Call], Awaitable[Any]], read: Callable[[bytes], Any]
+        self, name: str, method: Callable[[Any, RpcCall], Awaitable[Any]], read: Callable[[bytes], Any]
     ) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(
             self._under_way.handler(method),
@@ -178,17 +178,17 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
 
     # --- health and metadata ---
 
-    async def _server_live(self, _: Any, __: Call) -> Any:
+    async def _server_live(self, _: Any, __: RpcCall) -> Any:
         return ServerLiveResponse(live=True)
 
-    async def _server_ready(self, _: Any, __: Call) -> Any:
+    async def _server_ready(self, _: Any, __: RpcCall) -> Any:
         try:
             self._gateway.check_ready()
         except NotReady:
             return ServerReadyResponse(ready=False)
         return ServerReadyResponse(ready=True)
 
-    async def _model_ready(self, request: Any, _: Call) -> Any:
+    async def _model_ready(self, request: Any, _: RpcCall) -> Any:
         try:
             ready = self._gateway.find(request.name, request.version or None).ready
         except NotReady:
@@ -201,11 +201,11 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             ready = False
         return ModelReadyResponse(ready=ready)
 
-    async def _server_metadata(self, _: Any, call: Call) -> Any:
+    async def _server_metadata(self, _: Any, call: RpcCall) -> Any:
         check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
         return ServerMetadataResponse(name="stoker", version=__version__, extensions=EXTENSIONS)
 
-    async def _model_metadata(self, request: Any, call: Call) -> Any:
+    async def _model_metadata(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
         check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
         versions = self._gateway.models[service.name].served
@@ -221,14 +221,16 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
 
     # --- inference ---
 
-    async def _model_infer(self, request: RequestMessage, call: Call) -> bytes:
+    async def _model_infer(self, request: RequestMessage, call: RpcCall) -> bytes:
         """Return a `ModelInferResponse`; a long message is held on the budget of large bodies meanwhile."""
         if request.size_bytes <= LARGE_BODY_BYTES:
             return await self._answer(request, call)
         with Allowance(self._gateway.bodies) as allowance:
             return await self._answer(request, call, allowance)
 
-    async def _answer(self, request: RequestMessage, call: Call, allowance: Allowance | None = None) -> bytes:
+    async def _answer(
+        self, request: RequestMessage, call: RpcCall, allowance: Allowance | None = None
+    ) -> bytes:
         service = self._gateway.find(request.model_name, request.model_version or None)
         try:
             service.access.check(call.authorization, BEARER_METADATA)
@@ -255,7 +257,7 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
             )
         return codec
 
-    async def _model_stream_infer(self, requests: AsyncIterator[Any], call: Call) -> None:
+    async def _model_stream_infer(self, requests: AsyncIterator[Any], call: RpcCall) -> None:
         async def reply(request: RequestMessage | StokerError) -> bytes:
             try:
                 answer = stream_answer(await self._model_infer(parsed(request), call))

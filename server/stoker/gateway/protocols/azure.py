@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
 from stoker.errors import MethodNotAllowed, StokerError
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.answers import (
-    failed_line,
-)
+from stoker.gateway.http.answers import failed_line
+from stoker.gateway.http.asgi import Answer, header_values, refusal, request_head, send_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.http.cors import is_preflight
 from stoker.gateway.http.encodings import inflater_for
@@ -23,22 +22,8 @@ from stoker.gateway.http.heads import NOT_ALLOWED, SCORING_METHODS
 from stoker.gateway.http.query import query_body
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.protocols.binary_dialect import BinaryDialect
+from stoker.gateway.protocols.endpoint import ScoringRequest, read_body, score_and_wait, with_deployment
 from stoker.gateway.scoring.service import Service
-
-if TYPE_CHECKING:
-    pass
-from stoker.gateway.protocols.endpoint import (
-    Answer,
-    Content,
-    authorize,
-    header_values,
-    received,
-    refusal,
-    request_head,
-    score_content,
-    send_answer,
-    signed,
-)
 
 __all__ = ["ScoringEndpoint"]
 
@@ -67,7 +52,7 @@ class ScoringEndpoint:
         if answer is None:
             return
         if name is None:
-            answer = signed(answer, service, self._gateway)
+            answer = with_deployment(answer, service, self._gateway)
         await send_answer(send, answer)
 
     async def _answer(
@@ -82,49 +67,42 @@ class ScoringEndpoint:
             return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
-        authorize(service, headers)
+        service.access.check(headers.get(b"authorization", b""))
         service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the request itself gets its body as it came.
         inflater = None if raw else inflater_for(header_values(scope, b"content-encoding"))
         with Allowance(self._gateway.bodies) as allowance:
-            body = await received(service, headers, receive, inflater, allowance)
+            body = await read_body(service, headers, receive, inflater, allowance)
             if body is None:
                 return None
             received_ns = time.monotonic_ns()
-            head = (
-                request_head(scope, None if inflater is None else len(body))
-                if service.dialect.wants_head
-                else None
-            )
+            inflated_bytes = None if inflater is None else len(body)
+            head = request_head(scope, inflated_bytes) if service.dialect.wants_head else None
             dialect = BinaryDialect.of(service, headers) if method == "POST" else None
             if method == "GET" and not raw:
                 body = query_body(scope["query_string"])
-            content = Content(body, ids, head, received_ns, dialect)
+            request = ScoringRequest(body, ids, head, received_ns, dialect)
             copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
             if copy is None or (inflater is None and b"content-encoding" in headers):
-                return await score_content(service, content, receive)
-            head = (
-                request_head(scope, None if inflater is None else len(body))
-                if copy.dialect.wants_head
-                else None
-            )
-            copied = content._replace(head=head)
-            return await score_content(service, content, receive, lambda: _score_copy(copy, copied, headers))
+                return await score_and_wait(service, request, receive)
+            head = request_head(scope, inflated_bytes) if copy.dialect.wants_head else None
+            copied = request._replace(head=head)
+            return await score_and_wait(service, request, receive, lambda: _score_copy(copy, copied, headers))
 
 
 def _is_raw(service: Service) -> bool:
     return service.script is not None and service.script.kind == "raw"
 
 
-def _score_copy(service: Service, content: Content, headers: Mapping[bytes, bytes]) -> None:
+def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[bytes, bytes]) -> None:
     """Score a request again for nobody: its answer goes nowhere, and what fails is counted alone."""
     # The budget of large bodies holds one only until its own request is answered, and a copy may wait longer.
-    if not service.ready or len(content.body) > LARGE_BODY_BYTES:
+    if not service.ready or len(request.body) > LARGE_BODY_BYTES:
         return
     try:
         service.dialect.check_media(headers.get(b"content-type", b""))
         dialect = BinaryDialect.of(service, headers)
-        service.score(content.body, content.ids, _nobody, content.received_ns, content.head, dialect)
+        service.score(request.body, request.ids, _nobody, request.received_ns, request.head, dialect)
     except StokerError as error:
         service.count_refusal(error)
 

@@ -60,7 +60,11 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
         return Response(__version__, media_type="application/json")
 
     return [
-        Route("/invocations", DialectEndpoint(gateway, find, _error_answer, signs=True), methods=["POST"]),
+        Route(
+            "/invocations",
+            DialectEndpoint(gateway, find, _error_answer, names_deployment=True),
+            methods=["POST"],
+        ),
         Route(
             SERVICE_PATH + "{name}/invocations",
             DialectEndpoint(gateway, find, _error_answer),

@@ -1,0 +1,90 @@
+"""Requests and answers as ASGI has them: header values, the head that is handed on, an answer and how it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+from stoker.gateway.http.answers import (
+    CLOSE_LINE,
+    code_line,
+    error_body,
+    error_lines,
+    json_lines,
+    split_lines,
+)
+from stoker.gateway.http.bodies import content_length
+from stoker.gateway.http.request_ids import refusal_id_lines, sent_ids
+from stoker.wire.envelope import RequestHead
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Scope, Send
+
+    from stoker.errors import StokerError
+
+__all__ = ["Answer", "header_values", "refusal", "request_head", "send_answer"]
+
+_SHORT_BODY_BYTES: Final = 1 << 16
+
+
+class Answer(NamedTuple):
+    """Status, header lines and body."""
+
+    status: int
+    lines: bytes
+    body: bytes
+
+
+def header_values(scope: Scope, name: bytes) -> list[bytes]:
+    """All values of a header, in order."""
+    return [value for given, value in scope["headers"] if given == name]
+
+
+def request_head(scope: Scope, inflated_bytes: int | None) -> RequestHead:
+    """What a script may see of a request; where its body was inflated, as if it had come so."""
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    if inflated_bytes is not None:
+        framing = ("content-encoding", "content-length", "transfer-encoding")
+        pairs = [pair for pair in pairs if pair[0] not in framing]
+        pairs.append(("content-length", str(inflated_bytes)))
+    path = scope.get("raw_path") or quote(scope["path"]).encode()
+    remote = scope.get("client")
+    return RequestHead(
+        scope["method"],
+        path.decode("latin-1"),
+        scope["query_string"].decode("latin-1"),
+        pairs,
+        remote[0] if remote else "",
+    )
+
+
+def refusal(
+    error: StokerError, headers: Mapping[bytes, bytes], status: int | None = None, body: bytes | None = None
+) -> Answer:
+    """Return the answer to a request whose body is not read, with these headers; in Azure's shape by default."""
+    foreign = body is not None
+    if body is None:
+        body = error_body(error)
+    lines = json_lines(body) + refusal_id_lines(sent_ids(headers)) + error_lines(error)
+    if foreign:
+        lines += code_line(error)
+    length = content_length(headers)
+    nothing_follows = length <= 0 and b"transfer-encoding" not in headers
+    if not nothing_follows and (b"expect" in headers or not 0 <= length <= _SHORT_BODY_BYTES):
+        # Rather end the connection than receive a long body for nothing. A client that has asked whether it
+        # may send its body may not send it now.
+        lines += CLOSE_LINE
+    return Answer(status or error.status, lines, body)
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer by ASGI."""
+    start: Message = {
+        "type": "http.response.start",
+        "status": answer.status,
+        "headers": split_lines(answer.lines),
+    }
+    await send(start)
+    content: dict[str, Any] = {"type": "http.response.body", "body": answer.body}
+    await send(content)
