@@ -1,12 +1,17 @@
-"""The page on the architecture names every module of the server, and none that is not there."""
+"""What the pages for readers of the code say of it: its modules, its rooms, and the names that a request meets."""
 
+import ast
 import re
+import tomllib
 from pathlib import Path
 
 import stoker
 
 SERVER = Path(stoker.__file__).parent
-PAGE = Path(__file__).parents[2] / "server" / "docs" / "architecture.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "server" / "docs"
+PAGE = DOCS / "architecture.md"
+MOST_NAMES = 15
 
 
 def named_modules() -> set[Path]:
@@ -35,3 +40,26 @@ def test_the_table_of_modules_is_complete() -> None:
     named = named_modules()
     assert named - present == set()
     assert listed - named == set()
+
+
+def test_the_rooms_of_the_gateway_stand_as_they_import() -> None:
+    """The picture has the layers of import-linter's contract, in its order."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one.get("containers") == ["stoker.gateway"])
+    picture = PAGE.read_text(encoding="utf-8").partition("### The rooms of the gateway")[2].split("```")[1]
+    drawn = [re.split(r" {2,}", line)[0].split(" · ") for line in picture.strip().splitlines()]
+    assert drawn == [layer.split(" | ") for layer in layers]
+
+
+def test_the_life_of_a_request_is_told_in_names_of_the_code() -> None:
+    """Each word in code font is defined in the file that its first mention leads to, and there are few of them."""
+    page = (DOCS / "life-of-a-request.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"`([^`]+)`", page))
+    homes = {name: DOCS / target for name, target in re.findall(r"\[`([^`]+)`\]\(([^)]+)\)", page)}
+    assert words == set(homes)
+    assert len(words) <= MOST_NAMES
+    for name, home in homes.items():
+        tree = ast.parse(home.read_text(encoding="utf-8"))
+        defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        assert name in defined, f"{home} does not define {name}"
