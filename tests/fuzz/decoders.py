@@ -28,7 +28,7 @@ from stoker.gateway.protocols.infer_dialect import InferDialect
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy, decode_octets
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
-from stoker.wire.oip import decode_infer
+from stoker.wire.oip_requests import decode_infer
 from stoker.wire.packed import pack, unpack
 from stoker.wire.scoring import ScoringDecoder
 from stoker.wire.tensor_json import decode_tensors

@@ -17,7 +17,7 @@ from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, 
 from stoker.wire.array_bodies import decode_npy
 from stoker.wire.images import ImageReader
 from stoker.wire.json_bodies import kind_of, parse_document
-from stoker.wire.oip import decode_inputs
+from stoker.wire.oip_requests import decode_inputs
 from stoker.wire.tensor_json import decode_tensors
 from stoker.wire.tfs import decode_predict
 

@@ -17,7 +17,7 @@ import numpy as np
 from stoker.errors import LoadFailed, RequestError
 from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.tensors import TensorInfo
-from stoker.wire.oip import DATATYPES, from_raw
+from stoker.wire.oip_tensors import DATATYPES, from_raw
 from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
 
 __all__ = ["read_recorded_requests", "warm_up_feeds"]

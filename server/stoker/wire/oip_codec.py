@@ -2,7 +2,8 @@
 
 What a request with binary tensors says beside its data and its id is the same every time. So it is remembered byte
 for byte with what it said, and read and checked once; what the answers say is written once for each of their shapes.
-Everything else goes through `wire.oip`, and so does what is remembered, the first time: both give the same.
+Everything else goes through `wire.oip_requests` and `wire.oip_answers`, and so does what is remembered, the first
+time: both give the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import orjson
 
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors
-from stoker.wire.oip import MAX_ID_CHARS, InferRequest, WantedOutput, decode_infer, encode_infer, to_raw
+from stoker.wire.oip_answers import encode_infer
+from stoker.wire.oip_parameters import MAX_ID_CHARS
+from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
+from stoker.wire.oip_tensors import to_raw
 
 __all__ = ["InferCodec"]
 
@@ -72,7 +76,7 @@ class InferCodec:
         self._regular = all(info.dtype not in ("string", "bool") for info in tensors.inputs)
 
     def decode(self, body: bytes, json_bytes: int | None) -> InferRequest:
-        """Decode a request; see `wire.oip.decode_infer`. Arrays of binary inputs are views of the body."""
+        """Decode a request; see `wire.oip_requests.decode_infer`. Arrays of binary inputs are views of the body."""
         if not json_bytes or json_bytes > _MAX_REMEMBERED_BYTES or not self._regular:
             return decode_infer(self._model, self._tensors, body, json_bytes)
         said = _ID.match(body, 0, json_bytes)
@@ -110,7 +114,7 @@ class InferCodec:
         self._forms[key] = _Form(places, data_bytes, request.wanted, request.timeout_ns)
 
     def encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
-        """Encode an answer; see `wire.oip.encode_infer`."""
+        """Encode an answer; see `wire.oip_answers.encode_infer`."""
         arrays = [outputs[wanted.name] for wanted in request.wanted]
         key = (request.wanted, *[array.shape for array in arrays])
         answer = self._answers.get(key)

@@ -15,8 +15,10 @@ from stoker.gateway.protocols.infer_dialect import InferDialect
 from stoker.gateway.protocols.repository_api import check_unload_parameters, version_policy
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_octets
-from stoker.wire.oip import MAX_ID_CHARS, decode_infer, encode_infer
+from stoker.wire.oip_answers import encode_infer
 from stoker.wire.oip_codec import InferCodec
+from stoker.wire.oip_parameters import MAX_ID_CHARS
+from stoker.wire.oip_requests import decode_infer
 from stoker.wire.scoring import decode_document
 from stoker.wire.tensor_json import decode_tensors
 from stoker.wire.tfs import decode_predict

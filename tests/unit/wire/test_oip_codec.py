@@ -13,8 +13,9 @@ from tests.puppets import STEADY
 
 from stoker.errors import StokerError
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip import InferRequest, WantedOutput, decode_infer, encode_infer
+from stoker.wire.oip_answers import encode_infer
 from stoker.wire.oip_codec import InferCodec
+from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
 
 TENSORS = ModelTensors(
     (TensorInfo("x", "float32", (-1, 3)), TensorInfo("k", "int64", (-1,))),

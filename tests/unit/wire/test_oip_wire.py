@@ -13,7 +13,9 @@ from tests.puppets import STEADY
 
 from stoker.errors import InvalidInput, MalformedBody, RequestError
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
-from stoker.wire.oip import DATATYPES, InferRequest, WantedOutput, classify, decode_infer, encode_infer
+from stoker.wire.oip_answers import classify, encode_infer
+from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
+from stoker.wire.oip_tensors import DATATYPES
 
 X = TensorInfo("x", "float32", (-1, 2))
 IDS = TensorInfo("ids", "int64", (-1,))

@@ -15,7 +15,7 @@ from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire import packed
 from stoker.wire.array_bodies import decode_npy, decode_octets
-from stoker.wire.oip import checked_shape
+from stoker.wire.oip_tensors import checked_shape
 from stoker.wire.packed import check_string_count, join_strings, pack, signature_of, split_strings, unpack
 from stoker.wire.tensor_json import as_tensor, decode_tensors, encode_tensors
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import TensorInfo
-from stoker.wire.oip import datatype_of
+from stoker.wire.oip_tensors import datatype_of
 from stoker.wire.protobuf import length_delimited
 from stoker.wire.tensor_json import as_dtype
 

@@ -13,18 +13,9 @@ from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.gateway.grpc.contents import from_typed, no_data
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip import (
-    MAX_AXES,
-    InferRequest,
-    WantedOutput,
-    all_inputs,
-    check_id,
-    check_parameters,
-    checked_shape,
-    decode_wanted,
-    from_raw,
-    timeout_ns,
-)
+from stoker.wire.oip_parameters import check_id, check_parameters, timeout_ns
+from stoker.wire.oip_requests import InferRequest, WantedOutput, all_inputs, decode_wanted
+from stoker.wire.oip_tensors import MAX_AXES, checked_shape, from_raw
 
 __all__ = ["RequestDecoder", "RequestMessage"]
 

@@ -9,7 +9,9 @@ import numpy as np
 
 from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
-from stoker.wire.oip import InferRequest, classified, datatype_of, to_raw
+from stoker.wire.oip_answers import classified
+from stoker.wire.oip_requests import InferRequest
+from stoker.wire.oip_tensors import datatype_of, to_raw
 from stoker.wire.protobuf import length_delimited
 
 __all__ = ["AnswerWriter", "stream_answer"]

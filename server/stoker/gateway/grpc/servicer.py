@@ -47,7 +47,7 @@ from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.oip import EXTENSIONS, platform
 from stoker.gateway.scoring.service import Service
 from stoker.tensors import ModelTensors
-from stoker.wire.oip import DATATYPES
+from stoker.wire.oip_tensors import DATATYPES
 
 __all__ = ["Infer", "InferenceServicer"]
 

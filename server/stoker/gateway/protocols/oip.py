@@ -29,7 +29,7 @@ from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.repository_api import RepositoryApi
 from stoker.gateway.protocols.statistics import statistics
 from stoker.gateway.scoring.service import Service
-from stoker.wire.oip import DATATYPES
+from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
     from starlette.types import Scope

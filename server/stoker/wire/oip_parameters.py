@@ -1,0 +1,105 @@
+"""What the Open Inference Protocol v2 lets a request say beside its tensors: its id and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stoker.echo import cut
+from stoker.errors import InvalidInput, MalformedBody
+
+__all__ = [
+    "MAX_ID_CHARS",
+    "check_id",
+    "check_parameters",
+    "flag",
+    "identifier",
+    "parameters_of",
+    "timeout_ns",
+]
+
+_MAX_TIMEOUT_US: Final = 1 << 40
+MAX_ID_CHARS: Final = 1024
+"""The longest id of a request."""
+
+
+def identifier(document: Mapping[str, Any]) -> str:
+    """Return the id of a request's JSON; empty if it has none.
+
+    Raises:
+        MalformedBody: It is no text, or too long.
+    """
+    text = document.get("id", "")
+    if not isinstance(text, str):
+        raise MalformedBody("'id' must be a string")
+    check_id(len(text))
+    return text
+
+
+def check_id(size: int) -> None:
+    """Refuse the id of a request, which its answer repeats, if it is long.
+
+    Args:
+        size: Its length, in characters or bytes.
+
+    Raises:
+        MalformedBody: It has more than 1024.
+    """
+    if size > MAX_ID_CHARS:
+        raise MalformedBody(f"'id' has more than {MAX_ID_CHARS} characters")
+
+
+def parameters_of(owner: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the checked parameters of a request, an input or an output in JSON.
+
+    Raises:
+        MalformedBody: They are no object, or one is reserved.
+        InvalidInput: One asks for a sequence or for shared memory.
+    """
+    parameters = owner.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise MalformedBody("'parameters' must be an object")
+    check_parameters(parameters)
+    return parameters
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters of a request, an input or an output that are reserved, or that nothing here can honour.
+
+    Raises:
+        MalformedBody: One is reserved.
+        InvalidInput: One asks for a sequence or for shared memory.
+    """
+    for name, value in parameters.items():
+        if name.startswith("triton_"):
+            raise MalformedBody(
+                f"parameter keys starting with 'triton_' are reserved for Triton usage, got '{cut(name)}'"
+            )
+        if name in ("sequence_id", "sequence_start", "sequence_end") and value not in (0, "", False):
+            raise InvalidInput(f"'{name}' needs a model that keeps state for a sequence; this one has none")
+        if name.startswith("shared_memory"):
+            raise InvalidInput("shared memory regions are not supported")
+
+
+def flag(parameters: Mapping[str, Any], name: str) -> bool:
+    """Return a parameter that is true or false; false if it is absent.
+
+    Raises:
+        MalformedBody: It is something else.
+    """
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise MalformedBody(f"'{name}' must be true or false")
+    return value
+
+
+def timeout_ns(parameters: Mapping[str, Any]) -> int | None:
+    """Return the parameter `timeout`, which is in microseconds, in nanoseconds; None if it is absent or 0.
+
+    Raises:
+        MalformedBody: It is no number.
+    """
+    value = parameters.get("timeout", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise MalformedBody("'timeout' must be a number of microseconds")
+    return min(value, _MAX_TIMEOUT_US) * 1000 or None

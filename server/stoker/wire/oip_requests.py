@@ -1,0 +1,286 @@
+"""Infer requests of the Open Inference Protocol v2, with binary tensor data behind the JSON.
+
+Sources: the protocol's REST text (kserve/open-inference-protocol), and for what that leaves open what Triton
+Inference Server does. Sans-I/O: bytes in, arrays out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from stoker.echo import quoted
+from stoker.errors import InvalidInput, MalformedBody
+from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nesting_depth
+from stoker.wire.oip_parameters import flag, identifier, parameters_of, timeout_ns
+from stoker.wire.oip_tensors import check_fit, checked_shape, from_raw
+from stoker.wire.tensor_json import as_tensor, check_rows
+
+__all__ = [
+    "InferRequest",
+    "WantedOutput",
+    "all_inputs",
+    "decode_infer",
+    "decode_inputs",
+    "decode_wanted",
+]
+
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_MAX_DEPTH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """An output that a request asks for.
+
+    Attributes:
+        name: The output's name.
+        binary: Whether it is to come behind the JSON.
+        classes: How many classes of the classification extension to give instead of the tensor; 0 for the tensor.
+    """
+
+    name: str
+    binary: bool
+    classes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A decoded infer request.
+
+    Attributes:
+        id: What the caller calls it, or empty.
+        inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
+        wanted: The outputs to answer with, in this order.
+        timeout_ns: How long the caller is willing to wait, or None.
+    """
+
+    id: str
+    inputs: dict[str, np.ndarray]
+    wanted: tuple[WantedOutput, ...]
+    timeout_ns: int | None = None
+
+
+def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int | None) -> InferRequest:
+    """Decode a request.
+
+    Args:
+        model: The model's name, for error messages.
+        tensors: What it takes and gives.
+        body: The request's body, uncompressed.
+        json_bytes: The value of `Inference-Header-Content-Length`; None if the header is absent: all is JSON.
+
+    Raises:
+        MalformedBody: The JSON cannot be read, or the sizes do not add up.
+        InvalidInput: It does not fit the model.
+        BodyTooLarge: Its JSON has too many values.
+    """
+    if json_bytes == 0:
+        return _decode_raw(model, tensors, body)
+    if json_bytes is not None and not 0 < json_bytes <= len(body):
+        raise MalformedBody(f"inference header size should be in range (0, {len(body)}), got: {json_bytes}")
+    document = _parse(body if json_bytes is None else body[:json_bytes])
+    binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
+    parameters = parameters_of(document)
+    inputs = decode_inputs(model, tensors, document, binary)
+    binary_default = flag(parameters, "binary_data_output")
+    wanted = decode_wanted(model, tensors, document.get("outputs") or [], binary_default=binary_default)
+    return InferRequest(identifier(document), inputs, wanted, timeout_ns(parameters))
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    if nesting_depth(text) > _MAX_DEPTH:
+        raise MalformedBody(f"the request JSON is nested more than {_MAX_DEPTH} levels deep")
+    check_values(text)
+    try:
+        document = load(text)
+    except orjson.JSONDecodeError as error:
+        document = _parse_with_tokens(text, error)
+    if not isinstance(document, dict):
+        raise MalformedBody("the request JSON must be an object")
+    return document
+
+
+def _parse_with_tokens(text: bytes, error: Exception) -> Any:
+    """Read JSON with the tokens NaN and Infinity, which clients write for numbers that are not finite."""
+    check_text(text)
+    if b"NaN" in text or b"Infinity" in text:
+        check_slow(text)
+        try:
+            document = json.loads(text, parse_float=finite)
+            if _SURROGATE.search(text):
+                # Other parsers refuse halves of letters; nobody could write them into an answer. Raises ValueError.
+                json.dumps(document, ensure_ascii=False).encode()
+            return document
+        except (ValueError, RecursionError) as second:
+            error = second
+    raise MalformedBody(f"failed to parse the request JSON buffer: {error}") from None
+
+
+def decode_inputs(
+    model: str, tensors: ModelTensors, document: Mapping[str, Any], binary: memoryview
+) -> dict[str, np.ndarray]:
+    """Return the inputs of a request's JSON by name; strings are `object` arrays of `bytes`.
+
+    Args:
+        model: The model's name, for error messages.
+        tensors: What it takes.
+        document: The JSON.
+        binary: What follows it.
+
+    Raises:
+        MalformedBody: The sizes do not add up.
+        InvalidInput: The inputs do not fit the model.
+    """
+    listed = document.get("inputs")
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise MalformedBody("'inputs' must be a list of objects")
+    infos = {info.name: info for info in tensors.inputs}
+    arrays: dict[str, np.ndarray] = {}
+    start = 0
+    for entry in listed:
+        name = entry.get("name")
+        info = infos.get(name) if isinstance(name, str) else None
+        if info is None:
+            raise InvalidInput(f"unexpected inference input {quoted(name)} for model '{model}'")
+        if name in arrays:
+            raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
+        shape = checked_shape(model, info, entry.get("datatype"), entry.get("shape"))
+        size = _binary_size(model, info, entry)
+        if size is None:
+            arrays[info.name] = _from_json(model, info, shape, entry)
+            continue
+        content = binary[start : start + size]
+        if len(content) < size:
+            raise MalformedBody(
+                f"unexpected size for input '{name}', expecting {size - len(content)} additional bytes for "
+                f"model '{model}'"
+            )
+        arrays[info.name] = from_raw(model, info, shape, content)
+        start += size
+    if start != len(binary):
+        raise MalformedBody(f"unexpected additional input data for model '{model}'")
+    return all_inputs(model, tensors, arrays)
+
+
+def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the inputs in the model's order.
+
+    Raises:
+        InvalidInput: Some are missing, or they have different numbers of rows.
+    """
+    if len(arrays) < len(tensors.inputs):
+        missing = ", ".join(f"'{info.name}'" for info in tensors.inputs if info.name not in arrays)
+        raise InvalidInput(
+            f"expected {len(tensors.inputs)} inputs but got {len(arrays)} inputs for model '{model}'. "
+            f"Missing: {missing}"
+        )
+    # A batch of no rows is an answer of no rows.
+    if not tensors.batched or any(len(array) for array in arrays.values()):
+        check_rows(arrays, tensors)
+    return {info.name: arrays[info.name] for info in tensors.inputs}
+
+
+def _binary_size(model: str, info: TensorInfo, entry: Mapping[str, Any]) -> int | None:
+    """How many bytes behind the JSON are this input's; None if its data is in the JSON."""
+    size = parameters_of(entry).get("binary_data_size")
+    if (size is None) == ("data" not in entry):
+        raise MalformedBody(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'; input '{info.name}' of model '{model}' does not"
+        )
+    if size is not None and (type(size) is not int or size < 0):
+        raise MalformedBody(f"'binary_data_size' of input '{info.name}' must be a non-negative integer")
+    return size
+
+
+def _from_json(model: str, info: TensorInfo, shape: tuple[int, ...], entry: Mapping[str, Any]) -> np.ndarray:
+    if info.dtype == "float16":
+        raise InvalidInput(f"input '{info.name}' of model '{model}' is FP16: send it as binary data")
+    data = entry["data"]
+    if not isinstance(data, list):
+        raise MalformedBody(f"the data of input '{info.name}' must be a list")
+    count = math.prod(shape)
+    nested = bool(data) and isinstance(data[0], list)
+    if info.dtype == "bool" and not nested:
+        data = [bool(item) if type(item) is int and item in (0, 1) else item for item in data]
+    flat = TensorInfo(info.name, info.dtype, shape if nested else (-1,))
+    array = as_tensor(data, flat)
+    if array.size != count:
+        raise InvalidInput(
+            f"Unable to parse 'data' of input '{info.name}' for model '{model}': "
+            "Shape does not match true shape of 'data' field"
+        )
+    return array.reshape(shape)
+
+
+def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
+    """A body without JSON: the bytes of the only input of a batch of one; all outputs come back as binary."""
+    if len(tensors.inputs) != 1:
+        raise InvalidInput(
+            f"a raw binary request needs a model with one input; '{model}' has {len(tensors.inputs)}"
+        )
+    (info,) = tensors.inputs
+    sizes = [-1] if info.any_rank else list(info.shape)
+    if tensors.batched and sizes:
+        sizes[0] = 1
+    free = [index for index, size in enumerate(sizes) if size < 0]
+    if len(free) > 1:
+        raise InvalidInput(
+            f"a raw binary request needs an input with at most one variable dimension; got {info}"
+        )
+    if info.dtype == "string":
+        array = np.empty([1] * len(sizes), object)
+        array[...] = body
+        check_fit(model, info, array.shape)
+    else:
+        if free:
+            row_bytes = np.dtype(info.dtype).itemsize * math.prod(size for size in sizes if size >= 0)
+            sizes[free[0]] = len(body) // row_bytes if row_bytes else 0
+        array = from_raw(model, info, tuple(sizes), body)
+    wanted = tuple(WantedOutput(output.name, binary=True) for output in tensors.outputs)
+    return InferRequest("", {info.name: array}, wanted)
+
+
+def decode_wanted(
+    model: str, tensors: ModelTensors, listed: Any, *, binary_default: bool
+) -> tuple[WantedOutput, ...]:
+    """Return the outputs that a request asks for, which are all if it names none.
+
+    Args:
+        model: The model's name, for error messages.
+        tensors: What it gives.
+        listed: The request's `outputs`: objects with `name` and `parameters`.
+        binary_default: Whether those are binary that do not say.
+
+    Raises:
+        MalformedBody: A parameter has the wrong type.
+        InvalidInput: An output is unknown, or asked for twice.
+    """
+    names = [info.name for info in tensors.outputs]
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise MalformedBody("'outputs' must be a list of objects")
+    if not listed:
+        return tuple(WantedOutput(name, binary_default) for name in names)
+    wanted: dict[str, WantedOutput] = {}
+    for entry in listed:
+        name = entry.get("name")
+        if name not in names:
+            raise InvalidInput(f"unexpected inference output {quoted(name)} for model '{model}'")
+        if name in wanted:
+            raise InvalidInput(f"output '{name}' is asked for twice from model '{model}'")
+        parameters = parameters_of(entry)
+        binary = flag(parameters, "binary_data") if "binary_data" in parameters else binary_default
+        classes = parameters.get("classification", 0)
+        if type(classes) is not int or classes < 0:
+            raise MalformedBody("'classification' must be a non-negative integer")
+        wanted[name] = WantedOutput(name, binary, classes)
+    return tuple(wanted.values())
