@@ -32,7 +32,8 @@ from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
-from stoker.metrics import MetricMemory, ModelTotals
+from stoker.metrics.memory import MetricMemory
+from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.tensors import Signature, TensorSpec
 

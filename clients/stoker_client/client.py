@@ -13,9 +13,10 @@ import httpx
 
 from stoker_client.answers import Answer, Json, Reply
 from stoker_client.bearer import credentials
-from stoker_client.flow import PROBE_TIMEOUT_S, Flow, Pause, Renew, Result, Send, ServiceCalls
+from stoker_client.flow import PROBE_TIMEOUT_S, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
 from stoker_client.lanes import Lanes, http_options
+from stoker_client.steps import Flow, Pause, Renew, Result, Send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -15,7 +15,8 @@ from stoker_client.errors import InvalidRows, StokerClientError
 
 if TYPE_CHECKING:
     from stoker_client.bodies import Rows
-    from stoker_client.flow import Flow, ServiceCalls
+    from stoker_client.flow import ServiceCalls
+    from stoker_client.steps import Flow
 
 __all__ = ["Batch", "Gathering", "check_concurrency"]
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 import uvloop
+from stoker.keys.verifier import KeyVerifier
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
 from tests.puppets import metric_memory, puppet_service
 
@@ -33,7 +34,7 @@ from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import Traffic
 from stoker.keys.access import Access
-from stoker.keys.keyring import Keys, KeyVerifier
+from stoker.keys.keyring import Keys
 from stoker.non_finite import WORDS, NonFinite
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import BodyScript

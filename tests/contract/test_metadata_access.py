@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stoker.keys.verifier import KeyVerifier
 from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, bearer, request
 
@@ -16,7 +17,7 @@ from stoker.gateway.administration import AdminAccess, Administration, admin_key
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.access import Access
-from stoker.keys.keyring import Keys, KeyVerifier
+from stoker.keys.keyring import Keys
 from stoker.settings.endpoint import Endpoint
 from stoker.versions import Standing
 

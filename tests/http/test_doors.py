@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
+from stoker.keys.verifier import KeyVerifier
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
 from tests.puppets import BODIES, metric_memory, puppet_service
 
@@ -19,7 +20,7 @@ from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.keys.access import Access
-from stoker.keys.keyring import Keys, KeyVerifier
+from stoker.keys.keyring import Keys
 from stoker.script_form import ScriptForm
 
 KEY = "a-key-of-this-test-0001"

@@ -17,7 +17,7 @@ from stoker import errors
 from stoker.cli import _parser
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 from stoker.settings.loading import load_settings
 from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser

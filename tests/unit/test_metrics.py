@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.gpu.facts import GpuReading
-from stoker.metrics import (
+from stoker.metrics.layout import (
     BATCH_BOUNDS_ROWS,
     COLLECTION_DROPS,
     FIRST_DEVICE_PAGE,
@@ -22,8 +22,8 @@ from stoker.metrics import (
     STAGES,
     STATUSES,
     SUPERVISOR_PAGE,
-    MetricMemory,
 )
+from stoker.metrics.memory import MetricMemory
 
 
 @pytest.fixture

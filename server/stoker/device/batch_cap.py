@@ -8,7 +8,7 @@ import threading
 
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.planner import BatchPolicy
-from stoker.metrics import ModelMetrics
+from stoker.metrics.counters import ModelMetrics
 
 __all__ = ["BatchCap"]
 

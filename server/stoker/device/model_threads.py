@@ -14,7 +14,7 @@ from stoker.device.lanes import Lane
 from stoker.device.lifecycle import LoadedModel, fork, load
 from stoker.device.planner import BatchPolicy
 from stoker.device.worker import Worker
-from stoker.metrics import ModelMetrics
+from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
 from stoker.system.process_end import ExitCode, end_process

@@ -37,7 +37,8 @@ from stoker.device.lock_guard import LockGuard
 from stoker.device.model_threads import ModelThreads
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
-from stoker.metrics import MetricMemory, MetricPage, ModelMetrics
+from stoker.metrics.counters import ModelMetrics
+from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.scripts.environment import enter_script_process, leave_script_process
 from stoker.servable import Device
 from stoker.system.logs import configure_logging

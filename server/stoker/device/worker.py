@@ -25,7 +25,7 @@ from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
 from stoker.device.occupancy import Occupancy
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
-from stoker.metrics import ModelMetrics
+from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 
 __all__ = ["Worker"]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskReload, AskUnload, Refusal, Reply
 from stoker.errors import Forbidden, NotReady, StokerError
 from stoker.keys.access import Access
-from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys, KeyVerifier
+from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
+from stoker.keys.verifier import KeyVerifier
 from stoker.versions import VersionPolicy
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
-from stoker.keys.keyring import KeyVerifier
-from stoker.metrics import MetricPage, ModelMetrics
+from stoker.keys.verifier import KeyVerifier
+from stoker.metrics.counters import ModelMetrics
+from stoker.metrics.memory import MetricPage
 from stoker.models.swagger_files import read_swagger_file
 from stoker.settings.endpoint import keys_owner
 

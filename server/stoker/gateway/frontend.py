@@ -53,7 +53,7 @@ from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.cors import Cors
 from stoker.gateway.roster import Roster
 from stoker.gateway.traffic import Traffic
-from stoker.metrics import MetricMemory, MetricPage
+from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.system.logs import configure_logging
 from stoker.system.process_end import write_stacks_when_asked
 

@@ -15,7 +15,7 @@ from stoker.gateway.http.cors import Cors
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration

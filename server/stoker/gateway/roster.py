@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoker.control.frontend_rules import ServerRules, ServiceRules
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.scoring.service import Service
-    from stoker.metrics import MetricPage
+    from stoker.metrics.memory import MetricPage
     from stoker.verdict import Verdict
 
 __all__ = ["Roster"]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker.errors import Unauthorized
-from stoker.keys.keyring import BEARER_HEADER, KeyVerifier
+from stoker.keys.keyring import BEARER_HEADER
+from stoker.keys.verifier import KeyVerifier
 
 if TYPE_CHECKING:
     from stoker.keys.tokens import TokenVerifier

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import jwt
 
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
-from stoker.keys.keyring import BEARER_HEADER, KeyVerifier, map_generation, read_signing_secret
+from stoker.keys.keyring import BEARER_HEADER, map_generation, read_signing_secret
+from stoker.keys.verifier import KeyVerifier
 
 if TYPE_CHECKING:
     from pathlib import Path

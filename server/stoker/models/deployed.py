@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.metrics import MODEL_SLOTS
+from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.mlflow_serving import folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
 from stoker.models.model_terms import terms_of

@@ -16,7 +16,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.onnx.graph import MalformedModel, read_model
+from stoker.isolation.onnx.model_file import MalformedModel, read_model
 from stoker.isolation.onnx.reading import read_onnx
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_cuda import cuda_runtime

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from stoker.isolation.onnx.graph import Model, Node, read_model
+from stoker.isolation.onnx.graph import Model, Node
+from stoker.isolation.onnx.model_file import read_model
 from stoker.wire.protobuf import BYTES, Field, field, fields_of
 
 __all__ = ["with_tensors_for_maps"]

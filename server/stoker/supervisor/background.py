@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker.metrics import MetricPage
+from stoker.metrics.memory import MetricPage
 from stoker.supervisor.changes import Changes
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.metrics import MODEL_SLOTS
+from stoker.metrics.layout import MODEL_SLOTS
 from stoker.versions import DEFAULT_LABEL, Standing, State
 
 if TYPE_CHECKING:

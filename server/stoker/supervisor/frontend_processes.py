@@ -37,7 +37,7 @@ from stoker.control.frontend_messages import (
 )
 from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
 from stoker.keys.keyring import Keys
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.children import Backoff, Child
 from stoker.supervisor.grpc_port import address_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import InvalidSettings
-from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
+from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.models.deployed import Deployed
 
 __all__ = ["Group", "group"]

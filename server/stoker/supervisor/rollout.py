@@ -26,7 +26,7 @@ from stoker.versions import VersionPolicy, check_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.metrics import MetricMemory
+    from stoker.metrics.memory import MetricMemory
     from stoker.models.offers import Offer
 
 __all__ = ["Rollout"]

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 from stoker.control.frontend_messages import Ask, Drain, Stop
 from stoker.errors import NotReady, ReloadFailed, StokerError
 from stoker.gpu.nvml import GpuReader
-from stoker.metrics import SUPERVISOR_PAGE, MetricMemory
+from stoker.metrics.layout import SUPERVISOR_PAGE
+from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.admin_requests import Requests

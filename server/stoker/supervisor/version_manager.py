@@ -17,7 +17,7 @@ from stoker.versions import Standing
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import Route
-    from stoker.metrics import MetricMemory
+    from stoker.metrics.memory import MetricMemory
     from stoker.models.deployed import Deployed
     from stoker.models.offers import Offer
 

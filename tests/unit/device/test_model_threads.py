@@ -19,7 +19,8 @@ from stoker.device.lifecycle import fork, load
 from stoker.device.model_threads import ModelThreads
 from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
-from stoker.metrics import MetricMemory, ModelTotals
+from stoker.metrics.memory import MetricMemory
+from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature

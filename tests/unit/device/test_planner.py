@@ -11,7 +11,7 @@ from tests.puppets import STEADY
 
 from stoker.device.batch_sizes import powers_of_two
 from stoker.device.planner import BatchPolicy, Lot, Plan, RowQueue, ServiceTimes, plan
-from stoker.metrics import REASONS
+from stoker.metrics.layout import REASONS
 
 MS = 1_000_000
 NEVER = (1 << 63) - 1

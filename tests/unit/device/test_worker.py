@@ -25,7 +25,7 @@ from tests.puppets import (
 from stoker.arena import AWAKE_NS
 from stoker.device.planner import BatchPolicy
 from stoker.errors import DeadlineExceeded, DeviceLost, InvalidInput, ModelFailed, ScoringTimeout
-from stoker.metrics import BATCH_BOUNDS_ROWS
+from stoker.metrics.layout import BATCH_BOUNDS_ROWS
 from stoker.runtimes.base import RowFailure
 from stoker.tensors import Signature, TensorSpec
 

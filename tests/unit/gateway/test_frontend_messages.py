@@ -44,7 +44,7 @@ from stoker.control.frontend_messages import (
 from stoker.control.frontend_rules import AdminRules, ServerRules, ServiceRules
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 from stoker.terms import Terms
 from stoker.verdict import Verdict
 from stoker.versions import Standing

@@ -26,7 +26,7 @@ from stoker.gateway.protocols.statistics import statistics
 from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 from stoker.terms import Terms
 from stoker.versions import Standing
 

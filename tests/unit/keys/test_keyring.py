@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stoker.keys.verifier import KeyVerifier
 
 from stoker.errors import InvalidSettings
-from stoker.keys.keyring import Keyring, Keys, KeyVerifier, services_with_keys
+from stoker.keys.keyring import Keyring, Keys, services_with_keys
 
 
 def bearer(key: str) -> bytes:
@@ -295,7 +296,7 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
 FRONTEND = """
 import sys
 from pathlib import Path
-from stoker.keys.keyring import KeyVerifier
+from stoker.keys.verifier import KeyVerifier
 verifier = KeyVerifier(Path(sys.argv[1]), "mnist")
 for line in sys.stdin:
     print(verifier.verify(line.rstrip("\\n").encode()), flush=True)
@@ -304,7 +305,7 @@ for line in sys.stdin:
 LOAD = """
 import select, sys
 from pathlib import Path
-from stoker.keys.keyring import KeyVerifier
+from stoker.keys.verifier import KeyVerifier
 verifier, header = KeyVerifier(Path(sys.argv[1]), "mnist"), sys.argv[2].encode()
 print("loaded", flush=True)
 refused, generations = 0, set()

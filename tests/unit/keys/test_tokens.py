@@ -8,12 +8,13 @@ from pathlib import Path
 
 import jwt
 import pytest
+from stoker.keys.verifier import KeyVerifier
 
 from stoker.commands import keys as keys_command
 from stoker.commands import token as command
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
 from stoker.keys.access import Access
-from stoker.keys.keyring import Keyring, Keys, KeyVerifier, read_signing_secret, services_that_sign
+from stoker.keys.keyring import Keyring, Keys, read_signing_secret, services_that_sign
 from stoker.keys.tokens import DEFAULT_VALID_S, LONGEST_VALID_S, Token, TokenVerifier, issue
 
 NOW_S = 1_800_000_000.75

@@ -19,7 +19,7 @@ from stoker.errors import (
     RepositoryError,
     UnknownModel,
 )
-from stoker.metrics import MODEL_SLOTS
+from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import find_offers

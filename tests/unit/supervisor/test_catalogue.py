@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.metrics import MODEL_SLOTS
+from stoker.metrics.layout import MODEL_SLOTS
 from stoker.supervisor.catalogue import Model, Slots, Version
 from stoker.versions import Standing
 

@@ -24,7 +24,8 @@ from stoker.errors import (
     UnknownModel,
     UnknownService,
 )
-from stoker.metrics import MODEL_SLOTS, MetricMemory
+from stoker.metrics.layout import MODEL_SLOTS
+from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
 from stoker.models.labels import change_labels, labels_mark
 from stoker.models.offers import Offer

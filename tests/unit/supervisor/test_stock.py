@@ -13,7 +13,7 @@ from stoker.control.frontend_rules import ServerRules, ServiceRules
 from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
 from stoker.models.placement import place
 from stoker.script_form import ScriptForm

@@ -49,7 +49,9 @@ from stoker.control.frontend_messages import (
 )
 from stoker.control.message_codec import Codec
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
-from stoker.metrics import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE, MetricMemory, Totals
+from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
+from stoker.metrics.memory import MetricMemory
+from stoker.metrics.totals import Totals
 from stoker.models.deployed import Deployed
 from stoker.models.placement import Placement
 from stoker.script_form import ScriptForm

@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from stoker.gateway.describing.gpu_exposition import gpu_metrics, with_types_of_aliases
 from stoker.gateway.served_models import ServedModel
-from stoker.metrics import HistogramTotals, MetricMemory, ModelTotals, Totals
+from stoker.metrics.memory import MetricMemory
+from stoker.metrics.totals import HistogramTotals, ModelTotals, Totals
 from stoker.verdict import Verdict
 
 __all__ = ["CONTENT_TYPE_LATEST", "render"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer
     from stoker.wire.envelope import RequestHead
-    from stoker.wire.oip import InferRequest
+    from stoker.wire.oip_requests import InferRequest
 
 __all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "signatures_of", "tensors_of"]
 

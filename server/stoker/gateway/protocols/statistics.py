@@ -9,7 +9,7 @@ from stoker.errors import UnknownService
 
 if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
-    from stoker.metrics import ModelTotals
+    from stoker.metrics.totals import ModelTotals
 
 __all__ = ["statistics"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.facts import Limits, ServiceFacts
     from stoker.keys.access import Access
-    from stoker.metrics import ModelMetrics
+    from stoker.metrics.counters import ModelMetrics
     from stoker.wire.envelope import RequestHead
 
 __all__ = ["LimitedService"]

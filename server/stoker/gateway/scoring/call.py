@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from stoker.errors import NotReady
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.metrics import ModelMetrics
+    from stoker.metrics.counters import ModelMetrics
     from stoker.non_finite import NonFinite
     from stoker.tensors import Signature
     from stoker.wire.envelope import RequestHead

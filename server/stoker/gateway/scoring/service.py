@@ -26,7 +26,8 @@ from stoker.errors import (
 )
 from stoker.gateway.http.answers import Respond
 from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.rows.exchange import Exchange, device_lost
+from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.failures import device_lost
 from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
 from stoker.gateway.scoring.call import Call, Dialect, JoiningCall
 from stoker.gateway.scoring.image_dialect import ImageDialect
@@ -35,7 +36,7 @@ from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, Row
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.gateway.scoring.second_run import submit_again, submitted_with
-from stoker.metrics import ModelMetrics
+from stoker.metrics.counters import ModelMetrics
 from stoker.non_finite import WORDS, NonFinite
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature

@@ -16,16 +16,8 @@ from typing import Final
 from stoker.isolation.onnx import layer_rules, matrix_rules, shape_rules, tree_rules  # noqa: F401
 from stoker.isolation.onnx.call import RULES, Call
 from stoker.isolation.onnx.contents import computed
-from stoker.isolation.onnx.graph import (
-    Attribute,
-    Function,
-    Graph,
-    MalformedModel,
-    Model,
-    Node,
-    Reference,
-    read_model,
-)
+from stoker.isolation.onnx.graph import Attribute, Function, Graph, Model, Node, Reference
+from stoker.isolation.onnx.model_file import MalformedModel, read_model
 from stoker.isolation.onnx.values import (
     ROWS,
     Dim,

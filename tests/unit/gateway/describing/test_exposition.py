@@ -13,7 +13,7 @@ from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gpu.facts import THROTTLE_REASONS, GpuReading
-from stoker.metrics import (
+from stoker.metrics.layout import (
     BATCH_BOUNDS_ROWS,
     FIRST_DEVICE_PAGE,
     REASONS,
@@ -21,8 +21,8 @@ from stoker.metrics import (
     STAGE_BOUNDS_S,
     STAGES,
     SUPERVISOR_PAGE,
-    MetricMemory,
 )
+from stoker.metrics.memory import MetricMemory
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
 from stoker.versions import Standing

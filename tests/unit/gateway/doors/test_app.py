@@ -13,7 +13,7 @@ from starlette.types import Message
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.doors.app import create_app
 from stoker.gateway.gateway import Gateway
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 
 
 async def ask(

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from stoker.gateway.doors.listener import _CLOSED_A_TURN, Listener
 from stoker.gateway.gateway import Gateway
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 
 pytestmark = pytest.mark.anyio
 

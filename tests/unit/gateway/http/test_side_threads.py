@@ -9,7 +9,7 @@ import pytest
 from stoker.gateway.doors import app
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.side_threads import beside_the_loop
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 
 
 def test_work_is_done_on_another_thread() -> None:

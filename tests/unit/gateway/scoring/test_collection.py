@@ -14,7 +14,7 @@ from stoker.collecting.collection import CollectionSettings, read_collection
 from stoker.collecting.record_files import RecordFiles, last_records
 from stoker.gateway.scoring import collector as collector_module
 from stoker.gateway.scoring.collector import LARGEST_BODY_BYTES, Collector
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 
 NOON_S = datetime(2026, 3, 1, 12, 34, 56, 789000, UTC).timestamp()
 HOUR_S = 3600

@@ -17,7 +17,7 @@ from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.pixel_budget import PixelBudget
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.envelope import RequestHead

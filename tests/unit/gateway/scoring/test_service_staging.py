@@ -10,7 +10,7 @@ from tests.puppets import Joined, metric_memory, puppet_service
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.protocols.statistics import statistics
 from stoker.gateway.scoring.service import Service
-from stoker.metrics import MetricMemory
+from stoker.metrics.memory import MetricMemory
 
 
 class Answers:

@@ -1,0 +1,1 @@
+"""Every metric, declared once; counters in shared memory, read at scrape."""

@@ -1,0 +1,127 @@
+"""What is counted, and which word of a page counts it."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Final
+
+from stoker.gpu.facts import GpuReading
+
+__all__ = [
+    "ACCEPT_FAILURES_BLOCK",
+    "AUDITS",
+    "AUDITS_BLOCK",
+    "BATCH_BLOCK",
+    "BATCH_BOUNDS_ROWS",
+    "BATCH_CAP_BLOCK",
+    "BATCH_WORDS",
+    "BEATS_BLOCK",
+    "COLLECTED_BLOCK",
+    "COLLECTION_DROPPED_BLOCK",
+    "COLLECTION_DROPS",
+    "DEVICE_SLOTS",
+    "FIRST_DEVICE_PAGE",
+    "GPUS_BLOCK",
+    "IN_FLIGHT_BLOCK",
+    "LAST_SCORED_BLOCK",
+    "MEMORY_BYTES",
+    "MODEL_SLOTS",
+    "NON_FINITE_BLOCK",
+    "PADDING_BLOCK",
+    "PAGES",
+    "PAGES_BYTES",
+    "PAGE_BYTES",
+    "QUEUED_BLOCK",
+    "READY_REPLICAS_BLOCK",
+    "REASONS",
+    "REASONS_BLOCK",
+    "REJECTED_BLOCK",
+    "REJECTIONS",
+    "REQUESTS_BLOCK",
+    "RESTARTS_BLOCK",
+    "ROWS_BLOCK",
+    "ROW_COMPUTE_BLOCK",
+    "SLOT_WORDS",
+    "STAGES",
+    "STAGE_BLOCK",
+    "STAGE_BOUNDS_S",
+    "STAGE_WORDS",
+    "STATUSES",
+    "SUPERVISOR_PAGE",
+    "Block",
+]
+
+MODEL_SLOTS: Final = 64
+PAGES: Final = 129
+SUPERVISOR_PAGE: Final = PAGES - 1
+FIRST_DEVICE_PAGE: Final = 64
+DEVICE_SLOTS: Final = 16
+
+STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 431, 499, 500, 503, 504, 0)
+"""Statuses counted by name; 0 stands for every other one. 499 is a caller who went away."""
+REJECTIONS: Final = ("overloaded", "not_ready", "unauthorized", "malformed", "deadline", "body_too_large")
+COLLECTION_DROPS: Final = ("queue_full", "write_failed")
+"""Why the record of a sampled request was not kept: the writer did not keep up; the disk refused it."""
+AUDITS: Final = ("passed", "failed", "skipped")
+"""What came of an audit of a running batch; skipped if nothing could be said."""
+REASONS: Final = ("full", "idle", "delay", "deadline")
+"""Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""
+STAGES: Final = ("parse", "queue", "compute", "total")
+STAGE_BOUNDS_S: Final = (
+    5e-05, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+)  # fmt: skip
+BATCH_BOUNDS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of int64 words within a model slot, or within a page.
+
+    Attributes:
+        offset: Its first word.
+        words: How many it has.
+    """
+
+    offset: int
+    words: int
+
+    @property
+    def end(self) -> int:
+        """The word behind it."""
+        return self.offset + self.words
+
+
+# A histogram has one word for each bound, one for +Inf, and one for the sum. Sums of times are in microseconds: the
+# times that rows wait add up to as many seconds a second as there are rows, and their nanoseconds would fill the word
+# within days.
+STAGE_WORDS: Final = len(STAGE_BOUNDS_S) + 2
+BATCH_WORDS: Final = len(BATCH_BOUNDS_ROWS) + 2
+REQUESTS_BLOCK: Final = Block(0, len(STATUSES))
+REJECTED_BLOCK: Final = Block(REQUESTS_BLOCK.end, len(REJECTIONS))
+ROWS_BLOCK: Final = Block(REJECTED_BLOCK.end, 1)
+IN_FLIGHT_BLOCK: Final = Block(ROWS_BLOCK.end, 1)
+QUEUED_BLOCK: Final = Block(IN_FLIGHT_BLOCK.end, 1)
+REASONS_BLOCK: Final = Block(QUEUED_BLOCK.end, len(REASONS))
+BATCH_BLOCK: Final = Block(REASONS_BLOCK.end, BATCH_WORDS)
+STAGE_BLOCK: Final = Block(BATCH_BLOCK.end, STAGE_WORDS * len(STAGES))
+READY_REPLICAS_BLOCK: Final = Block(STAGE_BLOCK.end, 1)
+COLLECTED_BLOCK: Final = Block(READY_REPLICAS_BLOCK.end, 1)
+COLLECTION_DROPPED_BLOCK: Final = Block(COLLECTED_BLOCK.end, len(COLLECTION_DROPS))
+LAST_SCORED_BLOCK: Final = Block(COLLECTION_DROPPED_BLOCK.end, 1)
+# In microseconds, as the sums of stages.
+ROW_COMPUTE_BLOCK: Final = Block(LAST_SCORED_BLOCK.end, 1)
+PADDING_BLOCK: Final = Block(ROW_COMPUTE_BLOCK.end, 1)
+BATCH_CAP_BLOCK: Final = Block(PADDING_BLOCK.end, 1)
+AUDITS_BLOCK: Final = Block(BATCH_CAP_BLOCK.end, len(AUDITS))
+NON_FINITE_BLOCK: Final = Block(AUDITS_BLOCK.end, 1)
+SLOT_WORDS: Final = NON_FINITE_BLOCK.end
+
+# After the model slots, each page has words of its process and of the devices that it watches.
+RESTARTS_BLOCK: Final = Block(MODEL_SLOTS * SLOT_WORDS, 2)
+GPUS_BLOCK: Final = Block(RESTARTS_BLOCK.end, DEVICE_SLOTS * GpuReading.WORDS)
+BEATS_BLOCK: Final = Block(GPUS_BLOCK.end, 1)
+ACCEPT_FAILURES_BLOCK: Final = Block(BEATS_BLOCK.end, 1)
+PAGE_BYTES: Final = -(-ACCEPT_FAILURES_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+PAGES_BYTES: Final = PAGES * PAGE_BYTES
+MEMORY_BYTES: Final = PAGES_BYTES + mmap.PAGESIZE

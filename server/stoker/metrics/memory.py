@@ -1,0 +1,123 @@
+"""Counters in shared memory, one page for each process.
+
+All processes of a server map one memfd. It is divided into pages, one for each process, which alone writes
+it; any frontend adds the pages up when it is scraped. So counting is an integer addition, needs no lock and
+no message, and survives the process that did it: its successor takes the page over and counts on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from stoker.gpu.facts import GpuReading
+from stoker.metrics.counters import ModelMetrics
+from stoker.metrics.layout import (
+    ACCEPT_FAILURES_BLOCK,
+    BATCH_CAP_BLOCK,
+    BEATS_BLOCK,
+    DEVICE_SLOTS,
+    GPUS_BLOCK,
+    LAST_SCORED_BLOCK,
+    MEMORY_BYTES,
+    MODEL_SLOTS,
+    PAGE_BYTES,
+    PAGES,
+    PAGES_BYTES,
+    RESTARTS_BLOCK,
+    SLOT_WORDS,
+)
+from stoker.metrics.totals import Totals
+
+__all__ = ["MetricMemory", "MetricPage"]
+
+_NO_CAP: Final = (1 << 63) - 1
+
+
+class MetricMemory:
+    """The shared memory of all pages.
+
+    Behind the pages it says which of them a process has: to look at one that nobody has would take memory for it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Map a file that `create` made; `fd` may be closed afterwards."""
+        self._memory = mmap.mmap(fd, MEMORY_BYTES)
+        words = np.frombuffer(self._memory, np.int64)
+        self._pages = words[: PAGES_BYTES // 8].reshape(PAGES, -1)
+        self._taken = words[PAGES_BYTES // 8 :][:PAGES]
+
+    @staticmethod
+    def create() -> int:
+        """Make the shared-memory file and return its file descriptor."""
+        fd = os.memfd_create("stoker-metrics", os.MFD_CLOEXEC)
+        os.truncate(fd, MEMORY_BYTES)
+        return fd
+
+    def page(self, index: int) -> MetricPage:
+        """The page that the process with this index writes."""
+        if not 0 <= index < PAGES:
+            raise ValueError(f"there are {PAGES} metric pages, got index {index}")
+        self._taken[index] = 1
+        return MetricPage(memoryview(self._memory)[index * PAGE_BYTES :][:PAGE_BYTES].cast("q"))
+
+    def totals(self) -> Totals:
+        """The sum of all pages at this moment; of times the latest, of caps the lowest."""
+        words = self._pages[np.flatnonzero(self._taken)]
+        totals = words.sum(axis=0)
+        latest = LAST_SCORED_BLOCK.offset + np.arange(MODEL_SLOTS) * SLOT_WORDS
+        totals[latest] = words[:, latest].max(axis=0, initial=0)
+        cap = BATCH_CAP_BLOCK.offset + np.arange(MODEL_SLOTS) * SLOT_WORDS
+        # 0 is of pages whose process has none.
+        caps = np.where(words[:, cap], words[:, cap], _NO_CAP).min(axis=0, initial=_NO_CAP)
+        totals[cap] = np.where(caps == _NO_CAP, 0, caps)
+        return Totals(totals)
+
+    def clear_model(self, slot: int) -> None:
+        """Zero the counters of a slot in all pages; no process may write them any more."""
+        for index in np.flatnonzero(self._taken):
+            self._pages[index, slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS] = 0
+
+
+class MetricPage:
+    """One process's page. Only that process writes it."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def model(self, slot: int) -> ModelMetrics:
+        """Counters of the model with this slot."""
+        if not 0 <= slot < MODEL_SLOTS:
+            raise ValueError(f"at most {MODEL_SLOTS} models can be served at once")
+        return ModelMetrics(self._words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS])
+
+    def count_restart(self, what: str) -> None:
+        """Count a restart of a `device` or `frontend` process."""
+        self._words[RESTARTS_BLOCK.offset + ("device", "frontend").index(what)] += 1
+
+    def count_accept_failure(self) -> None:
+        """Count a connection that was not served for lack of descriptors."""
+        self._words[ACCEPT_FAILURES_BLOCK.offset] += 1
+
+    def beat(self) -> None:
+        """Show that the event loop of the process turns."""
+        self._words[BEATS_BLOCK.offset] += 1
+
+    @property
+    def beats(self) -> int:
+        """How often it has shown that, over all processes that have had the page."""
+        return int(self._words[BEATS_BLOCK.offset])
+
+    def set_gpus(self, readings: Sequence[GpuReading]) -> None:
+        """Set the gauges of all GPUs; of those that were not read there are none, and none of the 17th on."""
+        words = array("q", bytes(8 * GPUS_BLOCK.words))
+        for reading in readings:
+            if reading.index < DEVICE_SLOTS:
+                start = reading.index * GpuReading.WORDS
+                words[start : start + GpuReading.WORDS] = array("q", reading.to_words())
+        self._words[GPUS_BLOCK.offset : GPUS_BLOCK.end] = memoryview(words)

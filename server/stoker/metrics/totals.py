@@ -1,0 +1,185 @@
+"""The sums of all pages, by what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.gpu.facts import GpuReading
+from stoker.metrics.layout import (
+    ACCEPT_FAILURES_BLOCK,
+    AUDITS,
+    AUDITS_BLOCK,
+    BATCH_BLOCK,
+    BATCH_BOUNDS_ROWS,
+    BATCH_CAP_BLOCK,
+    COLLECTED_BLOCK,
+    COLLECTION_DROPPED_BLOCK,
+    COLLECTION_DROPS,
+    DEVICE_SLOTS,
+    GPUS_BLOCK,
+    IN_FLIGHT_BLOCK,
+    LAST_SCORED_BLOCK,
+    NON_FINITE_BLOCK,
+    PADDING_BLOCK,
+    QUEUED_BLOCK,
+    READY_REPLICAS_BLOCK,
+    REASONS,
+    REASONS_BLOCK,
+    REJECTED_BLOCK,
+    REJECTIONS,
+    REQUESTS_BLOCK,
+    RESTARTS_BLOCK,
+    ROW_COMPUTE_BLOCK,
+    ROWS_BLOCK,
+    SLOT_WORDS,
+    STAGE_BLOCK,
+    STAGE_BOUNDS_S,
+    STAGE_WORDS,
+    STAGES,
+    STATUSES,
+)
+
+__all__ = ["HistogramTotals", "ModelTotals", "Totals"]
+
+
+class Totals:
+    """A snapshot of the sums of all pages."""
+
+    def __init__(self, words: np.ndarray) -> None:
+        self._words = words
+
+    def model(self, slot: int) -> ModelTotals:
+        """The totals of the model with this slot."""
+        return ModelTotals(self._words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS])
+
+    def restarts(self) -> dict[str, int]:
+        """Restarts of processes, by kind."""
+        return dict(
+            zip(
+                ("device", "frontend"),
+                self._words[RESTARTS_BLOCK.offset : RESTARTS_BLOCK.end].tolist(),
+                strict=True,
+            )
+        )
+
+    @property
+    def accept_failures(self) -> int:
+        """Connections that were not served for lack of descriptors."""
+        return int(self._words[ACCEPT_FAILURES_BLOCK.offset])
+
+    def gpus(self) -> list[GpuReading]:
+        """What was last read of each GPU."""
+        rows = self._words[GPUS_BLOCK.offset : GPUS_BLOCK.end].reshape(DEVICE_SLOTS, GpuReading.WORDS)
+        readings = [GpuReading.from_words(index, row) for index, row in enumerate(rows.tolist())]
+        return [reading for reading in readings if reading is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramTotals:
+    """Counts per bucket (the last one is +Inf, not cumulative) and the sum of the observations."""
+
+    bounds: Sequence[float]
+    counts: list[int]
+    sum: float
+
+
+class ModelTotals:
+    """A snapshot of one model's counters, summed over all processes."""
+
+    def __init__(self, words: np.ndarray) -> None:
+        self._words = words.tolist()
+
+    def requests(self) -> dict[int, int]:
+        """Answered requests by status; 0 stands for every status that is not in `STATUSES`."""
+        return dict(zip(STATUSES, self._words[REQUESTS_BLOCK.offset : REQUESTS_BLOCK.end], strict=True))
+
+    def rejections(self) -> dict[str, int]:
+        """Requests refused before the device, by reason."""
+        return dict(zip(REJECTIONS, self._words[REJECTED_BLOCK.offset : REJECTED_BLOCK.end], strict=True))
+
+    def dispatches(self) -> dict[str, int]:
+        """Batches by the reason why they left."""
+        return dict(zip(REASONS, self._words[REASONS_BLOCK.offset : REASONS_BLOCK.end], strict=True))
+
+    @property
+    def rows(self) -> int:
+        """Rows of answered requests so far."""
+        return int(self._words[ROWS_BLOCK.offset])
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Rows leased by requests now."""
+        return int(self._words[IN_FLIGHT_BLOCK.offset])
+
+    @property
+    def queue_rows(self) -> int:
+        """Rows that wait in the device process now."""
+        return int(self._words[QUEUED_BLOCK.offset])
+
+    @property
+    def ready_replicas(self) -> int:
+        """Replicas that are loaded now."""
+        return int(self._words[READY_REPLICAS_BLOCK.offset])
+
+    @property
+    def batch_cap_rows(self) -> int:
+        """Most rows that a batch may have now, in the process that allows the fewest; 0 if none serves it."""
+        return int(self._words[BATCH_CAP_BLOCK.offset])
+
+    @property
+    def padding_rows(self) -> int:
+        """Rows with which batches were filled up to their buckets."""
+        return int(self._words[PADDING_BLOCK.offset])
+
+    def audits(self) -> dict[str, int]:
+        """Audits of running batches by what came of them."""
+        return dict(zip(AUDITS, self._words[AUDITS_BLOCK.offset : AUDITS_BLOCK.end], strict=True))
+
+    @property
+    def non_finite_rows(self) -> int:
+        """Rows with answers that are not finite though all that they hold is."""
+        return int(self._words[NON_FINITE_BLOCK.offset])
+
+    @property
+    def collected(self) -> int:
+        """Records of requests that were written."""
+        return int(self._words[COLLECTED_BLOCK.offset])
+
+    @property
+    def last_scored_ms(self) -> int:
+        """When a request was last answered with 200, in milliseconds since 1970; 0 for never."""
+        return int(self._words[LAST_SCORED_BLOCK.offset])
+
+    @property
+    def row_compute_ns(self) -> int:
+        """The compute time of each row's batch, summed over all rows."""
+        return 1000 * int(self._words[ROW_COMPUTE_BLOCK.offset])
+
+    def stage_ns(self) -> dict[str, tuple[int, int]]:
+        """How many times were observed of each stage, and their sum in nanoseconds."""
+        stages = {}
+        for index, stage in enumerate(STAGES):
+            *counts, total = self._words[STAGE_BLOCK.offset + index * STAGE_WORDS :][:STAGE_WORDS]
+            stages[stage] = (sum(counts), 1000 * total)
+        return stages
+
+    def collection_dropped(self) -> dict[str, int]:
+        """Records of sampled requests that were not written, by reason."""
+        dropped = self._words[COLLECTION_DROPPED_BLOCK.offset : COLLECTION_DROPPED_BLOCK.end]
+        return dict(zip(COLLECTION_DROPS, dropped, strict=True))
+
+    def batch_rows(self) -> HistogramTotals:
+        """Sizes of the batches, in rows."""
+        *counts, total = self._words[BATCH_BLOCK.offset : BATCH_BLOCK.end]
+        return HistogramTotals(BATCH_BOUNDS_ROWS, counts, total)
+
+    def stage_seconds(self) -> dict[str, HistogramTotals]:
+        """Times by stage, in seconds."""
+        stages = {}
+        for index, stage in enumerate(STAGES):
+            *counts, total = self._words[STAGE_BLOCK.offset + index * STAGE_WORDS :][:STAGE_WORDS]
+            stages[stage] = HistogramTotals(STAGE_BOUNDS_S, counts, total / 1e6)
+        return stages
