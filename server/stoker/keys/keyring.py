@@ -1,4 +1,4 @@
-"""Bearer keys: create, hash, verify in constant time, rotate while servers run.
+"""Bearer keys: create, hash, rotate while servers run.
 
 Each service has a primary and a secondary key, both valid, so that callers can move from one to the other
 while the first is replaced. Two files hold them, both for the owner alone: `SERVICE.keys` can be read by
@@ -7,8 +7,7 @@ tokens has a third file, `SERVICE.signing`, with the secret that signs them; see
 
 A replacement is effective at once in every running frontend, without signals and without looking at files
 for each request: after the files are replaced, the shared counter in `generation` is raised. Frontends have
-that counter mapped and read it for each request, which costs some 40 ns; when it moved, they read the
-hashes anew.
+that counter mapped; see `stoker.keys.verifier`.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -17,13 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import mmap
 import os
 import re
 import secrets
 from dataclasses import dataclass, field
-from hmac import compare_digest
 from typing import TYPE_CHECKING, Final, Literal
 
 from stoker.errors import InvalidSettings
@@ -37,15 +34,17 @@ if TYPE_CHECKING:
 __all__ = [
     "ADMIN",
     "BEARER_HEADER",
+    "MAX_KEY_CHARS",
     "AdminKey",
-    "KeyVerifier",
     "Keyring",
     "Keys",
     "Slot",
+    "digest",
     "map_generation",
     "read_signing_secret",
     "services_that_sign",
     "services_with_keys",
+    "verify_path",
 ]
 
 Slot = Literal["primary", "secondary"]
@@ -61,10 +60,6 @@ MAX_KEY_CHARS = 512
 _KEY = re.compile(r"[!-~]*", re.ASCII)
 _GENERATION_BYTES = 8
 _SECRET_BYTES = 32
-# Stands for "no header was accepted yet": random, so that no header equals it, not even an empty one.
-_NO_HEADER = secrets.token_bytes(32)
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ class Keys:
 
     def digests(self) -> tuple[bytes, bytes]:
         """SHA-256 of each key, primary first."""
-        return _digest(self.primary.encode()), _digest(self.secondary.encode())
+        return digest(self.primary.encode()), digest(self.secondary.encode())
 
 
 class Keyring:
@@ -185,7 +180,7 @@ class Keyring:
         with locked(self.keys_dir / ".lock"):
             for path in (
                 self.path,
-                _verify_path(self.keys_dir, self.service),
+                verify_path(self.keys_dir, self.service),
                 _signing_path(self.keys_dir, self.service),
             ):
                 path.unlink(missing_ok=True)
@@ -229,9 +224,9 @@ class Keyring:
         replace_file(self.path, json.dumps(stored, indent=2).encode() + b"\n")
 
     def _publish(self, keys: Keys) -> None:
-        primary, secondary = (digest.hex() for digest in keys.digests())
+        primary, secondary = (hashed.hex() for hashed in keys.digests())
         stored = {"service": self.service, "primary_sha256": primary, "secondary_sha256": secondary}
-        replace_file(_verify_path(self.keys_dir, self.service), json.dumps(stored, indent=2).encode() + b"\n")
+        replace_file(verify_path(self.keys_dir, self.service), json.dumps(stored, indent=2).encode() + b"\n")
         _raise_generation(self.keys_dir)
 
 
@@ -259,90 +254,6 @@ class AdminKey(Keyring):
             self._write_keys(keys)
             self._publish(keys)
         return key
-
-
-class KeyVerifier:
-    """A frontend's check of `Authorization` headers against the keys of one service.
-
-    Args:
-        keys_dir: The workspace's folder of keys, after `Keyring.ensure`.
-        service: Name of the service.
-        override: Keys given by the operator; then no file is read.
-
-    Raises:
-        FileNotFoundError: The folder has no keys, so `Keyring.ensure` did not run.
-    """
-
-    def __init__(self, keys_dir: Path, service: str, override: Keys | None = None) -> None:
-        self._service = service
-        self._path = _verify_path(keys_dir, service)
-        self._reported_generation = 0
-        self._digests: tuple[bytes, bytes] | None = None
-        self._last_primary = self._last_secondary = _NO_HEADER
-        if override is not None:
-            self._digests = override.digests()
-            self._generation = memoryview(bytes(_GENERATION_BYTES)).cast("Q")
-            self._loaded_generation = 0
-        else:
-            self._generation = map_generation(keys_dir)
-            self._loaded_generation = -1
-            self._reload()
-
-    def verify(self, authorization: bytes) -> bool:
-        """Say whether the value of an `Authorization` header carries a valid key.
-
-        The time taken tells nothing of how much of a wrong key is right: every comparison runs over the
-        whole value, and both keys are compared always.
-
-        Args:
-            authorization: The header's value, `Bearer KEY` with the scheme in any case; empty if absent.
-        """
-        if self._generation[0] != self._loaded_generation:
-            self._reload()
-        # Callers send the same header again and again: what was accepted last needs no hashing.
-        if compare_digest(authorization, self._last_primary) | compare_digest(
-            authorization, self._last_secondary
-        ):
-            return True
-        return self._verify_by_digest(authorization)
-
-    def _verify_by_digest(self, authorization: bytes) -> bool:
-        scheme, _, key = authorization.partition(b" ")
-        if self._digests is None or scheme.lower() != b"bearer" or len(key) > 2 * MAX_KEY_CHARS:
-            return False
-        presented = _digest(key.strip(b" \t"))
-        primary, secondary = self._digests
-        is_primary, is_secondary = compare_digest(presented, primary), compare_digest(presented, secondary)
-        if is_primary:
-            self._last_primary = authorization
-        elif is_secondary:
-            self._last_secondary = authorization
-        return is_primary | is_secondary
-
-    def _reload(self) -> None:
-        # The counter is read before the file and raised after it is replaced, so hashes can be newer than
-        # the generation noted here, but never older.
-        generation = self._generation[0]
-        self._last_primary = self._last_secondary = _NO_HEADER
-        try:
-            stored = json.loads(self._path.read_bytes())
-            self._digests = (
-                _stored_digest(stored["primary_sha256"]),
-                _stored_digest(stored["secondary_sha256"]),
-            )
-            self._loaded_generation = generation
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            # The generation stays unloaded: the next request tries again, so a mended file needs no restart.
-            self._digests = None
-            self._loaded_generation = -1
-            if self._reported_generation != generation:
-                self._reported_generation = generation
-                _log.error(
-                    "every key of service %s is refused until %s can be read: %r",
-                    self._service,
-                    self._path,
-                    error,
-                )
 
 
 def read_signing_secret(keys_dir: Path, service: str) -> bytes:
@@ -384,7 +295,8 @@ def _services(keys_dir: Path, suffix: str) -> Iterator[str]:
             yield path.name.removesuffix(suffix)
 
 
-def _verify_path(keys_dir: Path, service: str) -> Path:
+def verify_path(keys_dir: Path, service: str) -> Path:
+    """Return the file with the hashes of a service's keys."""
     return keys_dir / f"{_checked(service)}.verify"
 
 
@@ -409,15 +321,9 @@ def _check_key(slot: str, key: str) -> None:
         )
 
 
-def _digest(key: bytes) -> bytes:
+def digest(key: bytes) -> bytes:
+    """Return the SHA-256 of a key, which is all that is kept of it for frontends."""
     return hashlib.sha256(key).digest()
-
-
-def _stored_digest(digest: str) -> bytes:
-    value = bytes.fromhex(digest)
-    if len(value) != hashlib.sha256().digest_size:
-        raise ValueError(f"a SHA-256 has 64 hexadecimal digits, this one has {len(digest)}")
-    return value
 
 
 def map_generation(keys_dir: Path) -> memoryview:

@@ -142,7 +142,7 @@ def test_a_huge_header_is_refused_unhashed(tmp_path: Path, monkeypatch: pytest.M
     """A header far longer than a key is refused without spending time on its hash."""
     Keyring(tmp_path, "mnist").ensure()
     verifier = KeyVerifier(tmp_path, "mnist")
-    monkeypatch.setattr("stoker.keys.keyring._digest", lambda _: pytest.fail("hashed"))
+    monkeypatch.setattr("stoker.keys.verifier.digest", lambda _: pytest.fail("hashed"))
     assert not verifier.verify(b"Bearer " + b"x" * 1_000_000)
 
 
@@ -221,7 +221,7 @@ def test_a_malformed_verify_file_refuses_all_until_it_is_mended(
     intact = path.read_bytes()
     Keyring(tmp_path, "other").ensure()  # raises the generation that all services share
     path.unlink() if content is None else path.write_bytes(content)
-    with caplog.at_level(logging.ERROR, logger="stoker.keys.keyring"):
+    with caplog.at_level(logging.ERROR, logger="stoker.keys.verifier"):
         assert [verifier.verify(bearer(keys.primary)) for _ in range(3)] == [False] * 3
     assert len(caplog.records) == 1
     assert str(path) in caplog.text
@@ -409,9 +409,9 @@ def test_rotations_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_the_module_is_light() -> None:
-    """A frontend that imports the keyring gets nothing that is not in the standard library."""
+    """A frontend that imports the verifier gets nothing that is not in the standard library."""
     code = (
-        "import sys; before = set(sys.modules); import stoker.keys.keyring; "
+        "import sys; before = set(sys.modules); import stoker.keys.verifier; "
         "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
         "print(sorted(new - set(sys.stdlib_module_names) - {'stoker'}))"
     )
