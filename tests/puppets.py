@@ -343,9 +343,9 @@ class Joined:
         """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
         exchange = self.exchanges[frontend]
         exchange.lost = True
-        self._loop.remove_reader(exchange._doorbell.fileno())
-        self._loop.remove_writer(exchange._doorbell.fileno())
-        exchange._doorbell.close()
+        self._loop.remove_reader(exchange._doorbell.socket.fileno())
+        self._loop.remove_writer(exchange._doorbell.socket.fileno())
+        exchange._doorbell.socket.close()
 
     def totals(self) -> ModelTotals:
         """What the worker has counted."""
@@ -357,7 +357,7 @@ class Joined:
             self.worker._queue.rows,
             *(exchange.rows_done for exchange in self.exchanges),
             *(exchange.leased_rows for exchange in self.exchanges),
-            *(len(exchange._unsent) + len(exchange._queued) for exchange in self.exchanges),
+            *(len(exchange._doorbell.unsent) + len(exchange._queued) for exchange in self.exchanges),
             *(len(lane.unsent) for lane in self.worker._lanes.values()),
         )
 

@@ -399,7 +399,7 @@ def test_row_numbers_may_arrive_in_pieces() -> None:
     """The bytes of a number that has not arrived whole are kept until it has."""
     with Joined() as joined:
         tickets = [joined.submit(number) for number in range(3)]
-        doorbell = joined.exchange._doorbell
+        doorbell = joined.exchange._doorbell.socket
         (lane,) = joined.worker._lanes.values()
         joined.turn_frontends()
         whole = lane.doorbell.recv(100)
@@ -417,7 +417,7 @@ def test_a_lane_that_rings_unknown_rows_is_dropped(caplog: pytest.LogCaptureFixt
     """A frontend that rings for rows which its arena does not have is cut off; the others are served on."""
     with Joined(frontends=2) as joined:
         kept = joined.submit(1, frontend=1)
-        joined.exchanges[0]._doorbell.send(np.array([0, 99], np.int32).tobytes())
+        joined.exchanges[0]._doorbell.socket.send(np.array([0, 99], np.int32).tobytes())
         joined.settle()
         assert ends(kept) == [doubled(1)]
         assert joined.runtime.rows_run == [1]

@@ -1,13 +1,12 @@
 """The frontend's side of an arena: lease rows, submit them, hear when they are done.
 
-A doorbell is a stream socketpair that carries nothing but int32 row numbers, native byte order. The
-frontend sends the rows that it queued during one turn of its event loop in one `send`; the device answers
-with the rows that are done. Contract:
+The frontend sends the rows that it queued during one turn of its event loop in one `send` through the doorbell; the
+device answers with the rows that are done. Contract:
 
 - `submit` either takes a ticket and calls its `complete` exactly once, later, unless the ticket is
   cancelled; or it raises and has taken nothing. What `complete` raises is logged, and goes no further: that
   a caller has an answer then too is for `complete` to see to.
-- Nothing here blocks. Numbers that a full doorbell did not take go out when it is writable again.
+- Nothing here blocks.
 - A row that a caller has given up stays leased until the device hands it back; then it is free.
 - When the device process dies (EOF), every ticket in flight completes with `DeviceLost`.
 """
@@ -16,38 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
-from array import array
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome, push_numbers
-from stoker.errors import (
-    BodyTooLarge,
-    DeviceLost,
-    DeviceOutOfMemory,
-    InvalidInput,
-    ModelFailed,
-    OutputTooLarge,
-    Overloaded,
-    StokerError,
-)
+from stoker.arena import AWAKE_NS, LONE_ROWS, Arena
+from stoker.errors import InvalidInput, Overloaded
+from stoker.gateway.rows.cooling import Cooling
+from stoker.gateway.rows.doorbell import Doorbell
+from stoker.gateway.rows.failures import body_too_large, device_lost, device_restarting, row_error
 from stoker.gateway.rows.feeding import Feeding
+from stoker.gateway.rows.ranges import check_ranges, ranges_of
+from stoker.gateway.rows.service_rate import ServiceRate
 from stoker.gateway.rows.ticket import Rows, Ticket
 
-__all__ = ["Exchange", "device_lost"]
+__all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
 _NEVER_NS: Final = (1 << 63) - 1
-_READ_BYTES: Final = 1 << 14
-_MAX_RETRY_AFTER_S: Final = 60
-_COOLING_NS: Final = 1_000_000_000
-_WARM_ROWS: Final = 64
-"""So many rows beside those in use keep the memory that they have."""
 
 
 class Exchange:
@@ -74,15 +62,10 @@ class Exchange:
         Raises:
             RuntimeError: numpy's overflow is not an error in this context.
         """
-        if np.geterr()["over"] != "raise":
-            # A number that is too large for float32 would become infinity, and nobody would notice.
-            raise RuntimeError(
-                "numpy has to raise where numbers overflow: call np.seterr(over='raise') before"
-            )
+        _check_overflows_raise()
         self.arena = arena
         self.lost = False
         self.rows_done = 0
-        self._doorbell = doorbell
         self._clock_ns = clock_ns
         self._on_lost = on_lost
         self._loop = loop
@@ -90,8 +73,6 @@ class Exchange:
         self._free = list(range(arena.capacity - 1, -1, -1))
         self._tickets: list[Ticket | None] = [None] * arena.capacity
         self._queued: list[int] = []
-        self._unsent = b""
-        self._partial = b""
         self._feeding = Feeding(arena)
         self._deadline_ns = arena.words("deadline_ns")
         self._enqueued_ns = arena.words("enqueued_ns")
@@ -104,19 +85,12 @@ class Exchange:
         self._awake_until_ns = 0
         self._bodies = arena.signature.takes == "body"
         self._variable = any(spec.variable for spec in (*arena.signature.inputs, *arena.signature.outputs))
-        self._narrow = [
-            index for index, spec in enumerate(arena.signature.inputs) if _needs_range_check(spec.dtype)
-        ]
-        only = arena.signature.inputs[0] if len(arena.signature.inputs) == 1 else None
-        self._only_input = arena.inputs[0] if only is not None and only.shape else None
-        self._cold_rows, self._untouched_rows = 0, arena.capacity
-        self._cooling_since_ns = clock_ns()
-        self._rate_rows_s = 0.0
-        self._rate_mark = (clock_ns(), 0)
-        self._deadline_ns_array = arena.deadline_ns
-        self._deadline_ns_array[:] = _NEVER_NS
-        doorbell.setblocking(False)
-        loop.add_reader(doorbell.fileno(), self._on_doorbell)
+        self._ranges = ranges_of(arena.signature.inputs)
+        self._only_input = _only_input(arena)
+        self._cooling = Cooling(arena, clock_ns())
+        self._rate = ServiceRate(clock_ns())
+        arena.deadline_ns[:] = _NEVER_NS
+        self._doorbell = Doorbell(doorbell, loop, self._on_doorbell)
 
     @property
     def leased_rows(self) -> int:
@@ -151,8 +125,8 @@ class Exchange:
             InvalidInput: A number does not fit the input's dtype.
         """
         count = len(rows[0])
-        if self._narrow:
-            self._check_ranges(rows)
+        if self._ranges:
+            check_ranges(self._ranges, rows)
         try:
             if count == 1:
                 self._admit_one(ticket, rows)
@@ -178,75 +152,42 @@ class Exchange:
             raise
         if not stored:
             self._release(ticket)
-            raise self._too_large(body)
+            raise body_too_large(self.arena, body)
         self._deadline_ns[number] = ticket.deadline_ns
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
         self._position[number] = 0
         self._enqueue(ticket)
 
-    def _too_large(self, body: bytes) -> BodyTooLarge:
-        room_bytes = self.arena.signature.inputs[0].row_bytes
-        return BodyTooLarge(
-            f"The request takes {len(body) / 2**20:.4g} MiB as the model's input; "
-            f"{room_bytes / 2**20:.4g} MiB fit: send less at once, or raise max_body_mb."
-        )
-
     def overloaded(self) -> Overloaded:
         """The error for a request that finds no free row, with a Retry-After from the measured service rate."""
-        wait_s = self.leased_rows / self._rate_rows_s if self._rate_rows_s else 1.0
-        retry_after_s = min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
         return Overloaded(
             f"All {self.arena.capacity} rows of this model's queue are taken; try again later.",
-            retry_after_s=retry_after_s,
+            retry_after_s=self._rate.retry_after_s(self.leased_rows),
         )
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
         self._feeding.sweep(now_ns)
-        late = np.flatnonzero(self._deadline_ns_array <= now_ns).tolist()
+        late = np.flatnonzero(self.arena.deadline_ns <= now_ns).tolist()
         for number in late:
             ticket = self._tickets[number]
             if ticket is None or not ticket.is_open:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
             ticket.fail(ticket.lateness(begun=self._has_begun(ticket, number)))
-        self._learn_rate(now_ns)
+        self._rate.learn(now_ns, self.leased_rows, self.rows_done)
         if self._variable:
-            self._cool(now_ns)
-
-    def _cool(self, now_ns: int) -> None:
-        """Give back the memory of rows that a burst has used and nobody has needed since, one at a time."""
-        # Rows are leased from the end, and come back there.
-        self._untouched_rows = min(self._untouched_rows, len(self._free))
-        if now_ns - self._cooling_since_ns >= _COOLING_NS:
-            self._cold_rows = max(0, self._untouched_rows - _WARM_ROWS)
-            self._untouched_rows, self._cooling_since_ns = len(self._free), now_ns
-        if self._cold_rows and not self.arena.give_back_kept_pages(self._free[: self._cold_rows]):
-            self._cold_rows = 0
+            self._cooling.cool(self._free, now_ns)
 
     def _has_begun(self, ticket: Ticket, number: int) -> bool:
         """Whether the device runs a body; a time before it was queued is that of the row's last request."""
         return self._bodies and self._started_ns[number] >= ticket.enqueued_ns
-
-    def _learn_rate(self, now_ns: int) -> None:
-        """Measure how many rows a second the device does, over spells in which it had something to do."""
-        if not self.leased_rows:
-            self._rate_mark = (now_ns, self.rows_done)
-            return
-        since_ns, done = self._rate_mark
-        if now_ns - since_ns >= 500_000_000:
-            rate = (self.rows_done - done) * 1e9 / (now_ns - since_ns)
-            self._rate_rows_s = rate if not self._rate_rows_s else (rate + self._rate_rows_s) / 2
-            self._rate_mark = (now_ns, self.rows_done)
 
     def close(self) -> None:
         """Leave the arena; requests in flight complete with `DeviceLost`."""
         if self.lost:
             return
         self.lost = True
-        self._loop.remove_reader(self._doorbell.fileno())
-        if self._unsent:
-            self._loop.remove_writer(self._doorbell.fileno())
         self._doorbell.close()
         for ticket in dict.fromkeys((*self._feeding.tickets, *filter(None, self._tickets))):
             ticket.fail(device_lost())
@@ -265,7 +206,7 @@ class Exchange:
     def _admit_one(self, ticket: Ticket, rows: Rows) -> None:
         """`admit` for one row, in one piece: most requests have one."""
         if self.lost:
-            raise _lost()
+            raise device_restarting()
         if not self._free:
             raise self.overloaded()
         number = self._free.pop()
@@ -323,7 +264,7 @@ class Exchange:
     def check_room(self, count: int) -> None:
         """Raise Overloaded or DeviceLost if so many rows cannot be leased now."""
         if self.lost:
-            raise _lost()
+            raise device_restarting()
         if len(self._free) < count:
             raise self.overloaded()
 
@@ -352,11 +293,11 @@ class Exchange:
         """Tell the device at once what has been queued; else it is told at the end of the loop's turn."""
         if self._queued and not self.lost:
             numbers, self._queued = self._queued, []
-            self._ring_for(numbers)
+            self._doorbell.ring(numbers)
 
     def _ring_for_lone_row(self, ticket: Ticket) -> None:
         """Ring at once: nothing is gained by waiting for the rest of this turn."""
-        self._ring_for(ticket.row_numbers)
+        self._doorbell.ring(ticket.row_numbers)
         if self._quick:
             self._awake_until_ns = ticket.enqueued_ns + AWAKE_NS
             self._loop.call_soon(self._stay_awake)
@@ -366,39 +307,12 @@ class Exchange:
         if self.leased_rows == 1 and not self.lost and self._clock_ns() < self._awake_until_ns:
             self._loop.call_soon(self._stay_awake)
 
-    def _ring_for(self, numbers: list[int]) -> None:
-        data = array("i", numbers).tobytes()
-        if self._unsent:
-            self._unsent += data
-        else:
-            self._send(data)
-
-    def _send(self, data: bytes) -> None:
-        was_waiting, self._unsent = bool(self._unsent), push_numbers(self._doorbell, data)
-        if self._unsent and not was_waiting:
-            self._loop.add_writer(self._doorbell.fileno(), self._on_writable)
-        elif was_waiting and not self._unsent:
-            self._loop.remove_writer(self._doorbell.fileno())
-
-    def _on_writable(self) -> None:
-        self._send(self._unsent)
-
     def _on_doorbell(self) -> None:
-        try:
-            data = self._doorbell.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
+        numbers = self._doorbell.hear()
+        if numbers is None:
             self.lose()
             return
-        if self._partial or len(data) % 4:
-            data = self._partial + data
-            whole = len(data) - len(data) % 4
-            data, self._partial = data[:whole], data[whole:]
         tickets, capacity = self._tickets, self.arena.capacity
-        numbers = memoryview(data).cast("i").tolist()
         self.rows_done += len(numbers)
         together: list[Ticket] = []
         for number in numbers:
@@ -425,7 +339,7 @@ class Exchange:
             ticket.finished_ns = self._finished_ns[last]
             for number in numbers:
                 if self._outcome[number]:
-                    ticket.error = self._row_error(ticket, number)
+                    ticket.error = row_error(self.arena, ticket, number)
                     break
             self._quick = ticket.finished_ns - ticket.enqueued_ns < AWAKE_NS
             ticket.settle()
@@ -452,42 +366,20 @@ class Exchange:
                 ticket.settle()
         self._free += numbers
 
-    def _row_error(self, ticket: Ticket, number: int) -> StokerError:
-        outcome = self._outcome[number]
-        if outcome == Outcome.EXPIRED:
-            return ticket.lateness(begun=False)
-        if outcome == Outcome.REFUSED:
-            return InvalidInput(self.arena.read_bytes("out", 0, number).decode(errors="ignore"))
-        if outcome == Outcome.TOO_LARGE:
-            return OutputTooLarge("The model's answer is larger than the space that its rows have.")
-        error_id = f"{int(self.arena.error_id[number]):016x}"
-        if outcome == Outcome.OUT_OF_MEMORY:
-            return DeviceOutOfMemory(error_id=error_id)
-        return ModelFailed(error_id=error_id)
-
     def lose(self) -> None:
         """Take note that the device process has ended: close, and tell the owner."""
         if not self.lost:
             self.close()
             self._on_lost(self)
 
-    def _check_ranges(self, rows: Rows) -> None:
-        for index in self._narrow:
-            spec = self.arena.signature.inputs[index]
-            limits = np.iinfo(spec.dtype)
-            values = rows[index]
-            if values.size and (values.min() < limits.min or values.max() > limits.max):
-                raise InvalidInput(f"A number of {spec.name!r} does not fit {spec.dtype}.")
+
+def _check_overflows_raise() -> None:
+    if np.geterr()["over"] != "raise":
+        # A number that is too large for float32 would become infinity, and nobody would notice.
+        raise RuntimeError("numpy has to raise where numbers overflow: call np.seterr(over='raise') before")
 
 
-def device_lost() -> DeviceLost:
-    """The error for a request that was with a device process when that ended."""
-    return DeviceLost("The device process ended while it held this request.", retry_after_s=1)
-
-
-def _lost() -> DeviceLost:
-    return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
-
-
-def _needs_range_check(dtype: str) -> bool:
-    return np.dtype(dtype).kind in "iu" and dtype not in ("int64", "uint64")
+def _only_input(arena: Arena) -> np.ndarray | None:
+    """The rows of the only input, if its rows are arrays: one number cannot be copied into them as an array."""
+    inputs = arena.signature.inputs
+    return arena.inputs[0] if len(inputs) == 1 and inputs[0].shape else None

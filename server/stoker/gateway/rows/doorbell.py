@@ -1,0 +1,80 @@
+"""The frontend's end of a doorbell: a stream of row numbers to a device process, and of those that are done back.
+
+Nothing here blocks. Numbers that a full doorbell did not take go out when it is writable again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from array import array
+from collections.abc import Callable
+from typing import Final
+
+from stoker.arena import push_numbers
+
+__all__ = ["Doorbell"]
+
+_READ_BYTES: Final = 1 << 14
+
+
+class Doorbell:
+    """One end of a stream socketpair that carries nothing but int32 row numbers, native byte order.
+
+    Args:
+        end: The end; it is the doorbell's from now on.
+        loop: The event loop.
+        on_rung: Called by the loop when there is something to `hear`.
+
+    Attributes:
+        socket: The end.
+        unsent: Bytes of numbers that a full doorbell has not taken yet.
+    """
+
+    def __init__(
+        self, end: socket.socket, loop: asyncio.AbstractEventLoop, on_rung: Callable[[], None]
+    ) -> None:
+        self.socket = end
+        self.unsent = b""
+        self._partial = b""
+        self._loop = loop
+        end.setblocking(False)
+        loop.add_reader(end.fileno(), on_rung)
+
+    def ring(self, numbers: list[int]) -> None:
+        """Send row numbers, now or as soon as they are taken."""
+        data = array("i", numbers).tobytes()
+        if self.unsent:
+            self.unsent += data
+            return
+        self.unsent = push_numbers(self.socket, data)
+        if self.unsent:
+            self._loop.add_writer(self.socket.fileno(), self._go_on)
+
+    def _go_on(self) -> None:
+        self.unsent = push_numbers(self.socket, self.unsent)
+        if not self.unsent:
+            self._loop.remove_writer(self.socket.fileno())
+
+    def hear(self) -> list[int] | None:
+        """Return the row numbers that have come; None if the other end is closed."""
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        if self._partial or len(data) % 4:
+            data = self._partial + data
+            whole = len(data) - len(data) % 4
+            data, self._partial = data[:whole], data[whole:]
+        return memoryview(data).cast("i").tolist()
+
+    def close(self) -> None:
+        """Leave the loop and close the end."""
+        self._loop.remove_reader(self.socket.fileno())
+        if self.unsent:
+            self._loop.remove_writer(self.socket.fileno())
+        self.socket.close()

@@ -1,0 +1,57 @@
+"""What callers are told where the rows of their request were not run."""
+
+from __future__ import annotations
+
+from stoker.arena import Arena, Outcome
+from stoker.errors import (
+    BodyTooLarge,
+    DeviceLost,
+    DeviceOutOfMemory,
+    InvalidInput,
+    ModelFailed,
+    OutputTooLarge,
+    StokerError,
+)
+from stoker.gateway.rows.ticket import Ticket
+
+__all__ = ["body_too_large", "device_lost", "device_restarting", "row_error"]
+
+
+def device_lost() -> DeviceLost:
+    """Return the error for a request that was with a device process when that ended."""
+    return DeviceLost("The device process ended while it held this request.", retry_after_s=1)
+
+
+def device_restarting() -> DeviceLost:
+    """Return the error for a request that came after the device process had ended."""
+    return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
+
+
+def body_too_large(arena: Arena, body: bytes) -> BodyTooLarge:
+    """Return the error for a body that is longer than a row of the arena."""
+    room_bytes = arena.signature.inputs[0].row_bytes
+    return BodyTooLarge(
+        f"The request takes {len(body) / 2**20:.4g} MiB as the model's input; "
+        f"{room_bytes / 2**20:.4g} MiB fit: send less at once, or raise max_body_mb."
+    )
+
+
+def row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
+    """Return the error for a row that the device has handed back without an answer.
+
+    Args:
+        arena: The rows.
+        ticket: The request that the row is of.
+        number: The row, whose outcome is not 0.
+    """
+    outcome = arena.outcome[number]
+    if outcome == Outcome.EXPIRED:
+        return ticket.lateness(begun=False)
+    if outcome == Outcome.REFUSED:
+        return InvalidInput(arena.read_bytes("out", 0, number).decode(errors="ignore"))
+    if outcome == Outcome.TOO_LARGE:
+        return OutputTooLarge("The model's answer is larger than the space that its rows have.")
+    error_id = f"{int(arena.error_id[number]):016x}"
+    if outcome == Outcome.OUT_OF_MEMORY:
+        return DeviceOutOfMemory(error_id=error_id)
+    return ModelFailed(error_id=error_id)

@@ -1,0 +1,43 @@
+"""How fast a device serves the rows of an exchange, and how long a refused caller should wait for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+__all__ = ["ServiceRate"]
+
+_SPELL_NS: Final = 500_000_000
+_MAX_RETRY_AFTER_S: Final = 60
+
+
+class ServiceRate:
+    """Rows a second, over spells in which the device had something to do.
+
+    Args:
+        now_ns: The time on the exchange's clock.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._rows_s = 0.0
+        self._since_ns, self._done_rows = now_ns, 0
+
+    def learn(self, now_ns: int, leased_rows: int, done_rows: int) -> None:
+        """Take note of the present.
+
+        Args:
+            now_ns: The time on the exchange's clock.
+            leased_rows: Rows that requests hold now.
+            done_rows: Rows that the device has handed back so far.
+        """
+        if not leased_rows:
+            self._since_ns, self._done_rows = now_ns, done_rows
+        elif now_ns - self._since_ns >= _SPELL_NS:
+            rows_s = (done_rows - self._done_rows) * 1e9 / (now_ns - self._since_ns)
+            self._rows_s = rows_s if not self._rows_s else (rows_s + self._rows_s) / 2
+            self._since_ns, self._done_rows = now_ns, done_rows
+
+    def retry_after_s(self, leased_rows: int) -> int:
+        """Return the seconds in which so many rows are served: at least 1, at most 60."""
+        wait_s = leased_rows / self._rows_s if self._rows_s else 1.0
+        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
