@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import stoker
+import stoker_client
 
 SERVER = Path(stoker.__file__).parent
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,79 @@
+"""Modules and functions of the server and of the client are short."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import stoker
+import stoker_client
+
+SERVER = Path(stoker.__file__).parent
+CLIENT = Path(stoker_client.__file__).parent
+MODULE_LINES = 400
+FUNCTION_LINES = 50
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def lines_of(node: FUNCTIONS) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def only_declares_arguments(node: FUNCTIONS) -> bool:
+    """Whether it is a command's `add_arguments` that decides nothing: a list, which parts would not make clearer."""
+    statements = [inner for inner in ast.walk(node) if isinstance(inner, ast.stmt) and inner is not node]
+    plain = all(isinstance(statement, ast.Expr | ast.Assign | ast.For) for statement in statements)
+    return node.name == "add_arguments" and plain
+
+
+def may_have_a_long_function(lines: list[str]) -> bool:
+    """Whether more lines than a function may have lie between a `def` and the next thing that is no part of it.
+
+    To parse all modules would take seconds; this tells nearly all that have none.
+    """
+    around: list[tuple[int, int]] = []
+    for number, line in enumerate([*lines, "class End:"]):
+        words = line.lstrip(" ")
+        if words.startswith(("def ", "async def ", "class ")):
+            indent = len(line) - len(words)
+            while around and around[-1][0] >= indent:
+                if number - around.pop()[1] > FUNCTION_LINES:
+                    return True
+            if not words.startswith("class "):
+                around.append((indent, number))
+    return False
+
+
+def too_long(name: str, text: str) -> Iterator[str]:
+    """What is longer than it may be in a module: the module itself by its name, a function by both names."""
+    lines = text.splitlines()
+    if len(lines) > MODULE_LINES:
+        yield name
+    if may_have_a_long_function(lines):
+        functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS))
+        for node in functions:
+            if lines_of(node) > FUNCTION_LINES and not only_declares_arguments(node):
+                yield f"{name}: {node.name}"
+
+
+def test_modules_and_functions_are_short() -> None:
+    """No module of the server and the client is above 400 lines, no function that does something above 50."""
+    long = {
+        found
+        for package in (SERVER, CLIENT)
+        for module in package.rglob("*.py")
+        for found in too_long(str(module.relative_to(package)), module.read_text(encoding="utf-8"))
+    }
+    assert long == set()
+
+
+def test_what_is_too_long_is_found() -> None:
+    """Modules, functions and methods are counted with their docstrings; lists of arguments may be long."""
+    body = "    parser.add_argument('--a')\n" * FUNCTION_LINES
+    assert list(too_long("m.py", "\n" * MODULE_LINES)) == []
+    assert list(too_long("m.py", "\n" * (MODULE_LINES + 1))) == ["m.py"]
+    assert list(too_long("m.py", f"def f(parser):\n{body[: body.rindex('    parser')]}")) == []
+    assert list(too_long("m.py", f"async def f(parser):\n{body}")) == ["m.py: f"]
+    assert list(too_long("m.py", f"def add_arguments(parser):\n{body}")) == []
+    assert list(too_long("m.py", f"def add_arguments(parser):\n{body}    return 1\n")) == [
+        "m.py: add_arguments"
+    ]
