@@ -9,7 +9,7 @@ KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench load compare dist constraints clean
+.PHONY: help install serve test coverage lint bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,12 @@ $(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
 
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach; what CI runs
+	rm -rf .coverage
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 lint: install
 	$(BIN)/ruff format --check .
