@@ -35,7 +35,7 @@ $(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach; what CI runs
+coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach
 	rm -rf .coverage
 	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
 	$(BIN)/coverage combine --quiet
