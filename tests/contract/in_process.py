@@ -17,7 +17,6 @@ from typing import Any, Final, Self
 
 import numpy as np
 import uvloop
-from stoker.keys.verifier import KeyVerifier
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
 from tests.puppets import metric_memory, puppet_service
 
@@ -35,6 +34,7 @@ from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import Traffic
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
+from stoker.keys.verifier import KeyVerifier
 from stoker.non_finite import WORDS, NonFinite
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import BodyScript

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stoker.keys.verifier import KeyVerifier
 from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, bearer, request
 
@@ -18,6 +17,7 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
+from stoker.keys.verifier import KeyVerifier
 from stoker.settings.endpoint import Endpoint
 from stoker.versions import Standing
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stoker.keys.verifier import KeyVerifier
 from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 
@@ -16,6 +15,7 @@ from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, 
 from stoker.control.frontend_rules import AdminRules
 from stoker.gateway.administration import AdminAccess, Administration, admin_access, admin_key
 from stoker.keys.keyring import AdminKey, Keys
+from stoker.keys.verifier import KeyVerifier
 from stoker.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"

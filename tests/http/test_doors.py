@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
-from stoker.keys.verifier import KeyVerifier
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
 from tests.puppets import BODIES, metric_memory, puppet_service
 
@@ -21,6 +20,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
+from stoker.keys.verifier import KeyVerifier
 from stoker.script_form import ScriptForm
 
 KEY = "a-key-of-this-test-0001"

@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import stoker
-import stoker_client
 
 SERVER = Path(stoker.__file__).parent
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.keys.verifier import KeyVerifier
 
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys, services_with_keys
+from stoker.keys.verifier import KeyVerifier
 
 
 def bearer(key: str) -> bytes:

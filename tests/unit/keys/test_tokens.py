@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jwt
 import pytest
-from stoker.keys.verifier import KeyVerifier
 
 from stoker.commands import keys as keys_command
 from stoker.commands import token as command
@@ -16,6 +15,7 @@ from stoker.errors import InvalidSettings, NotReady, Unauthorized
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keyring, Keys, read_signing_secret, services_that_sign
 from stoker.keys.tokens import DEFAULT_VALID_S, LONGEST_VALID_S, Token, TokenVerifier, issue
+from stoker.keys.verifier import KeyVerifier
 
 NOW_S = 1_800_000_000.75
 GIVEN = Keys("primary-key-of-the-tests", "secondary-key-of-the-tests")

@@ -18,7 +18,6 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from stoker.keys.verifier import KeyVerifier
 from tests.puppets import metric_memory, puppet_service
 
 from stoker import errors
@@ -35,6 +34,7 @@ from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
+from stoker.keys.verifier import KeyVerifier
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature, TensorSpec
 from stoker.versions import VersionPolicy
