@@ -1,18 +1,12 @@
-"""The client's logic without I/O: flows that yield what to do next and are told what came of it.
-
-A flow is a generator. It yields `Send` and is sent the `Reply` (or has the httpx exception, or TimeoutError,
-thrown into it), yields `Pause` and is resumed after that time, yields `Renew` and is resumed with another credential
-(or has the exception of whoever gives those thrown into it), and returns its result. `Client` and `AsyncClient` drive
-the same flows; they only differ in how they wait.
-"""
+"""The calls to a service without I/O: flows of the steps in `stoker_client.steps`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -36,8 +30,8 @@ from stoker_client.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
+from stoker_client.steps import Flow, Pause, Renew, Send
 from stoker_client.tensors import (
-    JSON_LENGTH,
     ModelTensors,
     decode_outputs,
     decode_scores,
@@ -45,11 +39,10 @@ from stoker_client.tensors import (
     exact_rows,
 )
 
-__all__ = ["Flow", "Pause", "Renew", "Send", "ServiceCalls", "Step"]
+__all__ = ["ServiceCalls"]
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
-CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 5.0
 SHORTEST_ATTEMPT_S = 0.001
 FIRST_POLL_S = 0.05
@@ -58,74 +51,6 @@ BINARY_BYTES = 1 << 14
 """Arrays from this size on are scored as binary data: below it, JSON costs next to nothing."""
 
 _SCORING_PATH = re.compile(r"(?:/api/v1/service/(?P<name>[^/]+))?/score/?$")
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send this request now.
-
-    Attributes:
-        method: HTTP method.
-        url: Absolute URL.
-        timeout_s: Seconds within which the whole reply has to be there.
-        body: A JSON body, or None for no body.
-        json_bytes: How many bytes of the body are JSON, if binary tensors follow it; else None.
-        bearer: The key or token, or None for none.
-    """
-
-    method: str
-    url: httpx.URL
-    timeout_s: float
-    body: bytes | None = None
-    bearer: str | None = field(default=None, repr=False)
-    json_bytes: int | None = None
-
-    def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
-        """Make the httpx request; no single network operation in it may outlast `timeout_s`."""
-        headers = {}
-        if self.json_bytes is not None:
-            headers["Content-Type"] = "application/octet-stream"
-            headers[JSON_LENGTH] = str(self.json_bytes)
-        elif self.body is not None:
-            headers["Content-Type"] = "application/json"
-        if self.bearer is not None:
-            headers["Authorization"] = f"Bearer {self.bearer}"
-        return http.build_request(
-            self.method,
-            self.url,
-            content=self.body,
-            headers=headers,
-            timeout=httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait before the next step.
-
-    Attributes:
-        duration_s: Seconds to wait.
-    """
-
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Have another credential, unless somebody else has had one meanwhile.
-
-    Attributes:
-        stale: The one that is to be replaced; None if there is none yet.
-        timeout_s: Seconds that are left for it.
-    """
-
-    stale: str | None = field(repr=False)
-    timeout_s: float
-
-
-Step: TypeAlias = Send | Pause | Renew
-Result = TypeVar("Result")
-Flow: TypeAlias = Generator[Step, Reply | None, Result]
 
 
 class ServiceCalls:
