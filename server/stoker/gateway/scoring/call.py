@@ -97,7 +97,7 @@ class Scorer(Protocol):
     signature: Signature | None
     timeout_ns: int
     non_finite: NonFinite
-    draining: bool
+    closes: bool
     codecs: dict[type, Any]
 
     @property
