@@ -1,0 +1,282 @@
+"""uvicorn's HTTP protocol with bounds: what arrives is bounded in size, who comes half or not at all is sent away.
+
+uvicorn bounds neither heads nor what chunks have beside their content, and ends a connection whose client has closed
+its own half. It takes an offer of an upgrade for an upgrade, and answers what is not HTTP in words of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from http import HTTPMethod
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from stoker.errors import (
+    HeaderTooLarge,
+    MalformedBody,
+    MethodNotAllowed,
+    RequestTimeout,
+    StokerError,
+    TargetTooLong,
+)
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.http.answers import CLOSE_LINE, error_body, error_lines, json_lines
+from stoker.gateway.http.heads import (
+    MAX_CHUNK_FRAMING_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_TARGET_BYTES,
+    NOT_ALLOWED,
+    SCORING_METHODS,
+)
+
+__all__ = ["BoundedProtocol"]
+
+# A method that this parser does not know ends it; a line like this one is HTTP nevertheless.
+_REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
+_METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
+_OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
+_GO_ON: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CHUNK_FRAMING_BYTES: Final = 16
+# What uvloop reads at most at once.
+_READ_BYTES: Final = 1 << 18
+_CLOSE_WAIT: Final = 8
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's httptools protocol with bounds.
+
+    Attributes:
+        idle_sweeps: How often the listener has looked since this connection last made progress.
+        unread_bytes: How much of its answers had not been taken from this process when the listener looked last.
+        arriving_sweeps: How often the listener has found the same request arriving, and the server reading it.
+        arrived_bytes: How much of that request's body has arrived.
+        fresh: Whether nothing has arrived on it yet.
+    """
+
+    def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.idle_sweeps = 0
+        self.unread_bytes = 0
+        self.arriving_sweeps = 0
+        self.arrived_bytes = 0
+        self.fresh = True
+        self._gateway = gateway
+        self._between = True
+        self._in_headers = False
+        self._head_bytes = 0
+        self._framing_bytes: int | None = None
+        self._offered = b""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request that has arrived is unanswered; another one may be arriving behind it."""
+        if self.pipeline:
+            return True
+        return self.cycle is not None and not self.cycle.response_complete and not self._receives_body
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a request has begun to arrive and is not complete."""
+        return self._in_headers or self._receives_body
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a request has begun to arrive and is not complete, though it may have been answered already."""
+        return not self._between
+
+    @property
+    def _receives_body(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.more_body)
+
+    @property
+    def _speaks_1_1(self) -> bool:
+        """Whether the request that is being answered came by HTTP/1.1."""
+        return bool(self.parser.get_http_version() == "1.1")
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._feed(data)
+        if self._in_headers or self._framing_bytes is not None:
+            self._bound(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read; a request that offers an upgrade is read again as if it had not."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # This parser takes all that follows for another protocol: a new one goes on.
+            self.parser = httptools.HttpRequestParser(self)
+            offered, self._offered = self._offered, b""
+            if rest := offered + data[upgrade.args[0] :]:
+                self._feed(rest)
+        except httptools.HttpParserInvalidMethodError:
+            line = _REQUEST_LINE.match(data)
+            # Behind a method that it knows, it has stumbled over something that followed.
+            if line is not None and line[1] not in _METHODS:
+                self._refuse(MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS))
+            else:
+                self.send_400_response("The request is not HTTP.")
+        except httptools.HttpParserError:
+            self.send_400_response("The request is not HTTP.")
+
+    def _head_without_offer(self) -> bytes:
+        """The head that has just been parsed, without its offer of an upgrade.
+
+        Java's HttpClient offers h2c with its first request, which may have a body of any kind.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = map(bytes.strip, value.split(b","))
+                kept = [option for option in options if option.lower() not in _OFFER]
+                lines.append(b"connection: " + b", ".join(kept))
+            elif name not in _OFFER:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _bound(self, received_bytes: int) -> None:
+        """End a connection that sends too much beside the content of bodies."""
+        if self._in_headers:
+            self._bound_head(received_bytes)
+        else:
+            self._bound_chunks(received_bytes)
+
+    def _bound_head(self, received_bytes: int) -> None:
+        """End a connection whose head does not end; the chunk in which it began is not counted."""
+        if self._head_bytes < 0:
+            self._head_bytes = 0
+            return
+        self._head_bytes += received_bytes
+        if self._head_bytes <= MAX_HEAD_BYTES:
+            return
+        if not self.headers and len(self.url) > MAX_TARGET_BYTES:
+            self._refuse(TargetTooLong.over(MAX_TARGET_BYTES))
+        else:
+            self._refuse(HeaderTooLarge.over(MAX_HEAD_BYTES))
+
+    def _bound_chunks(self, received_bytes: int) -> None:
+        """End a connection whose chunks are mostly extensions; the parser takes them for nothing, at any length."""
+        assert self._framing_bytes is not None, "looked at before"
+        self._framing_bytes += received_bytes
+        if self._framing_bytes <= MAX_CHUNK_FRAMING_BYTES:
+            return
+        if self.receiving:
+            self._refuse(MalformedBody("The chunks of the body have too long extensions or trailers."))
+        self.transport.close()
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins: its length and line ends are no extension."""
+        if self._framing_bytes is not None:
+            self._framing_bytes -= _CHUNK_FRAMING_BYTES
+
+    def on_message_begin(self) -> None:
+        # uvicorn's scope is made later, for those requests that need one.
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self.idle_sweeps = self.arriving_sweeps = self.arrived_bytes = 0
+        self.fresh = False
+        self._framing_bytes = None
+        self._in_headers = True
+        self._head_bytes = -1
+        self._between = False
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offered = self._head_without_offer()
+        elif not self._take_directly():
+            self._take_normally()
+
+    def _take_directly(self) -> bool:
+        """Whether the request needs no app; what answers it says so here."""
+        return False
+
+    def _take_normally(self) -> None:
+        """Let uvicorn take the request: make up for what its `on_message_begin` would have done."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
+        if any(name == b"transfer-encoding" for name, _ in headers):
+            # What has arrived with the head is not counted.
+            self._framing_bytes = -_READ_BYTES
+        super().on_headers_complete()
+        # Trailers are no headers of the request, which have been looked at.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        self.idle_sweeps = 0
+        self.arrived_bytes += len(body)
+        if self._framing_bytes is not None:
+            self._framing_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._offered:
+            return
+        self._between = True
+        self._framing_bytes = None
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP; uvicorn calls this, and the connection ends with it."""
+        self._refuse(MalformedBody(msg))
+
+    def time_out(self) -> None:
+        """End a connection whose request does not arrive, or that has been idle for too long."""
+        if self.receiving:
+            self._refuse(RequestTimeout("The request did not arrive in time."))
+        self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio expects; uvicorn says None
+        """The client sends no more: it has gone, or it only waits for what it has asked for."""
+        if self.receiving:
+            self._refuse(MalformedBody("The request ended before its body was complete."))
+        if self.transport.is_closing() or not self.busy:
+            return False
+        self.cycle.keep_alive = False
+        if self._speaks_1_1 and not getattr(self.cycle, "response_started", False):
+            # From here both look the same. A client that has gone resets the connection when something
+            # arrives; one that waits ignores an interim answer (RFC 9110, section 15.2).
+            self.transport.write(_GO_ON)
+            self.loop.call_later(_LOOK_AGAIN_S, self._look_after_end)
+        return True
+
+    def _look_after_end(self) -> None:
+        """End a connection whose client has gone; nothing is read from it that would say so."""
+        if self.transport.is_closing() or not self.busy:
+            return
+        state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        if state == _CLOSE_WAIT:
+            self.loop.call_later(_LOOK_AGAIN_S, self._look_after_end)
+        else:
+            self.transport.abort()
+
+    def _refuse(self, error: StokerError) -> None:
+        if self.transport.is_closing():
+            return
+        if self.busy:
+            # The caller would take it for the answer to the request before, which is the connection's last now.
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+            return
+        body = error_body(error)
+        lines = json_lines(body) + error_lines(error) + CLOSE_LINE
+        head = STATUS_LINE[error.status] + self._gateway.default_lines + lines
+        self.transport.write(b"".join((head, b"\r\n", body)))
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        # A client that does not read its answers gets no more of its requests read.
+        super().pause_writing()
+        self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.flow.resume_reading()
