@@ -17,6 +17,7 @@ from tests.puppets import BODIES, metric_memory, puppet_service
 
 from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
@@ -415,3 +416,57 @@ async def test_trailers_are_no_headers() -> None:
         await connection.ask(message + b"1\r\n7\r\n0\r\nX-User: admin\r\n\r\n")
     assert b"transfer-encoding" in seen
     assert b"x-user" not in seen
+
+
+# --- the budget of large bodies ---
+
+MIB = 1 << 20
+
+
+@asynccontextmanager
+async def _with_budget(total_bytes: int) -> AsyncIterator[tuple[Listener, BodyBudget, int]]:
+    """A listener whose services take bodies of 6 MiB on a budget of this size, that, and its port."""
+    async with _listener() as (listener, port):
+        gateway = listener._gateway
+        gateway.bodies = BodyBudget(total_bytes)
+        gateway.services["a"].max_body_bytes = 6 * MIB
+        yield listener, gateway.bodies, port
+
+
+@pytest.mark.anyio
+async def test_what_a_large_body_announces_is_not_taken_before_it_arrives() -> None:
+    """It is in the way only of further ones of its caller, and what has come of it goes back with its connection."""
+    message, others = scoring(PATH, KEY, b" " * 6 * MIB), scoring(PATH, KEY + "-other", b" " * 6 * MIB)
+    async with _with_budget(13 * MIB) as (listener, budget, port):
+        async with await AsyncConnection.open(port) as dripping, await AsyncConnection.open(port) as asking:
+            dripping.tell(message[: 1 - 6 * MIB])
+            await _until(lambda: any(one.arrived_bytes for one in listener.connections))
+            assert budget.held_bytes == 0
+            dripping.tell(b" " * 2 * MIB)
+            await _until(lambda: budget.held_bytes == 3 * MIB)
+            assert (await asking.ask(message)).status == BY_THE_APP
+            assert (await asking.ask(others)).error_code() == "not_ready"
+            assert budget.held_bytes == 3 * MIB
+        await _until(lambda: not budget.held_bytes)
+
+
+@pytest.mark.anyio
+async def test_a_large_body_for_which_there_is_no_room_any_more_is_refused() -> None:
+    """Of two that do not fit together one is told to come again, and what it held lets the other one arrive."""
+    message, others = scoring(PATH, KEY, b" " * 6 * MIB), scoring(PATH, KEY + "-other", b" " * 6 * MIB)
+    async with (
+        _with_budget(9 * MIB) as (listener, budget, port),
+        await AsyncConnection.open(port) as first,
+        await AsyncConnection.open(port) as second,
+    ):
+        first.tell(message[: 1 - 6 * MIB])
+        second.tell(others[: 1 - 6 * MIB])
+        await _until(lambda: sum(one.arrived_bytes for one in listener.connections) == 2)
+        first.tell(b" " * 2 * MIB)
+        await _until(lambda: budget.held_bytes == 3 * MIB)
+        refused = await second.ask(b" " * 5 * MIB)
+        assert (refused.status, refused.error_code(), refused.closes) == (503, "overloaded", True)
+        assert refused.header("retry-after") == "1"
+        assert await second.ended()
+        assert (await first.ask(b" " * (4 * MIB - 1))).error_code() == "not_ready"
+        assert budget.held_bytes == 0

@@ -268,7 +268,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         body = error_body(error)
         lines = json_lines(body) + error_lines(error) + CLOSE_LINE
-        head = STATUS_LINE[error.status] + self._gateway.default_lines + lines
+        self._answer_last(error.status, lines, body)
+
+    def _answer_last(self, status: int, lines: bytes, body: bytes) -> None:
+        """Write an answer that says itself that it is the connection's last."""
+        head = STATUS_LINE[status] + self._gateway.default_lines + lines
         self.transport.write(b"".join((head, b"\r\n", body)))
         self.transport.close()
 

@@ -23,15 +23,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from stoker.errors import StokerError
+from stoker.errors import Overloaded, StokerError
 from stoker.gateway.doors.bounded import BoundedProtocol
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.http.answers import CLOSE_LINE
-from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
+from stoker.gateway.http.asgi import refusal
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
 from stoker.gateway.http.heads import MAX_HEADERS
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.protocols.binary_dialect import is_array
 from stoker.gateway.protocols.infer_dialect import JSON_LENGTH, InferDialect
+from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.images import is_media
 
@@ -100,7 +102,7 @@ class DirectProtocol(BoundedProtocol):
         self._receiving: Service | None = None
         self._dialect: Dialect | None = None
         self._new_head = b""
-        self._reserved_bytes = 0
+        self._allowance: Allowance | None = None
         self._ids: RequestIds | None = None
         self._first_chunk = b""
         self._gathered: io.BytesIO | None = None
@@ -183,15 +185,27 @@ class DirectProtocol(BoundedProtocol):
         elif self._is_whole(self._new_head):
             head = PlainHead(service, authorization, length, self._dialect, closes)
             self._gateway.remember(self._new_head, head)
-        if length > LARGE_BODY_BYTES:
-            if not self._gateway.bodies.reserve(length):
-                return False
-            self._reserved_bytes = length
+        if length > LARGE_BODY_BYTES and not self._announce(service, authorization, length):
+            return False
         self._receiving = service
         self._first_chunk = b""
         self._direct.response_complete = False
         self._direct.keep_alive = not closes
         self.cycle = self._direct  # type: ignore[assignment]
+        return True
+
+    def _announce(self, service: Service, authorization: bytes, length: int) -> bool:
+        """Whether there is room for a large body; if not, the app says so."""
+
+        def find_caller() -> Caller:
+            return caller_of(service, authorization, self.client[0] if self.client else "")
+
+        allowance = Allowance(self._gateway.bodies, find_caller)
+        try:
+            allowance.announce(length)
+        except Overloaded:
+            return False
+        self._allowance, self._gathered = allowance, io.BytesIO()
         return True
 
     def _takes_infer(self, json_length: bytes, accepts: bytes) -> bool:
@@ -225,7 +239,8 @@ class DirectProtocol(BoundedProtocol):
         self.idle_sweeps = 0
         self.arrived_bytes += len(body)
         if self._gathered is not None:
-            self._gathered.write(body)
+            if self._allowance is None or self._covers(self._allowance, len(body)):
+                self._gathered.write(body)
         elif self._first_chunk:
             # Other than joined chunks, its content is never there twice.
             self._gathered = io.BytesIO()
@@ -258,8 +273,8 @@ class DirectProtocol(BoundedProtocol):
         direct.response_complete = True
         self._call = None
         self.idle_sweeps = 0
-        if self._reserved_bytes:
-            self._release_reserved()
+        if self._allowance is not None:
+            self._let_go()
         self.server_state.total_requests += 1
         transport = self.transport
         if transport.is_closing():
@@ -277,11 +292,31 @@ class DirectProtocol(BoundedProtocol):
         if self._call is not None:
             self._call.abandon()
             self._call = None
-        self._release_reserved()
+        self._let_go()
         self._receiving = None
         super().connection_lost(exc)
 
-    def _release_reserved(self) -> None:
-        if self._reserved_bytes:
-            self._gateway.bodies.release(self._reserved_bytes)
-            self._reserved_bytes = 0
+    def _covers(self, allowance: Allowance, more_bytes: int) -> bool:
+        """Whether there is room for what has arrived of a large body; if not, the request is refused here."""
+        service, gathered = self._receiving, self._gathered
+        assert service is not None, "its body arrives"
+        assert gathered is not None, "large bodies are gathered from the beginning"
+        try:
+            allowance.cover(gathered.tell() + more_bytes)
+        except Overloaded as error:
+            service.count_refusal(error)
+            said = () if self._dialect is None else self._dialect.refusal(error)
+            answer = refusal(error, dict(self.headers), *said)
+            self._receiving = self._gathered = None
+            self._direct.response_complete = True
+            self._let_go()
+            # What was announced is too long to be read for nothing, so this says that the connection ends.
+            self._answer_last(*answer)
+            return False
+        return True
+
+    def _let_go(self) -> None:
+        """Give back what a large body has taken."""
+        if self._allowance is not None:
+            self._allowance.release()
+            self._allowance = None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -60,6 +61,13 @@ class RpcCall:
         self.authorization = authorization_of(metadata)
         self.ids = RequestIds(metadata.get("x-request-id", "").encode("latin-1"))
         context.set_trailing_metadata((("x-request-id", self.ids.request_id.decode("latin-1")),))
+
+    @property
+    def address(self) -> str:
+        """Where it comes from: an address, in the library's spelling if that is none of IP."""
+        peer = unquote(self.context.peer())
+        kind, _, place = peer.partition(":")
+        return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
 
     def patience_ns(self, timeout_ns: int | None) -> int | None:
         """The time until the caller's deadline, or `timeout_ns` if that is shorter; None for neither.

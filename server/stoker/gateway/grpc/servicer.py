@@ -40,11 +40,12 @@ from stoker.gateway.grpc.repository import RepositoryMethods
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.responses import AnswerWriter, stream_answer
 from stoker.gateway.grpc.streams import Streams
-from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.protocols.infer_dialect import tensors_of
 from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.oip import EXTENSIONS, platform
+from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.service import Service
 from stoker.tensors import ModelTensors
 from stoker.wire.oip_tensors import DATATYPES
@@ -225,7 +226,12 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         """Return a `ModelInferResponse`; a long message is held on the budget of large bodies meanwhile."""
         if request.size_bytes <= LARGE_BODY_BYTES:
             return await self._answer(request, call)
-        with Allowance(self._gateway.bodies) as allowance:
+
+        def find_caller() -> Caller:
+            service = self._gateway.find(request.model_name, request.model_version or None)
+            return caller_of(service, call.authorization, call.address)
+
+        with Allowance(self._gateway.bodies, find_caller) as allowance:
             return await self._answer(request, call, allowance)
 
     async def _answer(

@@ -46,7 +46,7 @@ async def receive_body(
     Raises:
         BodyTooLarge: It is larger than its taker takes, as it came or inflated.
         MalformedBody: The compressed data are corrupt.
-        Overloaded: Too many large bodies are being received.
+        Overloaded: There is no room for so much of it.
     """
     # Other than joined pieces, its content is never there twice.
     body = io.BytesIO()

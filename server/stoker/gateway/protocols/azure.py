@@ -15,14 +15,20 @@ from stoker.errors import MethodNotAllowed, StokerError
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.answers import failed_line
 from stoker.gateway.http.asgi import Answer, header_values, refusal, request_head, send_answer
-from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.cors import is_preflight
 from stoker.gateway.http.encodings import inflater_for
 from stoker.gateway.http.heads import NOT_ALLOWED, SCORING_METHODS
 from stoker.gateway.http.query import query_body
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.protocols.binary_dialect import BinaryDialect
-from stoker.gateway.protocols.endpoint import ScoringRequest, read_body, score_and_wait, with_deployment
+from stoker.gateway.protocols.endpoint import (
+    ScoringRequest,
+    allowance_of,
+    read_body,
+    score_and_wait,
+    with_deployment,
+)
 from stoker.gateway.scoring.service import Service
 
 __all__ = ["ScoringEndpoint"]
@@ -71,7 +77,7 @@ class ScoringEndpoint:
         service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the request itself gets its body as it came.
         inflater = None if raw else inflater_for(header_values(scope, b"content-encoding"))
-        with Allowance(self._gateway.bodies) as allowance:
+        with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
             if body is None:
                 return None

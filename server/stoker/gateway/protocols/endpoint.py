@@ -13,9 +13,10 @@ from stoker.errors import StokerError
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.asgi import Answer, header_values, refusal, request_head, send_answer
 from stoker.gateway.http.bodies import content_length, receive_body
-from stoker.gateway.http.body_budget import Allowance
+from stoker.gateway.http.body_budget import Allowance, Caller
 from stoker.gateway.http.encodings import Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
+from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.envelope import RequestHead
@@ -23,7 +24,14 @@ from stoker.wire.envelope import RequestHead
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Dialect
 
-__all__ = ["DialectEndpoint", "ScoringRequest", "read_body", "score_and_wait", "with_deployment"]
+__all__ = [
+    "DialectEndpoint",
+    "ScoringRequest",
+    "allowance_of",
+    "read_body",
+    "score_and_wait",
+    "with_deployment",
+]
 
 _OK: Final = 200
 
@@ -93,7 +101,7 @@ class DialectEndpoint:
         ids = RequestIds(*sent_ids(headers))
         service.access.check(headers.get(b"authorization", b""))
         inflater = inflater_for(header_values(scope, b"content-encoding"))
-        with Allowance(self._gateway.bodies) as allowance:
+        with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
             if body is None:
                 return None
@@ -121,6 +129,18 @@ def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -
     return answer._replace(lines=answer.lines + line)
 
 
+def allowance_of(
+    gateway: Gateway, service: Service, scope: Scope, headers: Mapping[bytes, bytes]
+) -> Allowance:
+    """What an authorized request may take of the memory for large bodies."""
+
+    def find_caller() -> Caller:
+        client = scope.get("client")
+        return caller_of(service, headers.get(b"authorization", b""), client[0] if client else "")
+
+    return Allowance(gateway.bodies, find_caller)
+
+
 async def read_body(
     service: Service,
     headers: Mapping[bytes, bytes],
@@ -132,7 +152,7 @@ async def read_body(
     length = content_length(headers)
     if length > service.max_body_bytes:
         raise service.too_large()
-    allowance.cover(length)
+    allowance.announce(length)
     return await receive_body(receive, service, inflater, allowance)
 
 

@@ -29,6 +29,7 @@ from stoker.gateway.grpc import servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import _SERVERS, GrpcServer
 from stoker.gateway.grpc.statuses import status_of
+from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.scoring.inference import infer as scored
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel
@@ -816,12 +817,12 @@ async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
     large = ModelInferRequest(model_name="digits", raw_input_contents=[bytes(2 * mib)])
     large.inputs.add(name="x", datatype="FP32", shape=[mib // 4, 2])
     async with staged(max_message_bytes=4 * mib) as stage:
-        stage.gateway.bodies.left_bytes = 5 * mib
+        stage.gateway.bodies = BodyBudget(6 * mib)
         stage.infer.gate = asyncio.Event()
         method = stage.method("ModelInfer")
         held = asyncio.ensure_future(method(large, metadata=BEARER, timeout=PATIENCE_S))
         await stage.infer.has_begun()
-        assert stage.gateway.bodies.left_bytes == 2 * mib
+        assert stage.gateway.bodies.left_bytes == 3 * mib
         error = await refused(method(large, metadata=BEARER, timeout=PATIENCE_S))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert dict(error.trailing_metadata())["retry-after"] == "1"
@@ -832,7 +833,7 @@ async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
         stage.infer.gate.set()
         assert numbers_of(await stage.infers(1, 2)) == [2, 4]
         await held
-        assert stage.gateway.bodies.left_bytes == 5 * mib
+        assert stage.gateway.bodies.left_bytes == 6 * mib
 
 
 async def test_servers_share_a_port() -> None:

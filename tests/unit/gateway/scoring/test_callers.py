@@ -1,0 +1,83 @@
+"""Who shares with whom: callers are told apart by what they prove to know, and by where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stoker.gateway.grpc.calls import RpcCall
+from stoker.gateway.http.body_budget import Caller
+from stoker.gateway.scoring.callers import caller_of
+from stoker.gateway.scoring.service import Service
+from stoker.keys.access import Access
+from stoker.keys.keyring import Keys
+from stoker.keys.verifier import KeyVerifier
+
+KEY = "a-key-of-this-test-0001"
+ADDRESS = "10.0.0.1"
+
+
+class PuppetTokens:
+    """Takes everything with two dots for a token."""
+
+    def verify(self, authorization: bytes) -> bool:
+        return authorization.count(b".") == 2
+
+
+def service(*, auth: bool = True, tokens: Any = None) -> Service:
+    """A service that takes the key, perhaps tokens too, or needs neither; nothing else of it is looked at."""
+    keys = KeyVerifier(Path("no-keys-here"), "a", Keys(KEY, KEY + "-other")) if auth else None
+    return cast("Service", SimpleNamespace(name="a", access=Access(keys, tokens)))
+
+
+def test_a_key_is_one_however_it_is_sent() -> None:
+    """The scheme has no case, and spaces before the key say nothing; the other key is another caller's."""
+    made = service()
+    spelled = [b"Bearer %b", b"bearer %b", b"BEARER  %b", b"Bearer \t%b "]
+    assert len({caller_of(made, spelling % KEY.encode(), ADDRESS) for spelling in spelled}) == 1
+    assert caller_of(made, b"Bearer %b-other" % KEY.encode(), ADDRESS).key != KEY.encode()
+
+
+def test_tokens_are_no_callers() -> None:
+    """Whoever has a key has as many as they like, so the callers with tokens of a service share one part."""
+    made = service(tokens=PuppetTokens())
+    first, second = (caller_of(made, b"Bearer a.b.%d" % number, ADDRESS) for number in range(2))
+    assert first == second
+    assert first != caller_of(made, b"Bearer " + KEY.encode(), ADDRESS)
+    assert first != caller_of(made, b"Bearer a.b.0", "10.0.0.2")
+
+
+def test_where_no_key_is_needed_none_makes_a_caller() -> None:
+    """An invented key is worth nothing there."""
+    made = service(auth=False)
+    assert caller_of(made, b"Bearer whatever", ADDRESS) == caller_of(made, b"", ADDRESS) == Caller.at(ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.1:4711", ADDRESS),
+        ("ipv6:%5B2001:db8::1%5D:4711", "2001:db8::1"),
+        ("ipv6:[::1]:4711", "::1"),
+        ("unix:/run/a:b", "unix:/run/a:b"),
+    ],
+)
+def test_the_library_of_grpc_spells_addresses_its_own_way(peer: str, address: str) -> None:
+    """The port is of a connection, not of a caller."""
+
+    class Context:
+        write = None
+
+        def peer(self) -> str:
+            return peer
+
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        def set_trailing_metadata(self, _: object) -> None:
+            """Take the request's id."""
+
+    assert RpcCall(Context()).address == address
