@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.http.conftest import Served, rows_in_flight
@@ -35,6 +36,32 @@ def held(narrow_server: Served) -> Iterator[Served]:
     gate.reset()
     yield narrow_server
     gate.open()
+
+
+def test_the_supervisor_is_the_last_that_the_kernel_ends(main_server: Served) -> None:
+    """Where memory runs out, frontends go first: they are soon back, and it is the supervisor who starts them."""
+    server = main_server.server
+
+    def expendable(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    supervisor = expendable(server.process.pid)
+    devices, frontends = server.device_pids(), server.frontend_pids()
+    assert devices
+    assert {expendable(pid) - supervisor for pid in devices} == {100}
+    assert {expendable(pid) - supervisor for pid in frontends} == {300}
+
+
+def test_the_budget_of_large_bodies_is_shown(main_server: Served) -> None:
+    """With what they take of it: nothing, when all are answered; a frontend sets both gauges many times a second."""
+    wait_until(lambda: gauge(main_server, "budget_bytes") > 100 << 20, "the frontend has said what it has")
+    assert gauge(main_server, "bytes") == 0
+
+
+def gauge(served: Served, name: str) -> float:
+    """A figure of large bodies."""
+    metrics = served.server.get("/metrics").body.decode()
+    return float(metrics.partition(f"\nstoker_large_body_{name} ")[2].split()[0])
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -23,14 +23,16 @@ from packaging.requirements import Requirement
 from stoker.environments.check import installed_version
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import OperatorError
-from stoker.gpu.device_survey import FoundDevice, find_devices, main_memory, probe_in_child
+from stoker.gpu.device_survey import FoundDevice, find_devices, probe_in_child
 from stoker.gpu.devices import choose_device
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.repository import Repository
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
 from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
+from stoker.system.memory import main_memory
 from stoker.workspace import Workspace
 
 __all__ = ["Check", "Outcome", "diagnose"]
@@ -82,7 +84,7 @@ def diagnose(
     checks += [_workspace(workspace), _port(settings.host, settings.port)]
     if settings.grpc_port:
         checks.append(_grpc_port(settings))
-    checks += [_memory(), _limits()]
+    checks += [_memory(), _large_bodies(settings), _limits()]
     with ExitStack() as leases:
         try:
             models = _models(settings, workspace, leases)
@@ -222,6 +224,13 @@ def _memory() -> Check:
     with suppress(OSError):
         text += f", and not of {_SHARED_MEMORY}, which has {_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
     return Check("memory", "note" if available < _LITTLE_MEMORY_BYTES else "ok", text)
+
+
+def _large_bodies(settings: ServerSettings) -> Check:
+    """What the bodies of requests may take of the memory."""
+    chosen = body_memory(settings)
+    items = (f"bodies could fill it: {chosen.advice}",) if chosen.scarce else ()
+    return Check("large bodies", "note" if items else "ok", str(chosen), items)
 
 
 def _limits() -> Check:

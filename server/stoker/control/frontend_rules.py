@@ -23,6 +23,7 @@ class ServerRules:
         max_body_bytes: Longest body of a request.
         max_image_pixels: Largest image of a request.
         frontends: How many frontends there are.
+        large_bodies_bytes: What the large bodies of a frontend may add up to.
         endpoint: The endpoint whose deployments the services are; None if they were not made for one.
     """
 
@@ -32,6 +33,7 @@ class ServerRules:
     max_body_bytes: int
     max_image_pixels: int
     frontends: int
+    large_bodies_bytes: int
     endpoint: Endpoint | None = None
 
 

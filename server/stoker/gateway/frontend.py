@@ -77,6 +77,7 @@ class _Frontend:
         self._gateway: Gateway | None = None
         self._roster: Roster | None = None
         self._page: MetricPage | None = None
+        self._bodies = BodyBudget()
         self._listener: Listener | None = None
         self._grpc: GrpcServer | None = None
         self._grpc_rules: GrpcRules | None = None
@@ -153,13 +154,14 @@ class _Frontend:
     def _start(self, start: StartFrontend, fds: list[int]) -> None:
         metrics_fd, *socket_fds = fds
         memory = MetricMemory(metrics_fd)
+        self._bodies = BodyBudget(start.server.large_bodies_bytes)
         os.close(metrics_fd)
         self._gateway = gateway = Gateway(
             {},
             memory,
             metrics_need_key=start.metrics_need_key,
             metadata_need_key=start.metadata_need_key,
-            bodies=BodyBudget(max(1 << 30, 4 * start.server.max_body_bytes)),
+            bodies=self._bodies,
             cors=Cors(start.cors_origins) if start.cors_origins else None,
             naming=Naming(start.title, start.service_version, start.path_prefix),
             tells_version=start.tells_version,
@@ -231,6 +233,7 @@ class _Frontend:
         # First, so that no fault can end it: without it no request is ever late, and nothing is ever retired.
         self._loop.call_later(_SWEEP_S, self._sweep)
         self._page.beat()
+        self._page.set_large_bodies(self._bodies.held_bytes, self._bodies.total_bytes)
         self._roster.sweep()
 
     async def _leave(self) -> None:

@@ -11,10 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from stoker.gpu import probes
@@ -23,8 +21,9 @@ from stoker.gpu.facts import Driver, Gpu, MigDevice
 from stoker.gpu.nvml import describe_driver, gpus
 from stoker.gpu.probes import RUNTIMES
 from stoker.system.extras import how_to_install, onnx_missing
+from stoker.system.memory import main_memory
 
-__all__ = ["FoundDevice", "Survey", "find_devices", "main_memory", "probe_in_child", "survey"]
+__all__ = ["FoundDevice", "Survey", "find_devices", "probe_in_child", "survey"]
 
 _PROBE_TIMEOUT_S: Final = 180.0
 _MOST_PROBES: Final = 8
@@ -171,19 +170,6 @@ def probe_in_child(uuid: str, runtime: str) -> str | None:
 
 def _ended(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-def main_memory() -> tuple[int, int]:
-    """Size of the main memory and how much of it can be had, in bytes, both within the control group's limit."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    total, available = (1024 * int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # no limit, or another version of control groups
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        total, available = min(total, limit), min(available, max(0, limit - used))
-    return total, available
 
 
 def _cpu() -> FoundDevice:

@@ -23,6 +23,7 @@ from stoker.metrics.layout import (
     BEATS_BLOCK,
     DEVICE_SLOTS,
     GPUS_BLOCK,
+    LARGE_BODIES_BLOCK,
     LAST_SCORED_BLOCK,
     MEMORY_BYTES,
     MODEL_SLOTS,
@@ -103,6 +104,11 @@ class MetricPage:
     def count_accept_failure(self) -> None:
         """Count a connection that was not served for lack of descriptors."""
         self._words[ACCEPT_FAILURES_BLOCK.offset] += 1
+
+    def set_large_bodies(self, held_bytes: int, budget_bytes: int) -> None:
+        """Set how much of large bodies this frontend holds, and how much it may."""
+        start = LARGE_BODIES_BLOCK.offset
+        self._words[start], self._words[start + 1] = held_bytes, budget_bytes
 
     def beat(self) -> None:
         """Show that the event loop of the process turns."""

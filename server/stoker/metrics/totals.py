@@ -21,6 +21,7 @@ from stoker.metrics.layout import (
     DEVICE_SLOTS,
     GPUS_BLOCK,
     IN_FLIGHT_BLOCK,
+    LARGE_BODIES_BLOCK,
     LAST_SCORED_BLOCK,
     NON_FINITE_BLOCK,
     PADDING_BLOCK,
@@ -69,6 +70,12 @@ class Totals:
     def accept_failures(self) -> int:
         """Connections that were not served for lack of descriptors."""
         return int(self._words[ACCEPT_FAILURES_BLOCK.offset])
+
+    @property
+    def large_body_bytes(self) -> tuple[int, int]:
+        """What frontends hold of large bodies now, and how much they may."""
+        held, budget = self._words[LARGE_BODIES_BLOCK.offset : LARGE_BODIES_BLOCK.end].tolist()
+        return held, budget
 
     def gpus(self) -> list[GpuReading]:
         """What was last read of each GPU."""

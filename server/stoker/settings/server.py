@@ -85,7 +85,11 @@ class ServerSettings:
         "whether metadata, index, statistics and swagger.json can be read without a key (default: no)",
         "BOOL",
     )
-    max_body_mb: float = setting(100.0, number_of(float, 0.001, 1024), "largest request body in MiB")
+    max_body_mb: float = setting(
+        100.0,
+        number_of(float, 0.001, 1024),
+        "largest request body in MiB; what all may add up to follows from the memory",
+    )
     max_image_mpx: float = setting(
         25.0, number_of(float, 0.001, 1000), "largest image that is decoded, in millions of pixels"
     )

@@ -38,6 +38,7 @@ from stoker.control.frontend_messages import (
 from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
 from stoker.keys.keyring import Keys
 from stoker.metrics.memory import MetricMemory
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.children import Backoff, Child
 from stoker.supervisor.grpc_port import address_of
 
@@ -54,6 +55,8 @@ logger = logging.getLogger(__name__)
 FrontendChild = Child[ToFrontend, FromFrontend]
 
 _HUNG_LOOKS: Final = 30
+_EXPENDABLE: Final = 300
+"""More than device processes: a frontend is soon back, a model may load for minutes."""
 
 
 @dataclass(eq=False)
@@ -125,6 +128,7 @@ class FrontendProcesses:
         count = min(settings.frontend_count, len(sockets))
         self.processes = [FrontendProcess(page, list(sockets[page::count])) for page in range(count)]
         self._settings = settings
+        self._large_bodies_bytes = body_memory(settings).budget_bytes
         self._catalogue = catalogue
         self._keys_dir = keys_dir
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
@@ -229,6 +233,7 @@ class FrontendProcesses:
             SUPERVISOR_END,
             lambda child, message: self._on_message(process, child, message),
             lambda child: self._on_exit(process, child),
+            expendable=_EXPENDABLE,
         )
         process.child = child
         process.still_looks = 0
@@ -248,6 +253,7 @@ class FrontendProcesses:
                 max_body_bytes=settings.max_body_bytes,
                 max_image_pixels=settings.max_image_pixels,
                 frontends=len(self.processes),
+                large_bodies_bytes=self._large_bodies_bytes,
                 endpoint=settings.endpoint,
             ),
             metrics_need_key=settings.metrics_auth,

@@ -15,6 +15,7 @@ from stoker.keys.keyring import AdminKey
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
 from stoker.supervisor.guardian import Guardian
 from stoker.supervisor.handover import Predecessor
@@ -59,6 +60,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         if broken and not models and settings.exit_on_error is None:
             raise next(iter(broken.values()))
         _provide_admin_key(settings, workspace)
+        _warn_of_memory(settings)
         inherited = [] if predecessor is None else predecessor.sockets
         sockets = bind(settings.host, settings.port, settings.frontend_count, inherited)
         port = sockets[0].getsockname()[1]
@@ -94,6 +96,13 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
             return await Guardian(successor).run()
 
         return asyncio.run(run())
+
+
+def _warn_of_memory(settings: ServerSettings) -> None:
+    """Warn of bodies that could fill the memory."""
+    chosen = body_memory(settings)
+    if chosen.scarce:
+        logger.warning("bodies could fill the memory: %s; %s", chosen, chosen.advice)
 
 
 def _provide_admin_key(settings: ServerSettings, workspace: Workspace) -> None:

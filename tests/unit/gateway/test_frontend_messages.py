@@ -86,6 +86,7 @@ class Supervisor:
                     max_body_bytes=1000,
                     max_image_pixels=1000,
                     frontends=1,
+                    large_bodies_bytes=1 << 20,
                 ),
                 metrics_need_key=False,
                 metadata_need_key=False,

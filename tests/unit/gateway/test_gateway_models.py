@@ -171,6 +171,7 @@ class Frontend:
             max_body_bytes=1000,
             max_image_pixels=1000,
             frontends=1,
+            large_bodies_bytes=1 << 20,
         )
         self.outgrown: list[tuple[int, int]] = []
         self.roster = Roster(

@@ -58,7 +58,7 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     fd = MetricMemory.create()
     page = MetricMemory(fd).page(0)
     os.close(fd)
-    server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, settings.endpoint)
+    server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, 1000, settings.endpoint)
     rules = ServiceRules(0, "green", 1, "onnx", 0, Terms())
     primary = Keyring(workspace.keys_dir, "shop").show().primary
     assert assemble(rules, page, server).access.allows(f"Bearer {primary}".encode())

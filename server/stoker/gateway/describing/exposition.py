@@ -183,6 +183,14 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     )
     refused.add_metric([], totals.accept_failures)
     yield refused
+    held_bytes, budget_bytes = totals.large_body_bytes
+    held = GaugeMetricFamily(
+        "stoker_large_body_bytes", "What request bodies above 1 MiB take of their budget."
+    )
+    held.add_metric([], held_bytes)
+    budget = GaugeMetricFamily("stoker_large_body_budget_bytes", "What they may take in all frontends.")
+    budget.add_metric([], budget_bytes)
+    yield from (held, budget)
 
 
 def _buckets(histogram: HistogramTotals) -> list[tuple[str, float]]:

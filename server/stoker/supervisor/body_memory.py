@@ -1,0 +1,65 @@
+"""How much memory the frontends have for large bodies of requests: what helps, and what the machine can give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from stoker.system.memory import main_memory
+
+if TYPE_CHECKING:
+    from stoker.settings.server import ServerSettings
+
+__all__ = ["BodyMemory", "body_memory"]
+
+_ENOUGH_BYTES: Final = 1 << 30
+_ENOUGH_BODIES: Final = 8
+_LEAST_BODIES: Final = 2
+_STEP_BYTES: Final = 1 << 20
+_PART: Final = 4
+"""A body takes up to three times its length while it is read. So bodies that fill this part of the memory leave some
+for the device processes, whatever is in them."""
+
+
+class BodyMemory(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+        budget_bytes: What the large bodies of each frontend may add up to.
+        memory_bytes: The memory that the server may use.
+        frontends: How many frontends there are.
+        scarce: Whether that leaves too little for the rest: bodies could fill the memory.
+    """
+
+    budget_bytes: int
+    memory_bytes: int
+    frontends: int
+    scarce: bool
+
+    def __str__(self) -> str:
+        return (
+            f"bodies above 1 MiB may add up to {self.budget_bytes >> 20} MiB a frontend, and there are "
+            f"{self.frontends}; the server may use {self.memory_bytes >> 20} MiB of memory"
+        )
+
+    @property
+    def advice(self) -> str:
+        """What to do where it is scarce."""
+        return "lower max_body_mb or the number of frontends, or give the server more memory"
+
+
+def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> BodyMemory:
+    """Divide the memory: a quarter of it for the bodies of all frontends.
+
+    A frontend needs no more than 1 GiB, or eight bodies of the largest size. It has room for two of these in any
+    case, so that one can be received.
+
+    Args:
+        settings: The server's settings.
+        memory_bytes: How much the server may use; None looks.
+    """
+    memory = main_memory()[0] if memory_bytes is None else memory_bytes
+    frontends, largest = settings.frontend_count, settings.max_body_bytes
+    part = memory // _PART // frontends
+    least = _LEAST_BODIES * -(-largest // _STEP_BYTES) * _STEP_BYTES
+    budget = max(least, min(part, max(_ENOUGH_BYTES, _ENOUGH_BODIES * largest)))
+    return BodyMemory(budget, memory, frontends, scarce=budget > part)
