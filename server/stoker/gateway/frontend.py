@@ -52,6 +52,8 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.cors import Cors
 from stoker.gateway.roster import Roster
+from stoker.gateway.scoring.freed_memory import give_back
+from stoker.gateway.scoring.leftovers import Leftovers
 from stoker.gateway.traffic import Traffic
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.system.logs import configure_logging
@@ -66,6 +68,8 @@ __all__ = ["main"]
 logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.025
+_LOOK_S: Final = 1.0
+"""How often it is looked whether large bodies have left memory behind."""
 _LEAVE_S: Final = 1.0
 """How long a frontend without a supervisor goes on, to answer those who have come."""
 
@@ -189,6 +193,7 @@ class _Frontend:
             roster.route(model)
         self._grpc_rules = start.grpc
         self._loop.call_later(_SWEEP_S, self._sweep)
+        self._loop.call_later(_LOOK_S, self._give_back, Leftovers(self._bodies))
         # What start-up made stays: collecting it again and again would only cost pauses.
         gc.collect()
         gc.freeze()
@@ -235,6 +240,12 @@ class _Frontend:
         self._page.beat()
         self._page.set_large_bodies(self._bodies.held_bytes, self._bodies.total_bytes)
         self._roster.sweep()
+
+    def _give_back(self, leftovers: Leftovers) -> None:
+        self._loop.call_later(_LOOK_S, self._give_back, leftovers)
+        if leftovers.due():
+            # Beside the loop: it takes milliseconds for each gigabyte.
+            self._loop.run_in_executor(None, give_back)
 
     async def _leave(self) -> None:
         """Close the door first when the supervisor has gone: who came in while this process ends would be reset."""

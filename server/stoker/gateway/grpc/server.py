@@ -33,6 +33,15 @@ Each of them asks for the next call only when it has been given the last one, a 
 loop. So one server hands calls over singly, and the device's batches have one row, however many callers wait."""
 
 
+_HANDSHAKE_MS: Final = 10_000
+"""A connection that has not begun to speak HTTP/2 by then is closed."""
+_IDLE_MS: Final = 300_000
+"""So is one on which no call is under way for so long; callers connect anew by themselves when they call again."""
+_LOOK_FOR_PEER_MS: Final = 60_000
+_SILENT_PEER_MS: Final = 20_000
+"""A peer that says nothing for a minute is asked whether it is there; one that does not answer by then has gone."""
+
+
 class GrpcServer:
     """Answers the calls of one frontend, with health checks and reflection; belongs to one event loop.
 
@@ -65,13 +74,7 @@ class GrpcServer:
             credentials = grpc.ssl_server_credentials([pair])
         self._servers: list[Any] = []
         for _ in range(_SERVERS):
-            server = grpc.aio.server(
-                options=[
-                    ("grpc.so_reuseport", 1),
-                    ("grpc.max_receive_message_length", max_message_bytes),
-                    ("grpc.max_send_message_length", -1),
-                ]
-            )
+            server = grpc.aio.server(options=_options(max_message_bytes))
             server.add_generic_rpc_handlers((self._servicer,))
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
             reflection.enable_server_reflection(described, server, POOL)
@@ -121,6 +124,21 @@ class GrpcServer:
 
     async def _stop(self, grace_s: float | None) -> None:
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.keepalive_time_ms", _LOOK_FOR_PEER_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.ping_timeout_ms", _SILENT_PEER_MS),
+        # Or it asks only as often as data are sent.
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 def _described() -> list[str]:

@@ -25,7 +25,7 @@ from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, 
 from stoker.errors import InvalidInput, ModelFailed, NotReady, Overloaded, StokerError
 from stoker.gateway.administration import AdminAccess, Administration, admin_key
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc import servicer, streams
+from stoker.gateway.grpc import server, servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import _SERVERS, GrpcServer
 from stoker.gateway.grpc.statuses import status_of
@@ -54,6 +54,8 @@ BODIES = Signature(
     script=ScriptForm(),
 )
 PATIENCE_S = 20.0
+SETTINGS, ACKNOWLEDGED = b"\0\0\0\4\0\0\0\0\0", b"\0\0\0\4\1\0\0\0\0"
+"""Frames of HTTP/2."""
 """How long a test waits for what must come."""
 
 
@@ -834,6 +836,28 @@ async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
         assert numbers_of(await stage.infers(1, 2)) == [2, 4]
         await held
         assert stage.gateway.bodies.left_bytes == 6 * mib
+
+
+@pytest.mark.parametrize(
+    ("limit", "sent", "said"),
+    [
+        ("_HANDSHAKE_MS", b"", b"handshake timeout"),
+        ("_IDLE_MS", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS + ACKNOWLEDGED, b"connection idle"),
+        ("_SILENT_PEER_MS", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS + ACKNOWLEDGED, b"ping_timeout"),
+    ],
+)
+async def test_connections_on_which_nothing_happens_are_closed(
+    monkeypatch: pytest.MonkeyPatch, limit: str, sent: bytes, said: bytes
+) -> None:
+    """Those who say nothing at all, those who call nobody, and those who have gone without a word."""
+    monkeypatch.setattr(server, limit, 200)
+    monkeypatch.setattr(server, "_LOOK_FOR_PEER_MS", 200)
+    async with staged() as stage:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
+        writer.write(sent)
+        async with asyncio.timeout(PATIENCE_S):
+            assert said in await reader.read()
+        writer.close()
 
 
 async def test_servers_share_a_port() -> None:
