@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -26,9 +27,11 @@ from stoker.control.handover_messages import (
     Sockets,
     ToSuccessor,
 )
-from stoker.errors import ReloadFailed, StokerError
+from stoker.errors import NotReady, ReloadFailed, StokerError
 
-__all__ = ["Predecessor", "Successor", "taking_over"]
+__all__ = ["Predecessor", "Succession", "Successor", "taking_over"]
+
+logger = logging.getLogger(__name__)
 
 _VARIABLE: Final = "STOKER_HANDOVER_FD"
 _SOCKETS_A_MESSAGE: Final = 8
@@ -214,3 +217,54 @@ class Successor:
                 self.on_reload()
             case _:
                 assert_never(message)
+
+
+class Succession:
+    """Whose place a server takes, and who takes its own.
+
+    Attributes:
+        predecessor: The server that had its sockets before; None if nobody had.
+        successor: The one that has them now, if this server has started it itself.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket], predecessor: Predecessor | None = None) -> None:
+        """Begin without a successor.
+
+        Args:
+            sockets: What a successor gets: those that listen, and those that only keep their port.
+            predecessor: The server that had them before.
+        """
+        self.predecessor = predecessor
+        self.successor: Successor | None = None
+        self._sockets = sockets
+        self._starting = False
+
+    def tell_ready(self) -> None:
+        """Tell the predecessor that this server serves."""
+        if self.predecessor is not None:
+            self.predecessor.tell_ready(self._sockets)
+
+    async def hand_over(self) -> None:
+        """Have a successor started, by the predecessor if there is one, and return when it serves.
+
+        Raises:
+            ReloadFailed: It did not start.
+            NotReady: One is being started.
+        """
+        if self._starting:
+            raise NotReady("The server is being replaced already.")
+        self._starting = True
+        try:
+            if self.predecessor is not None:
+                await self.predecessor.reload()
+                return
+            logger.info("a new server starts, to take the place of this one")
+            successor = await Successor.start(self._sockets)
+            await successor.ready()
+            self.successor = successor
+        except OSError as error:
+            raise ReloadFailed(
+                f"The new server cannot be started, and the old one goes on: {error}"
+            ) from error
+        finally:
+            self._starting = False

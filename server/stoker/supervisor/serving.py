@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -18,7 +19,7 @@ from stoker.supervisor.binding import bind
 from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
 from stoker.supervisor.guardian import Guardian
-from stoker.supervisor.handover import Predecessor
+from stoker.supervisor.handover import Predecessor, Succession
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
@@ -61,12 +62,10 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
             raise next(iter(broken.values()))
         _provide_admin_key(settings, workspace)
         _warn_of_memory(settings)
-        inherited = [] if predecessor is None else predecessor.sockets
-        sockets = bind(settings.host, settings.port, settings.frontend_count, inherited)
+        sockets, kept_ports = _listen(settings, [] if predecessor is None else predecessor.sockets)
+        for sock in kept_ports:
+            resources.enter_context(sock)
         port = sockets[0].getsockname()[1]
-        kept_ports: list[socket.socket] = []
-        if settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key:
-            kept_ports.append(resources.enter_context(reserve_grpc_port(settings, sockets[0], inherited)))
         names = ", ".join(dict.fromkeys(model.servable.name for model in models))
         _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
@@ -74,28 +73,33 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
             for line in summary(settings, workspace, port, start_up):
                 _say(line)
 
-        async def run() -> int:
-            supervisor = Supervisor(
-                settings,
-                models,
-                workspace.keys_dir,
-                sockets,
-                on_ready,
-                stock,
-                offers,
-                broken,
-                predecessor,
-                kept_ports,
+        def supervisor() -> Supervisor:
+            succession = Succession([*sockets, *kept_ports], predecessor)
+            return Supervisor(
+                settings, models, workspace.keys_dir, sockets, on_ready, stock, offers, broken, succession
             )
-            successor = await supervisor.run()
-            # What was held for this server's models, and its ports, are others' now.
-            resources.close()
-            if successor is None:
-                _say("Stoker has stopped.")
-                return 0
-            return await Guardian(successor).run()
 
-        return asyncio.run(run())
+        return asyncio.run(_run(supervisor, resources))
+
+
+async def _run(make: Callable[[], Supervisor], resources: ExitStack) -> int:
+    """Serve, and then guard the successor, if there is one; what this server held is let go before that."""
+    successor = await make().run()
+    resources.close()
+    if successor is None:
+        _say("Stoker has stopped.")
+        return 0
+    return await Guardian(successor).run()
+
+
+def _listen(
+    settings: ServerSettings, inherited: Sequence[socket.socket]
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """The sockets that listen, and those that only keep their port."""
+    sockets = bind(settings.host, settings.port, settings.frontend_count, inherited)
+    if not (settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key):
+        return sockets, []
+    return sockets, [reserve_grpc_port(settings, sockets[0], inherited)]
 
 
 def _warn_of_memory(settings: ServerSettings) -> None:

@@ -7,6 +7,7 @@ waits in them, and it makes every arena and doorbell, so that a restarted proces
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from stoker.control.frontend_messages import Ask, Drain, Stop
-from stoker.errors import NotReady, ReloadFailed, StokerError
+from stoker.errors import NotReady, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
@@ -28,7 +29,7 @@ from stoker.supervisor.admin_requests import Requests
 from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.fleet import Fleet
-from stoker.supervisor.handover import Successor
+from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.watch import Watch
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from stoker.errors import OperatorError
     from stoker.models.offers import Offer
     from stoker.supervisor.frontend_processes import FrontendChild
-    from stoker.supervisor.handover import Predecessor
     from stoker.supervisor.version_manager import Stock
 
 __all__ = ["Supervisor"]
@@ -66,8 +66,7 @@ class Supervisor:
         stock: Stock,
         offers: Mapping[str, Offer] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
-        predecessor: Predecessor | None = None,
-        kept_ports: Sequence[socket.socket] = (),
+        succession: Succession | None = None,
     ) -> None:
         """Prepare a server.
 
@@ -80,8 +79,7 @@ class Supervisor:
             stock: Where further versions come from.
             offers: The models of the settings by name.
             broken: By name and version what of them is not loaded, and why.
-            predecessor: The server whose place this one takes, if there is one.
-            kept_ports: Sockets that do not listen, and keep ports from others; a successor gets them too.
+            succession: Whose place this server takes, and who takes its own; by default nobody had its sockets.
         """
         self._settings = settings
         self._models = list(models)
@@ -95,24 +93,16 @@ class Supervisor:
         self._background = supervision.background
         self._broken = dict(broken)
         self._catalogue = catalogue = Catalogue(self._models, offers, broken)
-        self._sockets = [*sockets, *kept_ports]
+        self._succession = succession or Succession(sockets)
+        quiet = self._succession.predecessor is not None
         self._fleet = Fleet(
-            settings,
-            catalogue,
-            keys_dir,
-            sockets,
-            supervision,
-            self._on_request,
-            quiet_start=predecessor is not None,
+            settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet_start=quiet
         )
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
         self._requests = Requests(self._rollout, self._fleet.frontends, self._background, self._reload)
         self._watch = Watch(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
         self._announced = False
-        self._predecessor = predecessor
-        self._reloading = False
-        self._successor: Successor | None = None
         self._port_stays = False
         self._stop_grace_s = 0.0
         self._asked_s = 0.0
@@ -127,8 +117,9 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, self._settings.drain_grace_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, _INTERRUPT_GRACE_S)
         loop.add_signal_handler(signal.SIGUSR2, self._on_reload_signal)
-        if self._predecessor is not None:
-            self._predecessor.watch(self._leave, lambda: self._on_signal(self._settings.drain_grace_s))
+        if self._succession.predecessor is not None:
+            gone = functools.partial(self._on_signal, self._settings.drain_grace_s)
+            self._succession.predecessor.watch(self._leave, gone)
         self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
         self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
         starting = loop.create_task(self._start())
@@ -143,7 +134,7 @@ class Supervisor:
             starting.cancel()
             stopped.cancel()
             await self._end_all()
-        return self._successor
+        return self._succession.successor
 
     async def _start(self) -> None:
         all_needed = self._settings.ends_on_error(len(self._offers))
@@ -162,8 +153,7 @@ class Supervisor:
         devices = [process.report for process in processes if process.report is not None]
         self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s, broken))
         self._background.spawn(self._watch.run())
-        if self._predecessor is not None:
-            self._predecessor.tell_ready(self._sockets)
+        self._succession.tell_ready()
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
         self._requests.take(asker, ask)
@@ -197,24 +187,11 @@ class Supervisor:
             ReloadFailed: The new one did not start.
             NotReady: This one is starting, stopping, or being replaced.
         """
-        if not self._announced or self._reloading or self._background.stopping:
-            raise NotReady("The server is starting, stopping, or being replaced already.")
-        self._reloading = True
-        try:
-            if self._predecessor is not None:
-                await self._predecessor.reload()
-                return
-            logger.info("a new server starts, to take the place of this one")
-            successor = await Successor.start(self._sockets)
-            await successor.ready()
-        except OSError as error:
-            raise ReloadFailed(
-                f"The new server cannot be started, and the old one goes on: {error}"
-            ) from error
-        finally:
-            self._reloading = False
-        self._successor = successor
-        self._leave()
+        if not self._announced or self._background.stopping:
+            raise NotReady("The server is starting or stopping.")
+        await self._succession.hand_over()
+        if self._succession.successor is not None:
+            self._leave()
 
     def _leave(self) -> None:
         """Let others serve on the same sockets from now on."""

@@ -20,12 +20,12 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
     RuntimeException,
 )
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
-from stoker.isolation.onnx.model_file import read_model
 from tests.tiny_models import write_mlp
 from tests.zoo import ZOO, graph_of, model_of, node, tensor
 
 from stoker.isolation.onnx.call import MICROSOFT, ML
 from stoker.isolation.onnx.graph import Tensor
+from stoker.isolation.onnx.model_file import read_model
 from stoker.isolation.onnx.reading import followed, read_onnx
 from stoker.isolation.onnx.values import Undecided
 from stoker.isolation.reading import Reading

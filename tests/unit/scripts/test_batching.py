@@ -29,7 +29,7 @@ from stoker.models.placement import place
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.script_form import ScriptForm
-from stoker.scripts import gathering, json_reading
+from stoker.scripts import gathered_calls, json_reading
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathered_calls import GatheredCalls
@@ -157,7 +157,7 @@ def test_a_way_that_was_asked_for_must_be_proved_too(caplog: pytest.LogCaptureFi
     assert choice(chosen(by_rows, batching="handle"))[0] == "none"
 
 
-@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", gathering.MAX_THREADS)])
+@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", gathered_calls.MAX_THREADS)])
 def test_a_way_may_be_asked_for_without_a_sample(way: str, most: int) -> None:
     """It is the operator's word then, and the reason says so."""
     calls = chosen(by_rows, None, batching=way, max_batch_rows=200)

@@ -1,0 +1,127 @@
+"""The error tree. Each error has an HTTP status and a stable code that clients may match on.
+
+StokerError                     500 internal
+├─ RequestError                 the caller can mend it
+│  ├─ MalformedBody             400 malformed_body      not JSON, not UTF-8, NaN, an incomplete body
+│  ├─ InvalidInput              422 invalid_input       JSON of the wrong shape or type
+│  ├─ Unauthorized              401 unauthorized
+│  ├─ Forbidden                 403 forbidden           no key would help: this server does not do that
+│  ├─ NotFound                  404 not_found           no such path
+│  ├─ UnknownService            404 unknown_service
+│  ├─ MethodNotAllowed          405 method_not_allowed
+│  ├─ RequestTimeout            408 request_timeout     the request did not arrive in time
+│  ├─ BodyTooLarge              413 body_too_large
+│  ├─ ImageTooLarge             413 image_too_large     too many pixels to decode
+│  ├─ TargetTooLong             414 target_too_long     path and query
+│  ├─ UnsupportedEncoding       415 unsupported_encoding
+│  ├─ ExpectationFailed         417 expectation_failed  an Expect other than 100-continue
+│  └─ HeaderTooLarge            431 header_too_large
+├─ ServingError                 the server cannot answer this request
+│  ├─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
+│  ├─ Overloaded                503 overloaded          Retry-After from the measured service rate
+│  ├─ NotReady                  503 not_ready           loading, restarting or draining
+│  ├─ DeviceLost                503 device_lost         the device process died with the request
+│  ├─ DeviceOutOfMemory         503 device_out_of_memory  the device had no memory for the rows
+│  ├─ DeadlineExceeded          504 deadline_exceeded
+│  ├─ ModelFailed               500 model_failed        run() raised or the runtime refused the row
+│  ├─ ScoringTimeout            500 scoring_timeout     run() had begun and did not return in time
+│  ├─ OutputTooLarge            500 output_too_large    the answer does not fit its row
+│  └─ NonFiniteOutput           500 non_finite_output   NaN or infinity, where non_finite is error
+└─ OperatorError                the operator can mend it: settings, files, devices; exit code 2
+   ├─ InvalidSettings
+   ├─ RepositoryError
+   │  ├─ UnknownModel
+   │  ├─ ModelInUse
+   │  └─ CorruptModel
+   ├─ DeviceUnavailable
+   ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
+   ├─ ReloadFailed              the new server did not start, and the old one goes on
+   └─ LoadFailed                exit code 3, as the Azure inference server has it
+      └─ LoadTimeout            it took longer than load_timeout_s
+"""
+
+from stoker.errors.base import StokerError
+from stoker.errors.operator import (
+    CorruptModel,
+    DeviceUnavailable,
+    EnvironmentUnusable,
+    InvalidSettings,
+    LoadFailed,
+    LoadTimeout,
+    ModelInUse,
+    OperatorError,
+    ReloadFailed,
+    RepositoryError,
+    UnknownModel,
+)
+from stoker.errors.request import (
+    BodyTooLarge,
+    ExpectationFailed,
+    Forbidden,
+    HeaderTooLarge,
+    ImageTooLarge,
+    InvalidInput,
+    MalformedBody,
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+    RequestTimeout,
+    TargetTooLong,
+    Unauthorized,
+    UnknownService,
+    UnsupportedEncoding,
+)
+from stoker.errors.serving import (
+    DeadlineExceeded,
+    DeviceLost,
+    DeviceOutOfMemory,
+    ModelFailed,
+    NonFiniteOutput,
+    NotReady,
+    NotSupported,
+    OutputTooLarge,
+    Overloaded,
+    ScoringTimeout,
+    ServingError,
+)
+
+__all__ = [
+    "BodyTooLarge",
+    "CorruptModel",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "DeviceOutOfMemory",
+    "DeviceUnavailable",
+    "EnvironmentUnusable",
+    "ExpectationFailed",
+    "Forbidden",
+    "HeaderTooLarge",
+    "ImageTooLarge",
+    "InvalidInput",
+    "InvalidSettings",
+    "LoadFailed",
+    "LoadTimeout",
+    "MalformedBody",
+    "MethodNotAllowed",
+    "ModelFailed",
+    "ModelInUse",
+    "NonFiniteOutput",
+    "NotFound",
+    "NotReady",
+    "NotSupported",
+    "OperatorError",
+    "OutputTooLarge",
+    "Overloaded",
+    "ReloadFailed",
+    "RepositoryError",
+    "RequestError",
+    "RequestTimeout",
+    "ScoringTimeout",
+    "ServingError",
+    "StokerError",
+    "TargetTooLong",
+    "Unauthorized",
+    "UnknownModel",
+    "UnknownService",
+    "UnsupportedEncoding",
+]

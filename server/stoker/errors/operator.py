@@ -1,0 +1,98 @@
+"""Errors that the operator can mend."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stoker.errors.base import StokerError
+
+__all__ = [
+    "CorruptModel",
+    "DeviceUnavailable",
+    "EnvironmentUnusable",
+    "InvalidSettings",
+    "LoadFailed",
+    "LoadTimeout",
+    "ModelInUse",
+    "OperatorError",
+    "ReloadFailed",
+    "RepositoryError",
+    "UnknownModel",
+]
+
+
+class OperatorError(StokerError):
+    """The operator can mend it: settings, files, devices. The command line prints it and exits."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class InvalidSettings(OperatorError):
+    """A setting is unknown, has a bad value, or contradicts another."""
+
+    code = "invalid_settings"
+
+
+class RepositoryError(OperatorError):
+    """The repository of registered models refuses the operation."""
+
+    code = "repository_error"
+
+
+class UnknownModel(RepositoryError):
+    """No registered model has this name and version."""
+
+    code = "unknown_model"
+
+    @classmethod
+    def deleted(cls, reference: str) -> UnknownModel:
+        """Return the error of a version, `NAME:VERSION`, that was there a moment ago."""
+        return cls(f"{reference} is not there any more: it was deleted")
+
+
+class ModelInUse(RepositoryError):
+    """The version is being served."""
+
+    code = "model_in_use"
+
+
+class CorruptModel(RepositoryError):
+    """A registered file is missing or is not the one that was registered."""
+
+    code = "corrupt_model"
+
+
+class DeviceUnavailable(OperatorError):
+    """A device was asked for that cannot be used; the message names the missing library or driver."""
+
+    code = "device_unavailable"
+
+
+class EnvironmentUnusable(OperatorError):
+    """A model's environment file cannot be read, or its environment cannot be built."""
+
+    code = "environment_unusable"
+
+
+class LoadFailed(OperatorError):
+    """A model or entry script could not be loaded."""
+
+    code = "load_failed"
+    exit_code = 3
+
+    @classmethod
+    def unreadable_sample(cls, error: OSError) -> LoadFailed:
+        """Return the error of a sample input whose file cannot be read."""
+        return cls(f"the sample input cannot be read: {error}")
+
+
+class LoadTimeout(LoadFailed):
+    """A model or entry script was not loaded within `load_timeout_s`: it hangs, or needs longer."""
+
+    code = "load_timeout"
+
+
+class ReloadFailed(OperatorError):
+    """A server could not be replaced by a new one, and goes on."""
+
+    code = "reload_failed"
