@@ -129,16 +129,23 @@ class Model:
         A version that is served only because it has a label (a canary, say) is never the default for lack of another.
         """
         available = self.available
-        self.labels = {
-            label: number if number in available else self.labels[label]
-            for label, number in sorted(self.wished.items())
-            if number in available or self.labels.get(label) in available
-        }
+        meant = {label: self._meant(label, number) for label, number in sorted(self.wished.items())}
+        self.labels = {label: number for label, number in meant.items() if number is not None}
         best = self.wished.get(DEFAULT_LABEL, max(self.chosen, default=None))
         if best in (available or self.versions):
             self.default = best
         elif self.default not in available:
             self.default = max(self.chosen.intersection(available), default=None)
+
+    def _meant(self, label: str, wished: int) -> int | None:
+        """The version that a label means now; None for none."""
+        available, before = self.available, self.labels.get(label)
+        if wished in available or before in available:
+            return wished if wished in available else before
+        # At the start frontends have it before it is loaded: who asks is told to come again, not that it is unknown.
+        version = self.versions.get(wished)
+        coming = version is not None and version.standing.state == "LOADING" and version.served is not None
+        return wished if coming else None
 
     def route(self) -> Route:
         """Return what frontends are told."""

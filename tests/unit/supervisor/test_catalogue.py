@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from stoker.errors import InvalidSettings
@@ -35,6 +37,19 @@ def test_names_move_when_their_version_is_available_and_not_before() -> None:
     digits.versions[7].enter("AVAILABLE")
     digits.settle()
     assert (digits.default, digits.labels) == (7, {"stable": 7})
+
+
+def test_at_the_start_a_label_means_its_version_before_that_is_loaded() -> None:
+    """Others may be available first; who asks by the label is not told meanwhile that there is none."""
+    digits = model(7, chosen={7}, stable=3, canary=8)
+    digits.versions[3] = Version(Standing(3, "LOADING"), served=Mock())
+    digits.versions[8] = Version(Standing(8, "LOADING"))
+    digits.settle()
+    assert digits.labels == {"stable": 3}
+    digits.versions[3].served = None
+    digits.versions[3].enter("END")
+    digits.settle()
+    assert digits.labels == {}
 
 
 def test_a_default_that_goes_is_followed_by_the_newest_that_is_left() -> None:
