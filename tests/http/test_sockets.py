@@ -387,6 +387,26 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Served, door: str
     assert ran() == 2
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_a_client_that_goes_away_with_requests_in_a_row_leaves_nothing_behind(
+    served: Served, door: str
+) -> None:
+    """Who is gone is noticed when the first is answered; what runs then is given up, and nothing of it is logged."""
+    gate, path = served.gates["batched"], served.path("batched")
+    logged = len(served.server.output())
+    connection = served.server.connect()
+    first = scoring(path, PRIMARY, rows_body([HOLD, 0, 0, 0]), DOORS[door])
+    connection.send(
+        first + b"".join(scoring(path, PRIMARY, _row(number), DOORS[door]) for number in range(3))
+    )
+    wait_until(lambda: gate.entered, "the script holds the first request")
+    _reset(connection)
+    gate.open()
+    wait_until(lambda: rows_in_flight(served.server)["batched"] == 0, "its row is free")
+    assert served.server.score([1, 2, 3, 4], path=path).json() == [[3, 6, 9, 12]]
+    assert "ERROR" not in served.server.output()[logged:]
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_client_that_only_stops_sending_is_answered(served: Served, door: str, version: str) -> None:

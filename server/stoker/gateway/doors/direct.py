@@ -21,7 +21,7 @@ import io
 from asyncio import Event
 from typing import TYPE_CHECKING, Any, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.doors.bounded import BoundedProtocol
@@ -38,6 +38,8 @@ from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
+
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
 
@@ -107,6 +109,7 @@ class DirectProtocol(BoundedProtocol):
         self._first_chunk = b""
         self._gathered: io.BytesIO | None = None
         self._call: Call | None = None
+        self._running: RequestResponseCycle | None = None
 
     @property
     def _receives_body(self) -> bool:
@@ -288,12 +291,22 @@ class DirectProtocol(BoundedProtocol):
         elif self.pipeline:
             self.on_response_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._call is not None:
             self._call.abandon()
             self._call = None
         self._let_go()
         self._receiving = None
+        running = self._running
+        if running is not None and not running.response_complete:
+            # uvicorn tells the cycle that came last, which may wait behind this one.
+            running.disconnected = True
+            running.message_event.set()
+        self._running = None
         super().connection_lost(exc)
 
     def _covers(self, allowance: Allowance, more_bytes: int) -> bool:
