@@ -9,7 +9,7 @@ KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test coverage lint bench load compare dist constraints clean
+.PHONY: help install serve test coverage lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+SECONDS ?= 600
+chaos: install  ## hurt a server for SECONDS (600) while callers check every answer; SEED runs an episode again
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: install  ## Stoker against the baselines, in one run
 	$(BIN)/stoker bench

@@ -24,6 +24,7 @@ __all__ = [
     "Gate",
     "read_idx",
     "write_doubler",
+    "write_marked",
     "write_mlp",
     "write_picky",
     "write_pictures",
@@ -124,6 +125,31 @@ def write_doubler(path: Path) -> Path:
     """Write y = 2 x for rows of 4 float32 numbers."""
     node = helper.make_node("Mul", ["x", "two"], ["y"])
     return _save(path, [node], {"two": np.array(2, np.float32)}, 4, 4)
+
+
+def write_marked(path: Path, version: int) -> Path:
+    """Write y = 2 x for rows of 4 float32 numbers, with v = `version` beside each row."""
+    nodes = [
+        helper.make_node("Mul", ["x", "two"], ["y"]),
+        helper.make_node("MatMul", ["x", "nothing"], ["zero"]),
+        helper.make_node("Add", ["zero", "version"], ["v"]),
+    ]
+    constants = {
+        "two": np.array(2, np.float32),
+        "nothing": np.zeros((4, 1), np.float32),
+        "version": np.array(version, np.float32),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "marked",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 4])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 4]),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, ["rows", 1]),
+        ],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return _save_graph(path, graph)
 
 
 def write_picky(path: Path) -> Path:

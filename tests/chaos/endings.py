@@ -1,0 +1,59 @@
+"""How a server ends while callers ask, and is started again."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+from tests.chaos.ledger import Verdict
+from tests.chaos.scene import Scene, ending
+from tests.live_server import wait_until
+
+__all__: list[str] = []
+
+
+def _drain(scene: Scene, number: signal.Signals) -> None:
+    server = scene.server
+    server.down = True
+    server.live.signal(number)
+    code = server.live.wait(60)
+    assert code == 0, f"a drained server ended with {code}"
+    assert server.live.pids() == [], "processes are left"
+
+
+def _start_again(scene: Scene) -> None:
+    # It takes connections as soon as something is loaded; who asks for what is not is told so.
+    scene.allow(Verdict.REFUSED, "not_ready")
+    scene.server.start()
+
+
+@ending
+def sigterm_under_load(scene: Scene) -> Iterator[None]:
+    """SIGTERM under load loses no request: each that reached the server is answered, and it ends with code 0."""
+    _drain(scene, signal.SIGTERM)
+    yield
+    _start_again(scene)
+
+
+@ending
+def ctrl_c_under_load(scene: Scene) -> Iterator[None]:
+    """Ctrl-C under load loses no request either."""
+    _drain(scene, signal.SIGINT)
+    yield
+    _start_again(scene)
+
+
+@ending
+def supervisor_killed(scene: Scene) -> Iterator[None]:
+    """A killed supervisor ends its server: what was under way may be lost, and all processes end by themselves."""
+    server = scene.server
+    allowed = [scene.allow(verdict) for verdict in (Verdict.REFUSED, Verdict.LATE, Verdict.LOST)]
+    server.down = True
+    server.live.process.kill()
+    server.live.process.wait()
+    wait_until(lambda: not server.live.pids(), "every process has ended by itself", timeout_s=10)
+    for allowance in allowed:
+        allowance.until_s = time.monotonic()
+    yield
+    _start_again(scene)

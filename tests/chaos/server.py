@@ -1,0 +1,241 @@
+"""The server that is hurt: its models, its processes as the kernel sees them, and whether it is whole again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.http.raw_http import Answer, bearer, request
+from tests.live_server import LiveServer, free_port, wait_until
+from tests.tiny_models import BATCHED_SCRIPT, write_doubler, write_marked, write_script
+
+__all__ = ["RECOVERY_S", "ChaosServer", "Usage"]
+
+RECOVERY_S: Final = 180.0
+"""How long it may take until the server is whole again; a process that keeps dying is started every 30 s."""
+_ADMIN: Final = "admin-key-of-the-chaos-0001"
+_CONNECTED: Final = "01"
+_FRONTENDS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process uses: its share of the memory that it sees, all of that, and how many files it has open."""
+
+    pss_bytes: float
+    rss_bytes: float
+    files: float
+
+
+class ChaosServer:
+    """A workspace, a folder of models, and the server that runs with them now; several, one after the other.
+
+    Attributes:
+        port, grpc_port: Where each of them listens.
+        label_means: The versions of `marked` that the label `stable` may mean now.
+        down: Whether its port may be closed now.
+        clock: Whether the wall clock of its processes can be moved.
+        newest: The newest version of `marked`.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self.marked = scratch / "models" / "marked"
+        self.port, self.grpc_port = free_port(), free_port()
+        self.newest = 1
+        self.down = True
+        self.label_means: set[int] = {1}
+        self._starts = 0
+        self._started = False
+        self._replicas = {"marked": min(2, len(os.sched_getaffinity(0))), "tripler": 1, "extra": 1}
+        self._clock_file = scratch / "clock"
+        self.clock = self._compile_clock()
+        write_marked(self.marked / "1" / "model.onnx", 1)
+        self.write_label(1)
+        self.script = write_script(scratch / "models" / "tripler", BATCHED_SCRIPT)
+        extra = write_doubler(scratch / "models" / "extra" / "1" / "model.onnx").parents[1]
+        self._config = scratch / "deployment.yaml"
+        models = [
+            {"path": str(self.marked), "replicas": 2, "collect": True},
+            {"path": str(self.script), "name": "tripler"},
+            {"path": str(extra)},
+        ]
+        self._config.write_text(
+            json.dumps({"models": models, "frontends": _FRONTENDS, "timeout_ms": 3000, "drain_grace_s": 0.5})
+        )
+
+    def start(self) -> None:
+        """Start it and wait until it is whole."""
+        self._starts += 1
+        folder = self._scratch / f"start{self._starts}"
+        folder.mkdir()
+        env = {"STOKER_ADMIN_KEY": _ADMIN}
+        if self.clock:
+            env |= {
+                "LD_PRELOAD": str(self._scratch / "clock.so"),
+                "STOKER_TESTS_CLOCK": str(self._clock_file),
+            }
+        arguments = ("--config", self._config, "--grpc-port", str(self.grpc_port), "--device", "cpu")
+        self.live = LiveServer(
+            folder, *arguments, env=env, workspace=self._scratch / "workspace", port=self.port
+        )
+        self.down = False
+        self._started = True
+        self.wait_until_whole()
+
+    def kill(self) -> None:
+        """Kill what is left of it."""
+        if self._started:
+            self.live.kill()
+
+    def output(self) -> str:
+        """The log of the server that runs now."""
+        return self.live.output()
+
+    def faults_in_logs(self) -> list[str]:
+        """The last lines of all tracebacks that any of the servers has written, and their first."""
+        text = "".join(log.read_text(errors="replace") for log in self._scratch.glob("start*/server.log"))
+        blocks = re.findall(r"^(?!  )([^\n]*)\n  Traceback .*\n((?:  .*\n)+)", text, re.MULTILINE)
+        return [f"{told}: {block.splitlines()[-1].strip()}" for told, block in blocks]
+
+    # --- its models ---
+
+    def write_version(self, *, broken: bool = False) -> int:
+        """Put the next version of `marked` into its folder, whole at once; returns its number."""
+        self.newest += 1
+        beside = self._scratch / f"marked-{self.newest}"
+        write_marked(beside / "model.onnx", self.newest)
+        if broken:
+            (beside / "model.onnx").write_bytes(b"no model")
+        beside.rename(self.marked / str(self.newest))
+        return self.newest
+
+    def remove_newest(self) -> None:
+        """Take the newest version of `marked` out of its folder; its number is not used again."""
+        shutil.rmtree(self.marked / str(self.newest))
+
+    def write_label(self, version: int) -> None:
+        """Let the label `stable` mean this version."""
+        beside = self._scratch / "labels.json"
+        beside.write_text(json.dumps({"stable": version}))
+        beside.rename(self.marked / "labels.json")
+
+    def labelled(self) -> set[int]:
+        """Which versions the label means in some frontend now."""
+        answers = [self.live.get("/v1/models/marked/labels/stable").json() for _ in range(12)]
+        return {int(status["version"]) for one in answers for status in one["model_version_status"]}
+
+    def administer(self, action: str) -> Answer:
+        """Ask for a load or unload: `marked/load`; a load takes its time."""
+        with self.live.connect() as connection:
+            connection.socket.settimeout(RECOVERY_S)
+            return connection.ask(request("POST", f"/v2/repository/models/{action}", [bearer(_ADMIN)], b""))
+
+    # --- its processes ---
+
+    def kinds(self) -> dict[str, list[int]]:
+        """The numbers of its processes by kind, in the order of their age."""
+        return {
+            "supervisor": [self.live.process.pid],
+            "frontend": sorted(self.live.frontend_pids()),
+            "device": sorted(self.live.device_pids()),
+        }
+
+    def connections_of(self, pid: int) -> dict[int, set[int]]:
+        """The ports of the callers whose connections a process has taken, by the port that they came to."""
+        inodes = set()
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(file)))  # noqa: PTH115  # it is no path
+        held: dict[int, set[int]] = {self.port: set(), self.grpc_port: set()}
+        for here, there, state, inode in _tcp_sockets(pid):
+            if here in held and inode in inodes and state == _CONNECTED:
+                held[here].add(there)
+        return held
+
+    def usage(self) -> dict[str, Usage]:
+        """What its processes use, as the mean of each kind."""
+        found = {}
+        for kind, pids in self.kinds().items():
+            each = [_usage(pid) for pid in pids]
+            found[kind] = Usage(*(sum(values) / len(values) for values in zip(*each, strict=True)))
+        return found
+
+    # --- its health ---
+
+    def metric_total(self, name: str) -> float:
+        """The sum of a metric over all labels."""
+        text = self.live.get("/metrics").body.decode()
+        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all frontends are ready and every version that is served has all of its replicas."""
+        if len(self.live.frontend_pids()) != _FRONTENDS or not all(self.live.ready for _ in range(12)):
+            return False
+        with self.live.connect() as connection:
+            index = request("POST", "/v2/repository/index", [bearer(_ADMIN)], b'{"ready": true}')
+            served = connection.ask(index).json()
+        return {one["name"] for one in served} == set(self._replicas) and all(
+            self.live.metric("stoker_ready_replicas", model=one["name"], version=one["version"])
+            == self._replicas[one["name"]]
+            for one in served
+        )
+
+    def wait_until_whole(self) -> None:
+        """Wait for that; fails with the log's end after `RECOVERY_S`."""
+
+        def whole() -> bool:
+            try:
+                return self.whole
+            except (OSError, AssertionError):
+                return False
+
+        wait_until(whole, "the server is whole", timeout_s=RECOVERY_S, every_s=0.05)
+
+    # --- its clock ---
+
+    def set_clock(self, offset_s: int) -> None:
+        """Let the wall clock of all its processes jump to so many seconds beside the system's."""
+        with self._clock_file.open("r+b") as file:
+            file.write(struct.pack("q", offset_s))
+
+    def _compile_clock(self) -> bool:
+        self._clock_file.write_bytes(struct.pack("q", 0))
+        compiler = shutil.which("cc")
+        if not compiler:
+            return False
+        source = Path(__file__).with_name("clock.c")
+        command = [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-o",
+            str(self._scratch / "clock.so"),
+            str(source),
+            "-ldl",
+        ]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def _tcp_sockets(pid: int) -> Iterator[tuple[int, int, str, str]]:
+    """Local port, remote port, state and inode of every TCP socket that a process can see."""
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            here, there = (int(address.rpartition(":")[2], 16) for address in fields[1:3])
+            yield here, there, fields[3], fields[9]
+
+
+def _usage(pid: int) -> tuple[int, int, int]:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    pss, rss = (int(re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[0]) << 10 for name in ("Pss", "Rss"))
+    return pss, rss, len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -1,0 +1,94 @@
+"""What the system has no more of: room on the disk, descriptors, memory; and a clock that cannot be trusted.
+
+Everything is done to running processes by their limits, which needs no rights that their user has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.ledger import Verdict
+from tests.chaos.scene import Scene, action
+from tests.http.raw_http import Connection
+from tests.live_server import wait_until
+
+__all__: list[str] = []
+
+_DAY_S: Final = 86_400
+
+
+@action
+def disk_full(scene: Scene) -> Iterator[None]:
+    """Processes that cannot write to any file go on answering, and count the records that they could not collect."""
+    dropped = "stoker_collection_dropped_total"
+    before = scene.server.metric_total(dropped) if scene.alone else 0.0
+    # RLIMIT_FSIZE needs no rights and no file system of its own; writes fail as they do on a full one.
+    with contextlib.ExitStack() as limits:
+        kinds = scene.server.kinds()
+        for pid in (*kinds["frontend"], *kinds["device"]):
+            limits.enter_context(_limited(pid, resource.RLIMIT_FSIZE, 0))
+        yield
+        if scene.alone:
+            wait_until(lambda: scene.server.metric_total(dropped) > before, "lost records are counted")
+
+
+@action
+def descriptors_gone(scene: Scene) -> Iterator[None]:
+    """When idle connections hold all descriptors of a frontend, newcomers are closed and counted, others served."""
+    server = scene.server
+    pid = scene.some("frontend")
+    refused = "stoker_accept_failures_total"
+    before = server.metric_total(refused) if scene.alone else 0.0
+    scene.allow(Verdict.LOST, fits=lambda outcome: outcome.first)
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):
+            used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
+            opened.enter_context(_limited(pid, resource.RLIMIT_NOFILE, (used + 20) * 8 // 7))
+        # A frontend looks at its limit once a second.
+        until_s = time.monotonic() + 2.0
+        while time.monotonic() < until_s:
+            for _ in range(20):
+                with contextlib.suppress(OSError):
+                    opened.enter_context(Connection(server.port))
+            time.sleep(0.1)
+        yield
+    if scene.alone:
+        wait_until(lambda: server.metric_total(refused) > before, "those that were closed are counted")
+
+
+@action
+def memory_limited(scene: Scene) -> Iterator[None]:
+    """A device process that gets no more memory goes on answering what fits into what it has."""
+    pid = scene.some("device")
+    with contextlib.ExitStack() as limits:
+        with contextlib.suppress(OSError):
+            virtual = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+            limits.enter_context(_limited(pid, resource.RLIMIT_AS, virtual))
+        yield
+
+
+@contextlib.contextmanager
+def _limited(pid: int, limit: int, soft: int) -> Iterator[None]:
+    """Lower a limit of a process, and raise it again; one that has ended meanwhile needs neither."""
+    try:
+        before = resource.prlimit(pid, limit)
+        resource.prlimit(pid, limit, (soft, before[1]))
+    except ProcessLookupError:
+        yield
+        return
+    yield
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, limit, before)
+
+
+@action
+def clock_jumps(scene: Scene) -> Iterator[None]:
+    """The wall clock may jump by years, there and back, without costing anybody anything."""
+    scene.server.set_clock(scene.random.choice((-400 * _DAY_S, -3600, 3600, 400 * _DAY_S)))
+    yield
+    scene.server.set_clock(0)
