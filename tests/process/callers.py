@@ -84,6 +84,7 @@ class Callers:
         ask: Makes the nth question.
         kept_alive: How many callers keep their connection as long as the server does.
         fresh: How many callers open a connection for every request.
+        pause_s: How long each of them waits before it asks again, to leave cores to what a test waits for.
         outcomes: What has become of the requests so far; the callers append to it.
     """
 
@@ -91,6 +92,7 @@ class Callers:
     ask: Ask
     kept_alive: int = 0
     fresh: int = 0
+    pause_s: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _stopping: bool = False
@@ -144,5 +146,7 @@ class Callers:
             if fresh or answer is None or answer.closes:
                 await connection.close()
                 connection = None
+            if self.pause_s:
+                await asyncio.sleep(self.pause_s)
         if connection is not None:
             await connection.close()

@@ -8,9 +8,11 @@ import resource
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from tests.http.raw_http import Answer, Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, wait_until
 from tests.process.callers import Callers, scored
@@ -23,9 +25,16 @@ def _ready_everywhere(server: LiveServer, frontends: int) -> bool:
     return len(server.frontend_pids()) == frontends and all(server.ready for _ in range(8 * frontends))
 
 
-def test_a_device_process_that_is_killed_under_load_comes_back(serve: Serve, doubler: Path) -> None:
+@pytest.fixture(scope="module")
+def two_frontends(tmp_path_factory: pytest.TempPathFactory, doubler: Path) -> Iterator[LiveServer]:
+    """A server that comes back from what the tests do to it."""
+    with LiveServer(tmp_path_factory.mktemp("two"), doubler, "--frontends", "2") as server:
+        yield server
+
+
+def test_a_device_process_that_is_killed_under_load_comes_back(two_frontends: LiveServer) -> None:
     """Only what it held is lost, as 503; readiness says so; the same frontends are ready again and answer rightly."""
-    server = serve(doubler, "--frontends", "2")
+    server = two_frontends
     frontends = set(server.frontend_pids())
     (device,) = server.device_pids()
     with Callers(server.port, scored(server.key), kept_alive=32) as callers:
@@ -98,9 +107,9 @@ def test_a_script_that_ends_its_process_fails_only_what_it_held(serve: Serve, tm
     assert "exited with code 7; starting it again in" in server.output()
 
 
-def test_a_frontend_that_is_killed_under_load_is_replaced(serve: Serve, doubler: Path) -> None:
+def test_a_frontend_that_is_killed_under_load_is_replaced(two_frontends: LiveServer) -> None:
     """Only its own connections end; the other frontend answers all the time, and two answer again."""
-    server = serve(doubler, "--frontends", "2")
+    server = two_frontends
     devices = server.device_pids()
     before = server.frontend_pids()
     with ExitStack() as connections:

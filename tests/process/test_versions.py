@@ -98,7 +98,7 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
     def ask(action: str, name: str = "doubler") -> Answer:
         return _post(server, f"/v2/repository/models/{name}/{action}", b"", admin)
 
-    callers = Callers(server.port, scored(server.key, PATH), kept_alive=6, fresh=2)
+    callers = Callers(server.port, scored(server.key, PATH), kept_alive=6, fresh=2, pause_s=0.02)
     with callers, _Calls(f"127.0.0.1:{grpc_port}", server.key) as calls:
         wait_until(lambda: callers.answered(100) and calls.answered, "the load runs")
         write_doubler(repository / "doubler" / "2" / "model.onnx")
@@ -149,7 +149,7 @@ def test_registered_versions_and_labels_are_followed(serve: Serve, tmp_path: Pat
     stoker("models", "register", "doubler", doubler)
     ports = ("--frontends", "1", "--grpc-port", str(grpc_port))
     server = serve("--model", "doubler", *ports, "--poll-s", "0.2", workspace=workspace)
-    with Callers(server.port, scored(server.key), kept_alive=2) as callers:
+    with Callers(server.port, scored(server.key), kept_alive=2, pause_s=0.01) as callers:
         stoker("models", "register", "doubler", doubler)
         wait_until(lambda: _states(server) == {"1": "UNAVAILABLE", "2": "READY"}, "the new version is served")
         assert _default(server) == "2"
