@@ -243,7 +243,11 @@ class _Frontend:
 
     def _give_back(self, leftovers: Leftovers) -> None:
         self._loop.call_later(_LOOK_S, self._give_back, leftovers)
-        if leftovers.due():
+        # Without a descriptor it cannot look, which is tried again and no fault.
+        due = False
+        with contextlib.suppress(OSError):
+            due = leftovers.due()
+        if due:
             # Beside the loop: it takes milliseconds for each gigabyte.
             self._loop.run_in_executor(None, give_back)
 
