@@ -15,6 +15,7 @@ from stoker.gpu.nvml import gpus
 from stoker.gpu.probes import probe
 from stoker.servable import Device
 from stoker.settings.values import read_device
+from stoker.system.cgroup import usable_cores
 
 __all__ = ["Visible", "choose_device", "confine", "cpu_device", "enter_device", "mig_hint", "visible_devices"]
 
@@ -141,7 +142,7 @@ def confine(uuid: str, environ: MutableMapping[str, str]) -> None:
 
 def cpu_device() -> Device:
     """The CPU."""
-    return Device("cpu", 0, f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores")
+    return Device("cpu", 0, f"{_cpu_name()}, {usable_cores()} cores")
 
 
 def _cpu_name() -> str:

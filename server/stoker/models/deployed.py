@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +28,7 @@ from stoker.models.sources import Broken, ModelSource
 from stoker.servable import SAMPLE_FILES, Servable
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.system.cgroup import usable_cores
 from stoker.terms import Terms
 from stoker.workspace import Workspace
 
@@ -152,7 +152,7 @@ def deploy(
     fingerprint = source.fingerprint()
     terms = terms_of(source, model_dir, model, settings, workspace)
     engines = _engine_cache(source, fingerprint, workspace) if model.provider == "tensorrt" else None
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     placement = place(model.device or settings.device, model.replicas or settings.replicas, cores)
     environment_dir = _environment_folder(source)
     return Deployed(

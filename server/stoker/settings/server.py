@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from stoker.settings.values import (
     read_switch,
     read_text,
 )
+from stoker.system.cgroup import usable_cores
 
 __all__ = ["ImportedSettings", "ServerSettings"]
 
@@ -207,9 +207,9 @@ class ServerSettings:
     @property
     def frontend_count(self) -> int:
         """`frontends`, resolved."""
-        return self.frontends or max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+        return self.frontends or max(1, min(8, usable_cores() // 2))
 
     @property
     def device_threads(self) -> int:
         """Threads that a model may use for one CPU operation: the cores that the frontends leave."""
-        return max(1, len(os.sched_getaffinity(0)) - self.frontend_count)
+        return max(1, usable_cores() - self.frontend_count)

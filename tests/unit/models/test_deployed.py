@@ -1,7 +1,6 @@
 """From settings to the list of servables."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -119,7 +118,8 @@ def test_replicas_and_devices_of_a_model_win_over_the_servers(
     tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is missing comes from the server; replicas on the CPU share the threads of their model."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    for module in ("stoker.models.deployed", "stoker.settings.server"):
+        monkeypatch.setattr(f"{module}.usable_cores", lambda: 8)
     path = onnx(tmp_path / "digits.onnx")
     many, elsewhere, plain = deploy(
         workspace,

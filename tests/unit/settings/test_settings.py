@@ -1,7 +1,6 @@
 """Settings: where they come from, what wins, and what is refused."""
 
 import argparse
-import os
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
@@ -475,6 +474,6 @@ def test_processes_and_threads_share_the_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, frontends: int, expected: tuple[int, int]
 ) -> None:
     """Half of the cores for HTTP, at most 8, and the rest for the model; there is always one of each."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr("stoker.settings.server.usable_cores", lambda: cores)
     settings = ServerSettings(frontends=frontends)
     assert (settings.frontend_count, settings.device_threads) == expected

@@ -1,0 +1,86 @@
+"""CPU cores that this process may use: those that the kernel gives it, and the limit of its container.
+
+A container with a limit sees all cores of its machine, but is stopped for the rest of each period once its share is
+used up: more threads than its share has cores make it slower, not faster.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+__all__ = ["core_count", "cpu_limit", "usable_cores"]
+
+_ROOT: Final = Path("/")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, at least 1."""
+    return core_count(len(os.sched_getaffinity(0)), _own_limit())
+
+
+def core_count(cores: int, limit: float | None) -> int:
+    """Whole cores within a limit, at least 1.
+
+    Args:
+        cores: Cores that the kernel gives.
+        limit: CPU time a second that the container may use; None is without limit.
+    """
+    return max(1, cores if limit is None else min(cores, math.floor(limit)))
+
+
+def cpu_limit(root: Path) -> float | None:
+    """Return the CPU seconds a second that the process's control group may use, None without limit.
+
+    The limits of the groups around it hold too. In a container the files of its own group are usually where those of
+    the machine's would be, whatever path it is told.
+
+    Args:
+        root: The root of the file system.
+    """
+    limits = [limit for folder in _folders(root) if (limit := _limit(folder)) is not None]
+    return min(limits, default=None)
+
+
+@cache
+def _own_limit() -> float | None:
+    # Once: the numbers of processes and threads that follow from it must not change while the server runs.
+    return cpu_limit(_ROOT)
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The group of this process and those around it, of both versions of control groups."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    mounts = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            mount = mounts
+        elif "cpu" in controllers.split(","):
+            mount = next((m for m in (mounts / controllers, mounts / "cpu") if m.is_dir()), mounts)
+        else:
+            continue
+        inside = Path(path.strip("/"))
+        for parent in (inside, *inside.parents):
+            yield mount / parent
+
+
+def _limit(folder: Path) -> float | None:
+    """What a group may use itself."""
+    try:
+        if (file := folder / "cpu.max").is_file():
+            quota, period = file.read_text(encoding="ascii").split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
+            period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
+        # Both "max" and -1 are none.
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
