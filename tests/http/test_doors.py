@@ -98,6 +98,22 @@ async def test_requests_that_end_their_connection_are_answered_directly(value: s
             assert (last.status, last.closes) == (DIRECTLY, True)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "headers", [[], [("X-Request-Id", "a")], [("TraceId", "t")]], ids=["known", "new", "app"]
+)
+async def test_the_next_answer_is_the_last_of_an_old_connection(headers: Headers) -> None:
+    """Through both doors: a head that was remembered costs nothing for it, others are told too."""
+    message = scoring(PATH, KEY, BODY, headers)
+    async with _listener() as (listener, port), await AsyncConnection.open(port) as connection:
+        assert not (await connection.ask(message)).closes
+        (served,) = listener.connections
+        served.retires_s = 0.0
+        listener.sweep()
+        assert (await connection.ask(message)).closes
+        assert await connection.ended()
+
+
 def test_a_busy_loop_accepts_many_connections_a_turn() -> None:
     """The loop takes one from a socket in each turn: under load, where turns are long, others would wait."""
 

@@ -25,6 +25,7 @@ class ServerRules:
         frontends: How many frontends there are.
         large_bodies_bytes: What the large bodies of a frontend may add up to.
         endpoint: The endpoint whose deployments the services are; None if they were not made for one.
+        connection_age_s: How old connections become before their next answer is their last; 0 for any age.
     """
 
     auth: bool
@@ -35,6 +36,7 @@ class ServerRules:
     frontends: int
     large_bodies_bytes: int
     endpoint: Endpoint | None = None
+    connection_age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,14 @@ class GrpcRules:
         max_message_bytes: Longest message that is received.
         certificate: PEM file of the certificate chain; None serves without TLS.
         key: PEM file of its private key.
+        connection_age_s: How old connections become; 0 for any age.
     """
 
     address: str
     max_message_bytes: int
     certificate: Path | None
     key: Path | None
+    connection_age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

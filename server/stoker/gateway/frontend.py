@@ -177,7 +177,11 @@ class _Frontend:
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._page = memory.page(start.page)
         self._listener = listener = Listener(
-            create_app(gateway), gateway, sockets, self._page.count_accept_failure
+            create_app(gateway),
+            gateway,
+            sockets,
+            self._page.count_accept_failure,
+            start.server.connection_age_s,
         )
         self._roster = roster = Roster(
             gateway,
@@ -222,6 +226,7 @@ class _Frontend:
                 max_message_bytes=self._grpc_rules.max_message_bytes,
                 certificate=self._grpc_rules.certificate,
                 key=self._grpc_rules.key,
+                connection_age_s=self._grpc_rules.connection_age_s,
             )
             await self._grpc.start()
         self._channel.send(Listening())

@@ -134,6 +134,11 @@ class ServerSettings:
         number_of(float, 0, 86_400),
         "how often new and vanished versions are looked for; 0 (the default): only when asked through the API",
     )
+    connection_age_s: float = setting(
+        0.0,
+        number_of(float, 0, 86_400),
+        "an older connection is closed with its next answer, a fifth earlier or later; 0 (the default): none is",
+    )
     exit_on_error: bool | None = setting(
         None,
         read_switch,

@@ -255,6 +255,7 @@ class FrontendProcesses:
                 frontends=len(self.processes),
                 large_bodies_bytes=self._large_bodies_bytes,
                 endpoint=settings.endpoint,
+                connection_age_s=settings.connection_age_s,
             ),
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
@@ -339,4 +340,5 @@ def _grpc_rules(settings: ServerSettings, beside: socket.socket) -> GrpcRules | 
         max_message_bytes=settings.max_body_bytes,
         certificate=settings.grpc_tls_cert,
         key=settings.grpc_tls_key,
+        connection_age_s=settings.connection_age_s,
     )

@@ -6,6 +6,7 @@ its own half. It takes an offer of an upgrade for an upgrade, and answers what i
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 from http import HTTPMethod
@@ -55,7 +56,12 @@ class BoundedProtocol(HttpToolsProtocol):
         arriving_sweeps: How often the listener has found the same request arriving, and the server reading it.
         arrived_bytes: How much of that request's body has arrived.
         fresh: Whether nothing has arrived on it yet.
+        retires_s: When it is old: its next answer is then its last. In the loop's time.
+        old: Whether that is so.
     """
+
+    retires_s = math.inf
+    old = False
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -87,6 +93,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def arriving(self) -> bool:
         """Whether a request has begun to arrive and is not complete, though it may have been answered already."""
         return not self._between
+
+    def retire(self) -> None:
+        """Let its next answer be its last, so that its caller connects anew, perhaps to another server."""
+        cycle = self.cycle
+        begun = getattr(cycle, "response_started", False) and not cycle.response_complete
+        if self.pipeline or begun:
+            # What was sent behind a request would be lost with the connection, or the caller not be told.
+            return
+        self.old = True
+        if cycle is not None:
+            cycle.keep_alive = False
 
     @property
     def _receives_body(self) -> bool:
@@ -192,6 +209,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._offered = self._head_without_offer()
         elif not self._take_directly():
             self._take_normally()
+        if self.old and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def _take_directly(self) -> bool:
         """Whether the request needs no app; what answers it says so here."""

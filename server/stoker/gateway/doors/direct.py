@@ -121,6 +121,12 @@ class DirectProtocol(BoundedProtocol):
         direct = self.cycle is self._direct  # type: ignore[comparison-overlap]  # see _take_directly
         return direct or super()._speaks_1_1
 
+    def retire(self) -> None:
+        """Let its next answer be its last; what is looked at for each answer anyway says so, at no cost to it."""
+        super().retire()
+        if self.old:
+            self._direct.keep_alive = False
+
     def receives_for(self, service: Service) -> bool:
         """Whether the body of a plain request for this service is arriving."""
         return self._receiving is service

@@ -41,6 +41,10 @@ _UNREAD_S: Final = 75
 _UNREAD_AT_END_S: Final = 5
 # A client that has connected sends its first request within this time, or is not waited for.
 _FIRST_REQUEST_S: Final = 1.0
+# Connections become old between this share of their age and as much more than it.
+_YOUNGEST: Final = 0.8
+# Multiples of it, without their whole part, fill the space between 0 and 1 evenly, however many there are.
+_GOLDEN: Final = (5**0.5 - 1) / 2
 _SERVER: Final = (b"server", b"stoker")
 _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
@@ -85,6 +89,7 @@ class Listener:
         gateway: Gateway,
         sockets: Sequence[socket.socket],
         count_refused: Callable[[], None] = lambda: None,
+        connection_age_s: float = 0.0,
     ) -> None:
         """Begin without any.
 
@@ -93,6 +98,7 @@ class Listener:
             gateway: What the direct door knows.
             sockets: Where to listen.
             count_refused: Called for each connection for which there is no descriptor.
+            connection_age_s: How old connections become, give or take a fifth; 0 for any age.
         """
         self._gateway = gateway
         self._descriptors = Descriptors(count_refused)
@@ -114,6 +120,8 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._unread_s = _UNREAD_S
+        self._connection_age_s = connection_age_s
+        self._connections = 0
 
     @property
     def connections(self) -> set[DirectProtocol]:
@@ -127,6 +135,11 @@ class Listener:
     def _protocol(self) -> DirectProtocol:
         protocol = _CountedProtocol(self._config, self._state, {}, gateway=self._gateway)
         protocol.descriptors = self._descriptors
+        if self._connection_age_s:
+            # Connections that were made together are not to end together, nor any two that follow each other.
+            self._connections += 1
+            share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._connections * _GOLDEN % 1)
+            protocol.retires_s = asyncio.get_running_loop().time() + self._connection_age_s * share
         return protocol
 
     async def start(self) -> None:
@@ -148,8 +161,11 @@ class Listener:
 
     def sweep(self) -> None:
         """Look at every connection, as is done each second, and end those on which nothing has moved for too long."""
+        now_s = asyncio.get_running_loop().time()
         for connection in list(self.connections):
             _reap(connection, self._unread_s)
+            if now_s >= connection.retires_s and not connection.old:
+                connection.retire()
 
     def _tell_time(self) -> None:
         headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]

@@ -52,6 +52,8 @@ class GrpcServer:
         max_message_bytes: Longest message that is received; how many at once is not limited, see grpc.md.
         certificate: PEM file of the certificate chain; None serves without TLS.
         key: PEM file of its private key.
+        connection_age_s: How old connections become, give or take a tenth, by the library's own count; then they
+            take no further calls, and end with their last answer. 0 for any age.
         infer: Scores tensors.
     """
 
@@ -63,6 +65,7 @@ class GrpcServer:
         max_message_bytes: int,
         certificate: Path | None = None,
         key: Path | None = None,
+        connection_age_s: float = 0.0,
         infer: Infer = scored,
     ) -> None:
         self._servicer = InferenceServicer(gateway, infer)
@@ -74,7 +77,7 @@ class GrpcServer:
             credentials = grpc.ssl_server_credentials([pair])
         self._servers: list[Any] = []
         for _ in range(_SERVERS):
-            server = grpc.aio.server(options=_options(max_message_bytes))
+            server = grpc.aio.server(options=_options(max_message_bytes, connection_age_s))
             server.add_generic_rpc_handlers((self._servicer,))
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
             reflection.enable_server_reflection(described, server, POOL)
@@ -126,8 +129,10 @@ class GrpcServer:
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+def _options(max_message_bytes: int, connection_age_s: float) -> list[tuple[str, int]]:
+    age = [("grpc.max_connection_age_ms", round(connection_age_s * 1000))] if connection_age_s else []
     return [
+        *age,
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -58,14 +60,14 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged() -> AsyncIterator[Stage]:
+async def staged(connection_age_s: float = 0.0) -> AsyncIterator[Stage]:
     """A listener without services."""
     fd = MetricMemory.create()
     memory = MetricMemory(fd)
     os.close(fd)
     app, sock = PuppetApp(), socket.create_server(("127.0.0.1", 0))
     address = sock.getsockname()
-    listener = Listener(app, Gateway({}, memory), [sock])
+    listener = Listener(app, Gateway({}, memory), [sock], connection_age_s=connection_age_s)
     await listener.start()
     try:
         yield Stage(listener, app, address)
@@ -73,6 +75,14 @@ async def staged() -> AsyncIterator[Stage]:
         app.gate.set()
         await listener.stop_listening()
         await listener.finish(PATIENCE_S)
+
+
+def sweep(listener: Listener, monkeypatch: pytest.MonkeyPatch, later_s: float) -> None:
+    """Look at all connections as if it were so much later."""
+    now_s = asyncio.get_running_loop().time()
+    with monkeypatch.context() as later:
+        later.setattr(asyncio.get_running_loop(), "time", lambda: now_s + later_s)
+        listener.sweep()
 
 
 async def test_requests_that_wait_in_the_kernel_are_answered() -> None:
@@ -120,3 +130,54 @@ async def test_the_end_waits_for_events(monkeypatch: pytest.MonkeyPatch) -> None
         assert (await stage.answers(caller)).startswith(b"HTTP/1.1 204")
         caller.close()
         assert await finishing == 0
+
+
+async def test_an_old_connection_ends_with_its_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller is told by `Connection: close`; until it is old, and while it is idle, it stays open."""
+    async with staged(connection_age_s=100.0) as stage:
+        caller = await stage.caller()
+        sweep(stage.listener, monkeypatch, later_s=79.0)
+        assert b"connection: close" not in await stage.answers(caller, REQUEST)
+        sweep(stage.listener, monkeypatch, later_s=121.0)
+        answer = await stage.answers(caller, REQUEST)
+        assert answer.startswith(b"HTTP/1.1 204")
+        assert b"connection: close" in answer
+        assert await stage.answers(caller) == b""
+        caller.close()
+
+
+async def test_a_request_under_way_is_the_last_of_an_old_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to it says so, if it has not begun when the connection becomes old."""
+    async with staged(connection_age_s=1.0) as stage:
+        caller = await stage.caller()
+        stage.app.begun.clear()
+        stage.app.gate.clear()
+        caller.send(REQUEST)
+        await stage.app.begun.wait()
+        sweep(stage.listener, monkeypatch, later_s=2.0)
+        stage.app.gate.set()
+        assert b"connection: close" in await stage.answers(caller)
+        assert await stage.answers(caller) == b""
+        caller.close()
+
+
+async def test_connections_become_old_one_after_the_other() -> None:
+    """Those that were made together end spread over two fifths of their age, around it."""
+    async with staged(connection_age_s=100.0) as stage:
+        begun_s = asyncio.get_running_loop().time()
+        callers = [await stage.caller() for _ in range(20)]
+        ages_s = sorted(connection.retires_s - begun_s for connection in stage.listener.connections)
+        assert 80.0 <= ages_s[0] < 85.0
+        assert 115.0 < ages_s[-1] < 125.0
+        assert max(later - earlier for earlier, later in pairwise(ages_s)) < 6.0
+        for caller in callers:
+            caller.close()
+
+
+async def test_connections_of_any_age_are_kept_unless_asked() -> None:
+    """Without the setting no connection becomes old."""
+    async with staged() as stage:
+        caller = await stage.caller()
+        (connection,) = stage.listener.connections
+        assert connection.retires_s == math.inf
+        caller.close()

@@ -197,6 +197,28 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
     return error.value
 
 
+# --- connections ---
+
+
+async def test_connections_of_grpc_become_old_by_the_librarys_own_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The age is an option of each server, in milliseconds; without one there is none."""
+    given: list[dict[str, Any]] = []
+    make = grpc.aio.server
+
+    def noted(*, options: list[tuple[str, Any]]) -> Any:
+        given.append(dict(options))
+        return make(options=options)
+
+    monkeypatch.setattr(grpc.aio, "server", noted)
+    async with staged(connection_age_s=1.5):
+        assert {options["grpc.max_connection_age_ms"] for options in given} == {1500}
+    given.clear()
+    async with staged():
+        assert not any("grpc.max_connection_age_ms" in options for options in given)
+
+
 # --- health and metadata ---
 
 
