@@ -173,6 +173,18 @@ class Keyring:
             self._publish(keys)
         return keys
 
+    def adopt(self, keys: Keys) -> None:
+        """Let frontends know keys that are kept elsewhere: only their hashes are written here."""
+        private_folder(self.keys_dir)
+        with locked(self.keys_dir / ".lock"):
+            self._publish(keys)
+
+    def adopt_signing_secret(self, secret: bytes) -> None:
+        """Sign tokens by a secret that is kept elsewhere."""
+        private_folder(self.keys_dir)
+        with locked(self.keys_dir / ".lock"):
+            self._write_signing_secret(secret)
+
     def remove(self) -> None:
         """Delete the keys and the signing secret of a service that is not served any more."""
         if not self.keys_dir.is_dir():
@@ -196,7 +208,7 @@ class Keyring:
             try:
                 return read_signing_secret(self.keys_dir, self.service)
             except FileNotFoundError:
-                return self._write_signing_secret()
+                return self._write_signing_secret(secrets.token_bytes(_SECRET_BYTES))
 
     def regenerate_signing_secret(self) -> None:
         """Replace the secret that signs tokens: those given out so far are refused at once by running frontends.
@@ -209,10 +221,9 @@ class Keyring:
                 f"service {self.service} signs no tokens; start it with --token-auth, which makes the secret"
             )
         with locked(self.keys_dir / ".lock"):
-            self._write_signing_secret()
+            self._write_signing_secret(secrets.token_bytes(_SECRET_BYTES))
 
-    def _write_signing_secret(self) -> bytes:
-        secret = secrets.token_bytes(_SECRET_BYTES)
+    def _write_signing_secret(self, secret: bytes) -> bytes:
         stored = {"service": self.service, "signing_secret": secret.hex()}
         path = _signing_path(self.keys_dir, self.service)
         replace_file(path, json.dumps(stored, indent=2).encode() + b"\n")

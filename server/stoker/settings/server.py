@@ -139,6 +139,12 @@ class ServerSettings:
         number_of(float, 0, 86_400),
         "an older connection is closed with its next answer, a fifth earlier or later; 0 (the default): none is",
     )
+    keys_dir: Path | None = setting(
+        None,
+        read_path,
+        "folder with the keys in files called primary, secondary, admin and signing, which are followed",
+        "DIR",
+    )
     exit_on_error: bool | None = setting(
         None,
         read_switch,

@@ -8,11 +8,10 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Final
 
 from stoker import __version__
-from stoker.keys.keyring import AdminKey
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
@@ -60,7 +59,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         models = stock.take_first(None if settings.ends_on_error(len(offers)) else broken)
         if broken and not models and settings.exit_on_error is None:
             raise next(iter(broken.values()))
-        _provide_admin_key(settings, workspace)
+        stock.provide_admin_key()
         _warn_of_memory(settings)
         sockets, kept_ports = _listen(settings, [] if predecessor is None else predecessor.sockets)
         for sock in kept_ports:
@@ -107,13 +106,6 @@ def _warn_of_memory(settings: ServerSettings) -> None:
     chosen = body_memory(settings)
     if chosen.scarce:
         logger.warning("bodies could fill the memory: %s; %s", chosen, chosen.advice)
-
-
-def _provide_admin_key(settings: ServerSettings, workspace: Workspace) -> None:
-    """Make the key for loading and unloading models; where nothing can be written there is none."""
-    if settings.admin_key is None and (settings.auth or settings.token_auth):
-        with suppress(OSError):
-            AdminKey(workspace.create().keys_dir).ensure()
 
 
 def _say(line: str) -> None:

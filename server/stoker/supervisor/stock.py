@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.keys.keyring import Keyring, Keys
+from stoker.keys.keyring import AdminKey, Keyring, Keys
+from stoker.keys.mounted import KeysFolder
 from stoker.models.deployed import Deployed, deploy, resolve
 from stoker.models.offers import Offer, find_offers, registered_offer
 from stoker.models.sources import Broken
@@ -34,12 +35,17 @@ class Stock:
     """
 
     def __init__(self, settings: ServerSettings, workspace: Workspace, say: Callable[[str], None]) -> None:
-        """Prepare models of settings and a workspace; `say` tells the operator what takes long."""
+        """Prepare models of settings and a workspace; `say` tells the operator what takes long.
+
+        Raises:
+            InvalidSettings: The folder of keys that they name lacks some, or there are keys besides.
+        """
         self._settings = settings
         self._workspace = workspace
         self._say = say
         self._leases: dict[int, ExitStack] = {}
         self._first = ExitStack()
+        self._keys_folder = _keys_folder(settings, workspace)
 
     def __enter__(self) -> Self:
         return self
@@ -118,15 +124,36 @@ class Stock:
         )
         return dataclasses.replace(model, environment=environment)
 
+    def look_at_keys(self) -> None:
+        """Follow the keys that are kept in a folder of the operator's, if they have changed."""
+        if self._keys_folder is not None:
+            self._keys_folder.look()
+
+    def provide_admin_key(self) -> None:
+        """Make the key for loading and unloading models; where nothing can be written there is none."""
+        settings = self._settings
+        if settings.admin_key is not None or not (settings.auth or settings.token_auth):
+            return
+        with suppress(OSError):
+            self._workspace.create()
+            if self._keys_folder is not None and self._keys_folder.has_admin_key:
+                self._keys_folder.provide_admin_key()
+            else:
+                AdminKey(self._workspace.keys_dir).ensure()
+
     def _provide_keys(self, name: str) -> None:
         settings = self._settings
-        keyring = Keyring(self._workspace.keys_dir, keys_owner(settings.endpoint, name))
+        owner = keys_owner(settings.endpoint, name)
+        keyring = Keyring(self._workspace.keys_dir, owner)
         given = Keys.given(settings.primary_key, settings.secondary_key)
         takes_made_keys = given is None and (settings.auth or settings.token_auth)
         if not (takes_made_keys or settings.token_auth):
             return
         try:
             self._workspace.create()
+            if self._keys_folder is not None:
+                self._keys_folder.provide(owner)
+                return
             if takes_made_keys:
                 keyring.ensure()
             if settings.token_auth:
@@ -136,3 +163,13 @@ class Stock:
                 f"the keys of {name} cannot be kept in {self._workspace.keys_dir}: {error.strerror}; choose another "
                 "workspace with --workspace, or give keys as STOKER_PRIMARY_KEY and STOKER_SECONDARY_KEY"
             ) from error
+
+
+def _keys_folder(settings: ServerSettings, workspace: Workspace) -> KeysFolder | None:
+    folder = settings.keys_dir
+    if folder is None or not (settings.auth or settings.token_auth):
+        return None
+    if settings.primary_key or settings.secondary_key:
+        where = settings.keys_file or " and ".join(settings.given_keys)
+        raise InvalidSettings(f"keys come from {where} and from keys_dir {folder}; leave one out")
+    return KeysFolder(folder, workspace.keys_dir, signs=settings.token_auth)

@@ -193,7 +193,10 @@ def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[
         return ["  keys     none needed (--no-auth)"], ""
     stoker = shlex.quote(_command("stoker"))
     service = f"--name {name} --workspace {shlex.quote(_shown(workspace.root))}"
-    if settings.keys_file:
+    if settings.keys_dir is not None:
+        primary = shlex.quote(_shown(settings.keys_dir / "primary"))
+        keys, bearer = f"from {_shown(settings.keys_dir)}, followed", f"$(cat {primary})"
+    elif settings.keys_file:
         keys, bearer = f"from {settings.keys_file}", "$KEY"
     elif settings.given_keys:
         keys = f"from the environment: {' and '.join(settings.given_keys)}"

@@ -1,4 +1,4 @@
-"""Looking for versions and labels that come and go on the disk."""
+"""Looking for versions, labels and keys that come and go on the disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LABELS_S: Final = 1.0
 
 
 class Watch:
-    """Follows the labels of the models that are served and, if asked to, the versions on the disk."""
+    """Follows the labels of the models that are served, keys, and if asked to the versions on the disk."""
 
     def __init__(self, rollout: Rollout, stock: Stock, poll_s: float) -> None:
         """Begin; `poll_s` is how often to look for versions, 0 for never."""
@@ -48,6 +48,7 @@ class Watch:
             while True:
                 await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
                 looks.create_task(_whole(self.look_at_labels()))
+                looks.create_task(_whole(in_thread(self._stock.look_at_keys)))
                 if self._poll_s and loop.time() >= look_s and (looking is None or looking.done()):
                     looking = looks.create_task(_whole(self.look()))
                     look_s = loop.time() + self._poll_s

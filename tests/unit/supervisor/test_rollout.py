@@ -119,6 +119,9 @@ class PuppetStock:
     away: bool = False
     held: set[int] = field(default_factory=set)
 
+    def look_at_keys(self) -> None:
+        """They are never changed here."""
+
     def offers(self) -> dict[str, Offer]:
         if self.away:
             raise RepositoryError("the folder is away")

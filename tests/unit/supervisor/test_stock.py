@@ -13,6 +13,7 @@ from stoker.control.frontend_rules import ServerRules, ServiceRules
 from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
+from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
 from stoker.models.placement import place
@@ -73,6 +74,37 @@ def test_keys_need_a_workspace_that_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match=r"keys of doubler cannot be kept in .*: File exists; choose"):
         take(tmp_path, workspace)
     take(tmp_path, workspace, KEY)
+
+
+def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> None:
+    """None are made, those of the folder are followed, and the summary shows how a caller gets one."""
+    workspace, folder = Workspace(tmp_path / "workspace"), tmp_path / "keys"
+    folder.mkdir()
+    (folder / "primary").write_text(KEY)
+    model = ModelSettings(path=write_doubler(tmp_path / "doubler.onnx"), device=("cpu",))
+    settings = ServerSettings(models=(model,), keys_dir=folder)
+    with Stock(settings, workspace, print) as stock:
+        stock.take_first()
+        stock.provide_admin_key()
+        assert not (workspace.keys_dir / "doubler.keys").exists()
+        verifier = KeyVerifier(workspace.keys_dir, "doubler")
+        assert verifier.verify(f"Bearer {KEY}".encode())
+        (folder / "primary").write_text(KEY * 2)
+        stock.look_at_keys()
+        assert verifier.verify(f"Bearer {KEY * 2}".encode())
+    report = reported(Servable("doubler", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
+    lines = list(service_lines(settings, workspace, report, "http://x/score"))
+    assert any(f"keys     from {folder}, followed" in line for line in lines)
+
+
+def test_keys_come_from_one_place(tmp_path: Path) -> None:
+    """A folder and a variable would each say who is let in."""
+    settings = ServerSettings(keys_dir=tmp_path, primary_key=KEY)
+    with pytest.raises(
+        InvalidSettings, match=r"keys come from STOKER_PRIMARY_KEY and from keys_dir .*; leave"
+    ):
+        Stock(settings, Workspace(tmp_path), print)
+    assert Stock(dataclasses.replace(settings, auth=False), Workspace(tmp_path), print)
 
 
 def reported(servable: Servable, signature: Signature) -> ModelReport:

@@ -1,0 +1,177 @@
+"""Keys in files that somebody else keeps, such as a Secret that Kubernetes mounts: read at the start, and followed.
+
+The folder has a file for each key, called `primary`, `secondary`, `admin` and `signing`, with nothing but the key in
+it. Only their hashes, and the secret that signs tokens, are written into the workspace, from which frontends read
+them; see `stoker.keys.keyring`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from stoker.errors import InvalidSettings
+from stoker.keys.keyring import AdminKey, Keyring, Keys
+
+__all__ = ["KeysFolder", "MountedKeys"]
+
+logger = logging.getLogger(__name__)
+
+_FILES: Final = ("primary", "secondary", "admin", "signing")
+# Kubernetes replaces all files of a mounted Secret at once, by letting this link lead elsewhere.
+_ALL_AT_ONCE: Final = "..data"
+_SECRET_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MountedKeys:
+    """What the files hold; it stays out of `repr` and so out of logs.
+
+    Attributes:
+        keys: The keys of callers.
+        admin: The key for loading and unloading models; None without a file.
+        signing: The secret that signs tokens; None without a file.
+    """
+
+    keys: Keys = field(repr=False)
+    admin: Keys | None = field(default=None, repr=False)
+    signing: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, folder: Path, *, signs: bool) -> MountedKeys:
+        """Read the files.
+
+        Args:
+            folder: The folder.
+            signs: Whether the secret that signs tokens is needed.
+
+        Raises:
+            InvalidSettings: One that is needed is missing, or one cannot be a key.
+        """
+        texts = {name: text for name in _FILES if (text := _text(folder / name))}
+        keys = Keys.given(texts.get("primary"), texts.get("secondary"))
+        if keys is None:
+            raise InvalidSettings(f"there is no key in {folder}; write one into its file primary")
+        admin = texts.get("admin")
+        signing = texts.get("signing")
+        if signs and signing is None:
+            raise InvalidSettings(
+                f"there is no secret that signs tokens in {folder}; write 64 hexadecimal digits into its file signing"
+            )
+        return cls(keys, Keys(admin, admin) if admin else None, _secret(signing, folder) if signing else None)
+
+
+class KeysFolder:
+    """The keys of a server's services, kept in such a folder. Its methods may be called on any thread."""
+
+    def __init__(self, folder: Path, keys_dir: Path, *, signs: bool) -> None:
+        """Read the keys.
+
+        Args:
+            folder: The folder with the files.
+            keys_dir: The workspace's folder of keys.
+            signs: Whether the services take tokens.
+
+        Raises:
+            InvalidSettings: One that is needed is missing, or one cannot be a key.
+        """
+        self._folder = folder
+        self._keys_dir = keys_dir
+        self._signs = signs
+        self._owners: set[str] = set()
+        self._lock = Lock()
+        self._seen = _mark(folder)
+        self._keys = MountedKeys.read(folder, signs=signs)
+
+    @property
+    def has_admin_key(self) -> bool:
+        """Whether it has a key for loading and unloading models."""
+        return self._keys.admin is not None
+
+    def provide(self, owner: str) -> None:
+        """Let frontends know the keys of a service, from now on whenever they change.
+
+        Raises:
+            OSError: The workspace cannot be written.
+        """
+        with self._lock:
+            self._publish(owner)
+            self._owners.add(owner)
+
+    def provide_admin_key(self) -> None:
+        """Let frontends know the key for loading and unloading models, if there is one.
+
+        Raises:
+            OSError: The workspace cannot be written.
+        """
+        if self._keys.admin is not None:
+            AdminKey(self._keys_dir).adopt(self._keys.admin)
+
+    def look(self) -> None:
+        """Follow the files, if they have changed since the last look; what cannot be a key changes nothing."""
+        mark = _mark(self._folder)
+        if mark == self._seen:
+            return
+        # Before the files are read: what changes meanwhile is found by the next look.
+        self._seen = mark
+        try:
+            keys = MountedKeys.read(self._folder, signs=self._signs)
+        except (InvalidSettings, OSError) as error:
+            logger.warning("the keys stay as they are: %s", error)
+            return
+        with self._lock:
+            if keys == self._keys:
+                return
+            self._keys = keys
+            for owner in self._owners:
+                self._publish(owner)
+            self.provide_admin_key()
+        logger.info("the keys in %s have changed; from now on the new ones are valid", self._folder)
+
+    def _publish(self, owner: str) -> None:
+        keyring = Keyring(self._keys_dir, owner)
+        keyring.adopt(self._keys.keys)
+        if self._keys.signing is not None:
+            keyring.adopt_signing_secret(self._keys.signing)
+
+
+def _text(file: Path) -> str:
+    """What a file holds, without the line end that editors and `kubectl create secret --from-file` leave there."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"the key in {file} cannot be read: {error}") from error
+
+
+def _secret(text: str, folder: Path) -> bytes:
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) < _SECRET_BYTES:
+        raise InvalidSettings(
+            f"{folder / 'signing'} has to hold {2 * _SECRET_BYTES} hexadecimal digits or more"
+        )
+    return secret
+
+
+def _mark(folder: Path) -> object:
+    """What is another thing once the files have changed."""
+    try:
+        return os.readlink(folder / _ALL_AT_ONCE)  # noqa: PTH115  # the text of the link, not a path
+    except OSError:
+        return tuple(_stamp(folder / name) for name in _FILES)
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

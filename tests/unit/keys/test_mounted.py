@@ -1,0 +1,144 @@
+"""Keys in files that somebody else keeps."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import InvalidSettings
+from stoker.keys.keyring import ADMIN, AdminKey, read_signing_secret
+from stoker.keys.mounted import KeysFolder, MountedKeys
+from stoker.keys.verifier import KeyVerifier
+
+OLD, NEW, OTHER = "old-" * 8, "new-" * 8, "other-" * 4
+SECRET = "ab" * 32
+
+
+def written(folder: Path, **keys: str) -> Path:
+    """A folder with these keys, each with a line end as editors leave it."""
+    folder.mkdir(exist_ok=True)
+    for name, key in keys.items():
+        (folder / name).write_text(f"{key}\n")
+    return folder
+
+
+def mounted(folder: Path, version: str, **keys: str) -> Path:
+    """A folder as Kubernetes mounts a Secret: all files appear at once, by a link that is replaced."""
+    folder.mkdir(exist_ok=True)
+    written(folder / version, **keys)
+    (folder / "..new").symlink_to(version)
+    (folder / "..new").rename(folder / "..data")
+    for name in keys:
+        link = folder / name
+        if not link.is_symlink():
+            link.symlink_to(Path("..data") / name)
+    return folder
+
+
+def accepts(keys_dir: Path, owner: str, key: str) -> bool:
+    return KeyVerifier(keys_dir, owner).verify(f"Bearer {key}".encode())
+
+
+def test_keys_of_a_folder_are_those_of_each_service(tmp_path: Path) -> None:
+    """Frontends take both keys; the workspace has only their hashes, and nothing that could be shown."""
+    folder = KeysFolder(written(tmp_path / "f", primary=OLD, secondary=OTHER), tmp_path / "keys", signs=False)
+    for owner in ("a", "b"):
+        folder.provide(owner)
+        assert accepts(tmp_path / "keys", owner, OLD)
+        assert accepts(tmp_path / "keys", owner, OTHER)
+    texts = [file.read_bytes() for file in (tmp_path / "keys").iterdir()]
+    assert not any(OLD.encode() in text for text in texts)
+    assert not folder.has_admin_key
+
+
+@pytest.mark.parametrize("write", [written, None], ids=["files", "secret"])
+def test_a_new_key_holds_at_the_next_look(tmp_path: Path, write: object) -> None:
+    """Frontends that run follow at once, for the shared counter moves; without a change nothing does."""
+    count = iter(range(9))
+
+    def change(**keys: str) -> Path:
+        if write is not None:
+            return written(tmp_path / "f", **keys)
+        return mounted(tmp_path / "f", f"..{next(count)}", **keys)
+
+    folder = KeysFolder(change(primary=OLD, admin=OTHER), tmp_path / "keys", signs=False)
+    folder.provide("a")
+    folder.provide_admin_key()
+    verifier, admin = KeyVerifier(tmp_path / "keys", "a"), KeyVerifier(tmp_path / "keys", ADMIN)
+    counter = (tmp_path / "keys" / "generation").read_bytes()
+    folder.look()
+    assert (tmp_path / "keys" / "generation").read_bytes() == counter
+    change(primary=NEW, admin=NEW + "!")
+    folder.look()
+    assert verifier.verify(f"Bearer {NEW}".encode())
+    assert not verifier.verify(f"Bearer {OLD}".encode())
+    assert admin.verify(f"Bearer {NEW}!".encode())
+
+
+def test_what_cannot_be_a_key_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once, and the keys of before stay valid until there are others."""
+    folder = KeysFolder(written(tmp_path / "f", primary=OLD), tmp_path / "keys", signs=False)
+    folder.provide("a")
+    (tmp_path / "f" / "primary").write_text("short")
+    with caplog.at_level(logging.WARNING):
+        folder.look()
+        folder.look()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the keys stay as they are: the primary key has 5 characters; it has to have 16 to 512"
+    ]
+    assert accepts(tmp_path / "keys", "a", OLD)
+    (tmp_path / "f" / "primary").unlink()
+    folder.look()
+    assert accepts(tmp_path / "keys", "a", OLD)
+    written(tmp_path / "f", primary=NEW)
+    folder.look()
+    assert accepts(tmp_path / "keys", "a", NEW)
+
+
+def test_one_key_is_the_only_one(tmp_path: Path) -> None:
+    """Where the folder has one key, no other is made beside it."""
+    keys = MountedKeys.read(written(tmp_path / "f", secondary=OTHER), signs=False)
+    assert (keys.keys.primary, keys.keys.secondary) == (OTHER, OTHER)
+    assert OTHER not in repr(keys)
+
+
+def test_tokens_are_signed_by_the_secret_of_the_folder(tmp_path: Path) -> None:
+    """All pods of a service sign and check tokens alike."""
+    folder = KeysFolder(written(tmp_path / "f", primary=OLD, signing=SECRET), tmp_path / "keys", signs=True)
+    folder.provide("a")
+    assert read_signing_secret(tmp_path / "keys", "a") == bytes.fromhex(SECRET)
+
+
+@pytest.mark.parametrize(
+    ("keys", "signs", "message"),
+    [
+        ({}, False, "there is no key in .*f; write one into its file primary"),
+        ({"admin": OTHER}, False, "there is no key in"),
+        ({"primary": "short"}, False, "the primary key has 5 characters"),
+        ({"primary": OLD}, True, "there is no secret that signs tokens in"),
+        ({"primary": OLD, "signing": "ab"}, True, "signing has to hold 64 hexadecimal digits or more"),
+        ({"primary": OLD, "signing": "no digits"}, False, "signing has to hold 64"),
+    ],
+)
+def test_a_folder_without_what_is_needed_stops_the_start(
+    tmp_path: Path, keys: dict[str, str], signs: bool, message: str
+) -> None:
+    """The message names the file, and what it has to hold."""
+    with pytest.raises(InvalidSettings, match=message):
+        KeysFolder(written(tmp_path / "f", **keys), tmp_path / "keys", signs=signs)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A folder in the place of a key is somebody's mistake, not an absent key."""
+    (written(tmp_path / "f") / "primary").mkdir()
+    with pytest.raises(InvalidSettings, match=r"the key in .*primary cannot be read"):
+        MountedKeys.read(tmp_path / "f", signs=False)
+
+
+def test_an_admin_key_of_the_folder_is_published_alone(tmp_path: Path) -> None:
+    """Nothing is kept of it that `stoker keys show admin` could show."""
+    folder = KeysFolder(written(tmp_path / "f", primary=OLD, admin=OTHER), tmp_path / "keys", signs=False)
+    folder.provide_admin_key()
+    assert folder.has_admin_key
+    assert accepts(tmp_path / "keys", ADMIN, OTHER)
+    assert not AdminKey(tmp_path / "keys").path.exists()
