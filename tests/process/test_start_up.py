@@ -234,6 +234,21 @@ def test_bad_arguments_are_told(doubler: Path, tmp_path: Path, arguments: list[s
     assert "Traceback" not in said
 
 
+def test_a_workspace_that_cannot_be_looked_into_ends_the_start(doubler: Path, tmp_path: Path) -> None:
+    """Exit code 2 and a sentence; frontends would end at that again and again, with the keys that were given too."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    # Nobody, not even root, can follow it.
+    (workspace / "keys").symlink_to("keys")
+
+    said = _refused(doubler, "--port", "0", "--workspace", workspace, exit_code=2)
+
+    assert said.startswith(
+        f"stoker serve: the workspace {workspace} cannot be used (Too many levels of symbolic"
+    )
+    assert said.count("\n") == 1
+
+
 def test_nothing_to_serve_is_told(tmp_path: Path) -> None:
     """An empty workspace: what could be served, and how."""
     said = _refused("--port", "0", "--workspace", tmp_path / "workspace", exit_code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
@@ -130,7 +131,11 @@ class Stock:
             self._keys_folder.look()
 
     def provide_admin_key(self) -> None:
-        """Make the key for loading and unloading models; where nothing can be written there is none."""
+        """Make the key for loading and unloading models; where nothing can be written there is none.
+
+        Raises:
+            InvalidSettings: The workspace cannot be looked into, at which every frontend would end again and again.
+        """
         settings = self._settings
         if settings.admin_key is not None or not (settings.auth or settings.token_auth):
             return
@@ -140,6 +145,7 @@ class Stock:
                 self._keys_folder.provide_admin_key()
             else:
                 AdminKey(self._workspace.keys_dir).ensure()
+        _check_keys_dir(self._workspace)
 
     def _provide_keys(self, name: str) -> None:
         settings = self._settings
@@ -173,3 +179,15 @@ def _keys_folder(settings: ServerSettings, workspace: Workspace) -> KeysFolder |
         where = settings.keys_file or " and ".join(settings.given_keys)
         raise InvalidSettings(f"keys come from {where} and from keys_dir {folder}; leave one out")
     return KeysFolder(folder, workspace.keys_dir, signs=settings.token_auth)
+
+
+def _check_keys_dir(workspace: Workspace) -> None:
+    try:
+        os.close(os.open(workspace.keys_dir / "generation", os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidSettings(
+            f"the workspace {workspace.root} cannot be used ({error.strerror}: {error.filename}); give it to the "
+            f"user that runs the server, who has the id {os.geteuid()}, or name another one with --workspace"
+        ) from error
