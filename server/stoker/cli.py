@@ -23,6 +23,7 @@ _COMMANDS: Final = (
     "models",
     "keys",
     "token",
+    "kubernetes",
     "score",
     "data",
     "doctor",

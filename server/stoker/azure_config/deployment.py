@@ -17,6 +17,7 @@ from stoker.settings.server import ImportedSettings
 __all__ = ["DeploymentConfig"]
 
 _KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_MOST_REPLICAS: Final = 64
 _SECRET: Final = {"primary_key", "secondary_key"}
 
 
@@ -89,8 +90,17 @@ class DeploymentConfig:
         return cls(kind, values, source)
 
     def imported(self) -> ImportedSettings:
-        """The settings of Stoker that it asks for, and what the operator is told of it."""
+        """Return the settings of Stoker that it asks for on one machine, and what the operator is told of it.
+
+        Raises:
+            InvalidSettings: It asks for more than one machine runs.
+        """
         values = self.values
+        if (self.replicas or 0) > _MOST_REPLICAS:
+            raise InvalidSettings(
+                f"{self.source}: {self.replicas} replicas are more than the {_MOST_REPLICAS} of one machine; ask for "
+                "fewer, or have them in a cluster (stoker kubernetes render)"
+            )
         server = {
             "auth": self.takes_keys,
             "token_auth": self.takes_tokens,

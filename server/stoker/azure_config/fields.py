@@ -84,7 +84,7 @@ _AKS: Final[frozenset[Kind]] = frozenset({"aks"})
 _ACI: Final[frozenset[Kind]] = frozenset({"aci"})
 _LOCAL: Final[frozenset[Kind]] = frozenset({"local"})
 _CLOUD: Final = _AKS | _ACI
-_REPLICAS: Final = whole(1, 64)
+_REPLICAS: Final = whole(1, 10_000)
 _SECONDS: Final = whole(1, 86_400)
 _MILLISECONDS: Final = whole(1, 3_600_000)
 
@@ -98,7 +98,7 @@ def _field(
 FIELDS: Final = (
     _field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, flag),
     _field("autoscale_min_replicas", "autoScaler.minReplicas", _AKS, _REPLICAS),
-    _field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, whole(1, 10_000), "autoscaling"),
+    _field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, _REPLICAS, "autoscaling"),
     _field("autoscale_refresh_seconds", "autoScaler.refreshPeriodInSeconds", _AKS, _SECONDS, "autoscaling"),
     _field(
         "autoscale_target_utilization", "autoScaler.targetUtilization", _AKS, whole(1, 100), "autoscaling"

@@ -94,6 +94,8 @@ def load_settings(
     if file is not None:
         content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
         listed = content.pop("models", [])
+        # What is said there is of the cluster; `stoker kubernetes` reads it.
+        content.pop("kubernetes", None)
         values.update(_relative_to(file.parent, converted(ServerSettings, content, str(file), ["models"])))
         values["models"] = _models(listed, file)
     for name in settable:

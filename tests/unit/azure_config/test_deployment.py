@@ -230,9 +230,12 @@ def test_a_local_deployment_has_a_port(tmp_path: Path) -> None:
         ([], "must hold a JSON object, not list"),
         ("{", "deploymentconfig.json is not JSON"),
         ({"computeType": "aks", "authEnabled": "yes"}, "authEnabled must be true or false, got 'yes'"),
-        ({"computeType": "aks", "numReplicas": 0}, "numReplicas must be a whole number from 1 to 64, got 0"),
-        ({"computeType": "aks", "numReplicas": True}, "numReplicas must be a whole number from 1 to 64"),
-        ({"computeType": "aks", "numReplicas": 1.5}, "numReplicas must be a whole number from 1 to 64"),
+        (
+            {"computeType": "aks", "numReplicas": 0},
+            "numReplicas must be a whole number from 1 to 10000, got 0",
+        ),
+        ({"computeType": "aks", "numReplicas": True}, "numReplicas must be a whole number from 1 to 10000"),
+        ({"computeType": "aks", "numReplicas": 1.5}, "numReplicas must be a whole number from 1 to 10000"),
         (
             {"computeType": "aks", "scoringTimeoutMs": "1"},
             "must be a whole number from 1 to 3600000, got '1'",

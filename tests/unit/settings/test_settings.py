@@ -478,3 +478,8 @@ def test_processes_and_threads_share_the_cores(
     monkeypatch.setattr("stoker.settings.server.usable_cores", lambda: cores)
     settings = ServerSettings(frontends=frontends)
     assert (settings.frontend_count, settings.device_threads) == expected
+
+
+def test_what_a_file_says_of_a_cluster_is_passed_over(tmp_path: Path) -> None:
+    """One file describes the server and its place in a cluster; a server reads its own part."""
+    assert load(tmp_path, "port: 9\nkubernetes: {image: stoker, replicas: 3}\n") == ServerSettings(port=9)

@@ -1,0 +1,52 @@
+"""The NetworkPolicy: who reaches the pods, and whom they reach."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stoker.cluster.objects.metadata import metadata, selector
+from stoker.cluster.plan import ClusterPlan
+
+__all__ = ["network"]
+
+_NAME_LABEL: Final = "kubernetes.io/metadata.name"
+_KEDA: Final = "keda"
+
+
+def network(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return the policy.
+
+    Callers are the namespace's own pods, those of the Gateway's, of KEDA's and of named ones; where the Service can
+    be reached from outside the cluster, everybody. Pods connect to nobody unless the plan allows it.
+    """
+    if not plan.network_policy:
+        return []
+    ports = [{"port": "http", "protocol": "TCP"}]
+    if plan.grpc_port:
+        ports.append({"port": "grpc", "protocol": "TCP"})
+    ingress: dict[str, Any] = {"ports": ports}
+    if plan.service_type == "ClusterIP":
+        ingress["from"] = [{"podSelector": {}}, *(_of(name) for name in _namespaces(plan))]
+    spec: dict[str, Any] = {
+        "podSelector": {"matchLabels": selector(plan)},
+        "policyTypes": ["Ingress"] if plan.allow_egress else ["Ingress", "Egress"],
+        "ingress": [ingress],
+    }
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata(plan, plan.instance),
+            "spec": spec,
+        }
+    ]
+
+
+def _namespaces(plan: ClusterPlan) -> list[str]:
+    gateway = [] if plan.gateway is None else [plan.gateway.partition("/")[0]]
+    scaler = [_KEDA] if plan.autoscaler == "keda" else []
+    return list(dict.fromkeys([*gateway, *scaler, *plan.allow_from]))
+
+
+def _of(namespace: str) -> dict[str, Any]:
+    return {"namespaceSelector": {"matchLabels": {_NAME_LABEL: namespace}}}

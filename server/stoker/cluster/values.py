@@ -1,0 +1,208 @@
+"""What the values of a plan may be.
+
+As `stoker.settings.values`: a reader returns the value, or raises ValueError with words that follow the name. Values
+come as texts from the command line, and as numbers, lists and mappings from YAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = [
+    "MODELS_FOLDER",
+    "is_label",
+    "is_label_value",
+    "read_claim",
+    "read_count_or_share",
+    "read_gateway",
+    "read_label",
+    "read_labels_by_name",
+    "read_models_place",
+    "read_object_name",
+    "read_object_names",
+    "read_resource",
+    "read_tolerations",
+    "read_traffic",
+    "read_word",
+    "taint_parts",
+]
+
+MODELS_FOLDER: Final = "/models"
+"""Where models are in the pod."""
+
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_SUBDOMAIN: Final = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
+)
+_SERVICE: Final = re.compile(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", re.ASCII)
+_QUALIFIED: Final = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII
+)
+_VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_WORD: Final = re.compile(r"[!-~]+", re.ASCII)
+_SHARE: Final = re.compile(r"(100|[1-9]?[0-9])%", re.ASCII)
+_DIGEST: Final = re.compile(r".+@sha256:[0-9a-f]{64}", re.ASCII)
+_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_MOST_REPLICAS: Final = 10_000
+
+
+def read_object_name(value: Any) -> str:
+    """A name of an object of which others are named: 1 to 50 small letters, digits and '-', the first a letter."""
+    if not isinstance(value, str) or not _SERVICE.fullmatch(value):
+        raise ValueError(
+            "must be 1 to 50 small letters, digits and '-', the first a letter, the last none of '-'"
+        )
+    return value
+
+
+def read_label(value: Any) -> str:
+    """A name of a namespace or claim."""
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        raise ValueError("must be 1 to 63 small letters, digits and '-', which neither begins nor ends it")
+    return value
+
+
+def read_object_names(value: Any) -> tuple[str, ...]:
+    """Names of objects, or hosts, with commas between them, or a list of them."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise ValueError("must be a name, or several with commas between them")
+    stripped = tuple(name.strip() if isinstance(name, str) else name for name in names)
+    for name in stripped:
+        if not isinstance(name, str) or not _SUBDOMAIN.fullmatch(name.removeprefix("*.")):
+            raise ValueError("must be names of small letters, digits, '-' and '.'")
+    return stripped
+
+
+def read_word(value: Any) -> str:
+    """A text without spaces, such as the reference of an image."""
+    if not isinstance(value, str) or not _WORD.fullmatch(value):
+        raise ValueError("must be a text without spaces")
+    return value
+
+
+def read_resource(value: Any) -> str:
+    """What a device plugin calls its devices, for instance nvidia.com/gpu."""
+    if not isinstance(value, str) or "/" not in value or not _QUALIFIED.fullmatch(value):
+        raise ValueError(
+            "must be the name of a resource, for instance nvidia.com/gpu or nvidia.com/mig-1g.10gb"
+        )
+    return value
+
+
+def read_count_or_share(value: Any) -> int | str:
+    """A number of pods, or a percentage of them."""
+    text = str(value)
+    if not isinstance(value, bool) and text.isascii() and text.isdigit() and int(text) <= _MOST_REPLICAS:
+        return int(text)
+    if not _SHARE.fullmatch(text):
+        raise ValueError("must be a number of pods or a percentage, for instance 1 or 10%")
+    return text
+
+
+def read_gateway(value: Any) -> str:
+    """A Gateway as NAMESPACE/NAME."""
+    namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if not (slash and _LABEL.fullmatch(namespace) and _SUBDOMAIN.fullmatch(name)):
+        raise ValueError("must be the Gateway as NAMESPACE/NAME")
+    return str(value)
+
+
+def read_claim(value: Any) -> str:
+    """A PersistentVolumeClaim."""
+    if not isinstance(value, str) or not _SUBDOMAIN.fullmatch(value):
+        raise ValueError("must be the name of a PersistentVolumeClaim")
+    return value
+
+
+def read_models_place(value: Any) -> str:
+    """Where the models of a pod come from: `image`, `pvc://CLAIM[/PATH]` or `oci://REFERENCE@sha256:DIGEST`."""
+    allowed = "must be image, pvc://CLAIM/PATH or oci://REFERENCE@sha256:DIGEST"
+    if value == "image":
+        return "image"
+    scheme, _, rest = value.partition("://") if isinstance(value, str) else ("", "", "")
+    match scheme:
+        case "pvc":
+            claim, _, folder = rest.partition("/")
+            if not _SUBDOMAIN.fullmatch(claim) or ".." in folder.split("/"):
+                raise ValueError(allowed)
+        case "oci":
+            if not _WORD.fullmatch(rest) or not _DIGEST.fullmatch(rest):
+                raise ValueError(f"{allowed}; a tag may name another image tomorrow, a digest cannot")
+        case _:
+            raise ValueError(allowed)
+    return str(value)
+
+
+def read_labels_by_name(value: Any) -> dict[str, str]:
+    """Labels of nodes: a mapping, or NAME=VALUE with commas between them."""
+    labels = _pairs(value, "NAME=VALUE, several with commas between them")
+    for name, content in labels.items():
+        if not _QUALIFIED.fullmatch(name) or not _VALUE.fullmatch(content):
+            raise ValueError(f"must be labels, which {name}={content} cannot be")
+    return labels
+
+
+def is_label(name: str) -> bool:
+    """Whether this can be the name of a label, without a prefix."""
+    return "/" not in name and _QUALIFIED.fullmatch(name) is not None
+
+
+def is_label_value(text: str) -> bool:
+    """Whether a label can have this value."""
+    return _VALUE.fullmatch(text) is not None
+
+
+def read_tolerations(value: Any) -> tuple[str, ...]:
+    """Taints that are tolerated, as `kubectl taint` writes them: NAME[=VALUE][:EFFECT]."""
+    taints = value.split(",") if isinstance(value, str) else value
+    if not isinstance(taints, list | tuple) or not all(isinstance(taint, str) for taint in taints):
+        raise ValueError("must be NAME[=VALUE][:EFFECT], several with commas between them")
+    for taint in taints:
+        key, content, effect = taint_parts(taint)
+        if not _QUALIFIED.fullmatch(key) or not _VALUE.fullmatch(content or ""):
+            raise ValueError(f"must be NAME[=VALUE][:EFFECT], which {taint!r} is not")
+        if effect not in ("", *_EFFECTS):
+            raise ValueError(f"must have one of the effects {', '.join(_EFFECTS)}, not {effect}")
+    return tuple(taints)
+
+
+def taint_parts(taint: str) -> tuple[str, str | None, str]:
+    """The name of a taint, its value if one is said, and its effect; empty for all effects."""
+    pair, _, effect = taint.strip().partition(":")
+    key, equals, content = pair.partition("=")
+    return key, content if equals else None, effect
+
+
+def read_traffic(value: Any) -> dict[str, float]:
+    """Percentages of an endpoint's versions: a mapping, or NAME=PERCENTAGE with commas between them."""
+    result: dict[str, float] = {}
+    for name, content in _pairs(value, "VERSION=PERCENTAGE, several with commas between them").items():
+        read_object_name(name)
+        try:
+            share = float(content)
+        except ValueError:
+            raise ValueError(f"must have numbers as percentages, not {content!r} for {name}") from None
+        if not 0 <= share <= 100:
+            raise ValueError(f"must have percentages from 0 to 100, not {content} for {name}")
+        result[name] = share
+    return result
+
+
+def _pairs(value: Any, form: str) -> dict[str, str]:
+    if isinstance(value, Mapping):
+        return {str(name): _as_typed(content) for name, content in value.items()}
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"must be {form}")
+    pairs = [pair.strip().partition("=") for pair in value.split(",")]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise ValueError(f"must be {form}")
+    if len({name for name, _, _ in pairs}) < len(pairs):
+        raise ValueError("must have each name once")
+    return {name: content for name, _, content in pairs}
+
+
+def _as_typed(content: Any) -> str:
+    return str(content).lower() if isinstance(content, bool) else str(content)

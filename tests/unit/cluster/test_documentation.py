@@ -1,0 +1,33 @@
+"""The page on Kubernetes names every setting of a plan, and every keyword of Azure's."""
+
+import re
+from pathlib import Path
+
+from stoker.azure_config.fields import fields_of
+from stoker.cluster.plan import ClusterPlan
+from stoker.settings.fields import settings_of
+
+PAGE = (Path(__file__).parents[3] / "server" / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    table = PAGE.partition(heading + "\n")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[1:]]
+
+
+def test_the_table_of_settings_is_complete() -> None:
+    """Each setting has its option and key, in the order of the plan, and its default where it is a plain value."""
+    table = rows("| option | file | default | meaning |")
+    fields = settings_of(ClusterPlan)
+    assert [key.strip("`") for _, key, _, _ in table] == list(fields)
+    for option, key, default, _ in table:
+        name = key.strip("`")
+        assert option.strip("`") == "--" + name.replace("_", "-")
+        if fields[name].default not in (None, "", (), 0):
+            assert default.lower() == str(fields[name].default).lower()
+
+
+def test_the_table_of_azures_keywords_is_complete() -> None:
+    """Each keyword stands in one row."""
+    named = [name for cells in rows("| keyword | object |") for name in re.findall(r"`(\w+)`", cells[0])]
+    assert sorted(named) == sorted(field.keyword for field in fields_of("aks"))

@@ -1,0 +1,136 @@
+"""Options and files as plans, and the Dockerfile of a plan's image."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cluster.dockerfile import dockerfile
+from stoker.cluster.options import listed_models, plan_from
+from stoker.errors import InvalidSettings
+
+
+def planned(tmp_path: Path, text: str, *paths: str, **arguments: Any) -> Any:
+    file = tmp_path / "deployment.yaml"
+    file.write_text(text)
+    return plan_from({"image": "stoker:1", **arguments}, paths, file, None)
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    """Fields below `kubernetes`, settings of the server beside them, and options above both."""
+    text = "timeout_ms: 5\nmodels: [{path: a.onnx}]\nkubernetes: {replicas: 2, namespace: models, name: b}\n"
+    plan = planned(tmp_path, text, replicas="3")
+    assert (plan.name, plan.replicas, plan.namespace, plan.server) == ("b", 3, "models", {"timeout_ms": 5})
+    assert plan.serves == ({"name": "b", "path": "/models/a.onnx"},)
+    assert planned(tmp_path, text, "c.onnx").serves == ({"name": "b", "path": "/models/c.onnx"},)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "inside"),
+    [
+        ("digits.onnx", "digits", "/models/digits.onnx"),
+        ("clothes/score.py", "clothes", "/models/clothes/score.py"),
+        ("model.onnx", "model", "/models/model.onnx"),
+        ("/models/Churn", "churn", "/models/Churn"),
+    ],
+)
+def test_a_model_gives_its_name_and_place(path: str, name: str, inside: str) -> None:
+    """The only model names the service, and is below /models in the pod."""
+    plan = plan_from({"image": "stoker:1"}, [path], None, None)
+    assert (plan.name, plan.serves[0]["path"]) == (name, inside)
+
+
+def test_a_file_whose_name_no_service_can_have_needs_one() -> None:
+    """Another name can be given, and then the file's is nobody's concern."""
+    with pytest.raises(InvalidSettings, match="b_2 cannot be the name of a service in a cluster; choose one"):
+        plan_from({"image": "stoker:1"}, ["B_2"], None, None)
+    assert plan_from({"image": "stoker:1", "name": "b"}, ["B_2"], None, None).serves[0]["name"] == "b"
+
+
+def test_several_models_have_names_of_their_own(tmp_path: Path) -> None:
+    """The service is then called as is said, its models as they are or as their files."""
+    text = "models: [{path: a.onnx}, {path: b/score.py, name: c, model_dir: b/model}]\nkubernetes: {name: pair}\n"
+    plan = planned(tmp_path, text)
+    assert plan.services == ("a", "c")
+    assert plan.serves[1]["model_dir"] == "/models/b/model"
+    with pytest.raises(InvalidSettings, match="the service has no name"):
+        plan_from({"image": "stoker:1"}, ["a.onnx", "b.onnx"], None, None)
+
+
+def test_what_a_pod_has_itself_is_said(tmp_path: Path) -> None:
+    """Address and port of a file are for one machine, and packages are in the image."""
+    plan = planned(
+        tmp_path,
+        "port: 9000\nmodels: [{path: a/score.py, environment: a/conda.yml, environment_managed: system}]\n",
+    )
+    assert plan.server == {}
+    assert "port of" in plan.notes[0]
+    assert plan.serves[0] == {"name": "a", "path": "/models/a/score.py", "environment": "/models/a/conda.yml"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "models: [{registered: mnist}]",
+            "needs a path: the workspace with registered models is on this machine",
+        ),
+        ("models: [{path: a/score.py, uses: mnist}]", "lay them into a folder, as model_dir"),
+        ("models: [{path: ../a.onnx}]", "cannot be in the pod, whose models are below /models"),
+        ("models: [{path: /tmp/a.onnx}]", "cannot be in the pod"),
+        ("models: [{path: a.onnx, batch: 3}]", "there is no setting 'batch'"),
+        ("models: a.onnx", "models must be a list"),
+        ("grpc_tls_cert: a.pem\nmodels: [{path: a.onnx}]", "names a file that the pod has not"),
+        ("kubernetes: {replica: 3}\nmodels: [{path: a.onnx}]", "did you mean replicas"),
+        ("kubernetes: [a]\nmodels: [{path: a.onnx}]", "kubernetes must hold settings by name"),
+        ("timeout: 3\nmodels: [{path: a.onnx}]", "there is no setting 'timeout'"),
+        ("port: 8080", "nothing is served"),
+    ],
+)
+def test_files_that_cannot_be_a_plan_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    """The message names the file or the value, and says what to do."""
+    with pytest.raises(InvalidSettings) as refused:
+        planned(tmp_path, text, name="a")
+    assert message in str(refused.value)
+
+
+def test_an_image_takes_along_what_its_models_need() -> None:
+    """An ONNX file with its weights beside it, the folder of a script, what settings name; and their packages."""
+    models: list[dict[str, Any]] = [
+        {"path": "digits.onnx"},
+        {"path": "clothes/score.py", "model_dir": "clothes/model", "sample_input": "samples/clothes.json"},
+        {"path": "churn"},
+    ]
+    assert dockerfile(
+        "stoker:1", models, ["--extra-index-url https://example.com/a b", "scipy==1.14", "a>=2; b"]
+    ) == (
+        "FROM stoker:1\n"
+        "USER root\n"
+        "RUN pip install --no-cache-dir --extra-index-url 'https://example.com/a b' scipy==1.14 'a>=2; b'\n"
+        "USER 10001\n"
+        'COPY ["digits.onnx*", "/models/"]\n'
+        'COPY ["clothes", "/models/clothes"]\n'
+        'COPY ["clothes/model", "/models/clothes/model"]\n'
+        'COPY ["samples/clothes.json", "/models/samples/clothes.json"]\n'
+        'COPY ["churn", "/models/churn"]\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("score.py", "would take all of the current folder"),
+        ("../a", "is outside of the folder"),
+        ("/a", "is outside"),
+    ],
+)
+def test_an_image_takes_nothing_else_along(path: str, message: str) -> None:
+    """A script at the top would bring the workspace with its keys; nothing is copied from outside."""
+    with pytest.raises(InvalidSettings, match=message):
+        dockerfile("stoker", [{"path": path}])
+
+
+def test_nothing_to_put_into_an_image() -> None:
+    """An image without models is not what was asked for."""
+    with pytest.raises(InvalidSettings, match="nothing is served"):
+        listed_models([], None)

@@ -1,0 +1,80 @@
+"""`stoker kubernetes`."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker import cli
+
+
+def test_what_is_missing_in_the_output_is_said_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output is YAML alone; the Secret that the pods wait for is on standard error, as a command."""
+    assert cli.main(["kubernetes", "render", "digits.onnx", "--image", "stoker:1", "--namespace", "ml"]) == 0
+    printed = capsys.readouterr()
+    assert all(content["metadata"]["namespace"] == "ml" for content in yaml.safe_load_all(printed.out))
+    assert "kubectl create secret generic digits-keys --namespace ml --from-literal=primary=" in printed.err
+    assert "signing" not in printed.err
+
+
+def test_a_plan_that_cannot_be_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence on standard error, and exit code 2."""
+    assert (
+        cli.main(
+            ["kubernetes", "render", "digits.onnx", "--image", "a", "--gpus", "1", "--max-unavailable", "0"]
+        )
+        == 2
+    )
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "stoker kubernetes: max_unavailable 0 needs a GPU to spare for each rollout; say so with --spare-gpus\n"
+    )
+
+
+@pytest.mark.parametrize("action", ["render", "kserve", "dockerfile"])
+def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each action says what it does and what can be set."""
+    with pytest.raises(SystemExit):
+        cli.main(["kubernetes", action, "--help"])
+    printed = capsys.readouterr().out
+    assert "--image" in printed or "--from" in printed
+
+
+def test_runtimes_of_kserve_differ_in_what_they_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    """For scripts another format and the folder of the model; for gRPC the port that KServe is to use alone."""
+
+    def runtime(*options: str) -> tuple[dict, dict]:
+        assert cli.main(["kubernetes", "kserve", "--image", "stoker:1", *options]) == 0
+        content = yaml.safe_load(capsys.readouterr().out)
+        return content, content["spec"]["containers"][0]
+
+    content, container = runtime("--scripts")
+    assert content["metadata"]["name"] == "stoker-azureml"
+    assert container["args"][:1] == ["/mnt/models/score.py"]
+    assert "--model-dir=/mnt/models" in container["args"]
+    assert content["spec"]["supportedModelFormats"] == [{"name": "azureml", "version": "1"}]
+    content, container = runtime("--grpc")
+    assert container["ports"] == [{"name": "h2c", "containerPort": 9000, "protocol": "TCP"}]
+    assert (content["spec"]["protocolVersions"], "--grpc-port=9000" in container["args"]) == (
+        ["grpc-v2"],
+        True,
+    )
+
+
+def test_the_dockerfile_has_the_packages_beside_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The environment file that lies beside it is installed, unless another one is named."""
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "score.py").touch()
+    (tmp_path / "digits" / "requirements.txt").write_text("scipy==1.14\n")
+    (tmp_path / "other.txt").write_text("rapidfuzz\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["kubernetes", "dockerfile", "digits/score.py", "--from", "stoker:1"]) == 0
+    assert capsys.readouterr().out == (
+        "FROM stoker:1\nUSER root\nRUN pip install --no-cache-dir scipy==1.14\nUSER 10001\n"
+        'COPY ["digits", "/models/digits"]\n'
+    )
+    assert cli.main(["kubernetes", "dockerfile", "digits/score.py", "--environment", "other.txt"]) == 0
+    assert "RUN pip install --no-cache-dir rapidfuzz\n" in capsys.readouterr().out
