@@ -1,4 +1,4 @@
-"""CPU cores that this process may use: those that the kernel gives it, and the limit of its container.
+"""The control groups of this process, and the CPU cores that it may use: those of the kernel, within their limit.
 
 A container with a limit sees all cores of its machine, but is stopped for the rest of each period once its share is
 used up: more threads than its share has cores make it slower, not faster.
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["core_count", "cpu_limit", "usable_cores"]
+__all__ = ["core_count", "cpu_limit", "own_groups", "usable_cores"]
 
 _ROOT: Final = Path("/")
 
@@ -36,13 +36,12 @@ def core_count(cores: int, limit: float | None) -> int:
 def cpu_limit(root: Path) -> float | None:
     """Return the CPU seconds a second that the process's control group may use, None without limit.
 
-    The limits of the groups around it hold too. In a container the files of its own group are usually where those of
-    the machine's would be, whatever path it is told.
+    The limits of the groups around it hold too.
 
     Args:
-        root: The root of the file system.
+        root: Where the file systems of the kernel are.
     """
-    limits = [limit for folder in _folders(root) if (limit := _limit(folder)) is not None]
+    limits = [limit for folder in own_groups(root, "cpu") if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
 
@@ -52,24 +51,33 @@ def _own_limit() -> float | None:
     return cpu_limit(_ROOT)
 
 
-def _folders(root: Path) -> Iterator[Path]:
-    """The group of this process and those around it, of both versions of control groups."""
+def own_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's group, and of those around it, in both versions of control groups.
+
+    A container that sees only its own groups has them at the root, whatever its path is called outside: folders that
+    are not there are among these.
+
+    Args:
+        root: Where the file systems of the kernel are.
+        controller: What is looked for: `cpu`, `memory`.
+    """
     try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        membership = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # A system without control groups.
         return
     mounts = root / "sys/fs/cgroup"
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+    for line in membership.splitlines():
+        _, controllers, path = (*line.split(":", 2), "?", "")[:3]
         if controllers == "":
             mount = mounts
-        elif "cpu" in controllers.split(","):
-            mount = next((m for m in (mounts / controllers, mounts / "cpu") if m.is_dir()), mounts)
+        elif controller in controllers.split(","):
+            mount = next((m for m in (mounts / controllers, mounts / controller) if m.is_dir()), mounts)
         else:
             continue
-        inside = Path(path.strip("/"))
-        for parent in (inside, *inside.parents):
-            yield mount / parent
+        own = Path(path.strip("/"))
+        for group in (own, *own.parents):
+            yield mount / group
 
 
 def _limit(folder: Path) -> float | None:
