@@ -16,6 +16,7 @@ from typing import Final
 
 from tests.chaos.ledger import Allowance, Ledger, Outcome, Verdict
 from tests.chaos.server import RECOVERY_S, ChaosServer
+from tests.http.raw_http import Answer
 from tests.live_server import wait_until
 
 __all__ = ["ACTIONS", "ENDINGS", "Action", "Scene", "action", "ending"]
@@ -109,17 +110,21 @@ class Scene:
 
     def administer(self, action: str) -> None:
         """Load or unload; where other faults are about, again until it succeeds."""
+        self.until_done(action, lambda: self.server.administer(action))
+
+    def until_done(self, what: str, ask: Callable[[], Answer]) -> None:
+        """Ask for something; where other faults are about, again until it succeeds."""
         until_s = time.monotonic() + RECOVERY_S
         while True:
             try:
-                answer = self.server.administer(action)
+                answer = ask()
                 if answer.status == 200:
                     return
                 problem = f"{answer.status}: {answer.body!r}"
             except (OSError, AssertionError) as failure:
                 problem = repr(failure)
-            assert not self.alone, f"{action} failed though nothing else was done: {problem}"
-            assert time.monotonic() < until_s, f"{action} does not succeed: {problem}"
+            assert not self.alone, f"{what} failed though nothing else was done: {problem}"
+            assert time.monotonic() < until_s, f"{what} does not succeed: {problem}"
             time.sleep(0.2)
 
 

@@ -135,19 +135,32 @@ class ChaosServer:
 
     def administer(self, action: str) -> Answer:
         """Ask for a load or unload: `marked/load`; a load takes its time."""
+        return self._ask_as_administrator(f"/v2/repository/models/{action}")
+
+    def reload(self) -> Answer:
+        """Ask for a new server in the place of this one."""
+        return self._ask_as_administrator("/-/reload")
+
+    def _ask_as_administrator(self, path: str) -> Answer:
         with self.live.connect() as connection:
             connection.socket.settimeout(RECOVERY_S)
-            return connection.ask(request("POST", f"/v2/repository/models/{action}", [bearer(_ADMIN)], b""))
+            return connection.ask(request("POST", path, [bearer(_ADMIN)], b""))
 
     # --- its processes ---
 
     def kinds(self) -> dict[str, list[int]]:
         """The numbers of its processes by kind, in the order of their age."""
         return {
-            "supervisor": [self.live.process.pid],
+            "supervisor": [self._supervisor()],
             "frontend": sorted(self.live.frontend_pids()),
             "device": sorted(self.live.device_pids()),
         }
+
+    def _supervisor(self) -> int:
+        """The one that serves: the first process of the server, or a child that has taken its place."""
+        frontends = self.live.frontend_pids()
+        # The newest frontend is of the newest server.
+        return _parent(max(frontends)) if frontends else self.live.process.pid
 
     def connections_of(self, pid: int) -> dict[int, set[int]]:
         """The ports of the callers whose connections a process has taken, by the port that they came to."""
@@ -224,6 +237,10 @@ class ChaosServer:
             "-ldl",
         ]
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def _parent(pid: int) -> int:
+    return int(re.findall(r"^PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0])
 
 
 def _tcp_sockets(pid: int) -> Iterator[tuple[int, int, str, str]]:

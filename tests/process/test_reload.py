@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.live_server import PRIMARY, LiveServer, run_stoker, wait_until
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
+from tests.tiny_models import write_doubler
 
 
 def _configured(folder: Path, model: Path, **settings: object) -> Path:
@@ -71,6 +72,19 @@ def test_a_server_whose_successor_does_not_start_goes_on(serve: Serve, doubler: 
     os.kill(server.process.pid, signal.SIGKILL)
     server.wait()
     wait_until(lambda: not set(serving) & set(server.pids()), "the last one has ended with its guardian")
+
+
+def test_a_successor_needs_all_its_models(serve: Serve, doubler: Path, tmp_path: Path) -> None:
+    """A model that cannot be loaded is left out at a start, and does not replace a server that serves it."""
+    other = write_doubler(tmp_path / "other.onnx")
+    config = _configured(tmp_path, doubler, frontends=1)
+    config.write_text(config.read_text() + f"\n  - path: {other}\n    name: other\n")
+    server = serve("--config", config)
+    other.write_bytes(b"no model")
+    code, told = _reload(server)
+    assert code == 2
+    assert "the old one goes on" in told
+    assert server.score([1, 2, 3, 4], path="/api/v1/service/other/score").json() == [[2, 4, 6, 8]]
 
 
 def test_a_guardian_ends_with_the_server_that_serves(serve: Serve, doubler: Path, tmp_path: Path) -> None:

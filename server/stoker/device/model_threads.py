@@ -167,10 +167,12 @@ class ModelThreads:
         self._serving.wait()
         try:
             self._worker.serve(self._worker.instances[number])
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # the process ends of it
             # A worker without its threads would leave callers waiting; a new process answers them.
-            logger.exception("a thread of model %s ended; the device process exits", self._servable.name)
-            end_process(ExitCode.CRASHED)
+            try:
+                logger.exception("a thread of model %s ended; the device process exits", self._servable.name)
+            finally:
+                end_process(ExitCode.CRASHED)
 
 
 def _can_be_watched(servable: Servable, loaded: LoadedModel) -> bool:

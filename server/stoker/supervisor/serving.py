@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import socket
@@ -52,6 +53,9 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
     keep_memory_out_of_cores()
     if clash := onnx_clash():
         logger.warning("%s", clash)
+    if predecessor is not None and settings.exit_on_error is None:
+        # What the old server serves is not to be lost to a file that has become unreadable since.
+        settings = dataclasses.replace(settings, exit_on_error=True)
     with ExitStack() as resources:
         stock = resources.enter_context(Stock(settings, workspace, _say))
         offers = stock.offers()

@@ -172,6 +172,11 @@ class Supervisor:
         self._background.stop()
 
     def _on_reload_signal(self) -> None:
+        if self._succession.successor is not None:
+            # This process becomes its guardian in a moment.
+            self._succession.successor.wants_reload = True
+            return
+
         async def reload() -> None:
             try:
                 await self._reload()

@@ -104,7 +104,11 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
             if text:
                 self._tell_left_out()
                 self._write(text)
-        except Exception:  # noqa: BLE001  # what logging does with all errors of a handler
+        except OSError:
+            # On a full disk. To say so on standard error, as logging does, would end here again where prints of a
+            # script are made records, and again.
+            self._left_out += 1
+        except Exception:  # noqa: BLE001  # what logging does with all other errors of a handler
             self.handleError(record)
 
     def close(self) -> None:
@@ -126,11 +130,12 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
         return ""
 
     def _tell_left_out(self) -> None:
-        count, self._left_out = self._left_out, 0
+        count = self._left_out
         if count:
             told = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
-            message = f"{count} records are left out here: there were too many at once"
+            message = f"{count} records are left out here: there were too many at once, or they could not be written"
             self._write(self.format(logging.makeLogRecord({**told, "msg": message})))
+            self._left_out = 0
 
     def _write(self, text: str) -> None:
         self.stream.write(text + self.terminator)

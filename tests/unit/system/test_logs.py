@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import sys
@@ -98,7 +99,8 @@ def test_too_many_records_are_counted_and_not_written(log: Log) -> None:
     log.now_s += 1.0
     log.write("later")
     assert log.lines()[written:] == [
-        f"stoker.system.logs - {5000 - written} records are left out here: there were too many at once",
+        f"stoker.system.logs - {5000 - written} records are left out here: "
+        "there were too many at once, or they could not be written",
         "stoker.test - later",
     ]
     before = len(log.lines())
@@ -122,3 +124,28 @@ def test_what_scripts_log_is_not_limited(log: Log) -> None:
     for _ in range(5000):
         log.write("scored", "of.the.script")
     assert len(log.lines()) == 5000
+
+
+def test_a_log_that_cannot_be_written_costs_records_and_nothing_else(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is raised where standard error itself makes records, as in processes of scripts; they are counted."""
+
+    def full(text: str) -> int:
+        raise OSError(errno.EFBIG, "File too large")
+
+    class Prints(io.StringIO):
+        def write(self, text: str) -> int:
+            log.write(text)
+            return len(text)
+
+    write = log.stream.write
+    monkeypatch.setattr(log.stream, "write", full)
+    monkeypatch.setattr(sys, "stderr", Prints())
+    log.fail(ValueError("wrong"))
+    log.write("second")
+    monkeypatch.setattr(log.stream, "write", write)
+    log.write("third")
+    told, third = log.lines()
+    assert told.startswith("stoker.system.logs - 2 records are left out here")
+    assert third == "stoker.test - third"
