@@ -13,6 +13,7 @@ from stoker.models.repository import Repository
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import serving
+from stoker.supervisor.handover import Predecessor
 from stoker.workspace import Workspace
 
 
@@ -24,8 +25,9 @@ def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pyt
         folder.mkdir(parents=True)
         (folder / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
 
-    def serve(_: ServerSettings, workspace: Workspace) -> None:
+    def serve(_: ServerSettings, workspace: Workspace, predecessor: Predecessor | None) -> int:
         served.append(workspace)
+        return 0
 
     monkeypatch.setattr(quickstart, "_train", train)
     monkeypatch.setattr(serving, "serve", serve)
