@@ -210,6 +210,10 @@ class Arena:
         assert length is not None, "only variable rows hold bytes"
         return arrays[index][number, : int(length[number])].tobytes()
 
+    def keeps(self, number: int) -> bool:
+        """Whether a row still has all of its variable data: long ones are given back with their request."""
+        return all(pages.lengths[number] for pages in self._pages)
+
     def give_back_pages(self, number: int) -> None:
         """Return the memory of a row's large variable data to the system."""
         for pages in self._pages:

@@ -12,6 +12,7 @@ from typing import Final
 from stoker.collecting.collection import CollectionSettings
 from stoker.non_finite import WORDS, NonFinite
 from stoker.settings.image_input import ImageInput
+from stoker.settings.takeover import Parity
 
 __all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
 
@@ -35,6 +36,7 @@ class Terms:
         data_dir: Folder of the records of that; None if nothing is collected.
         model_data_dir: Folder of the rows that an entry script collects itself; None if it may not.
         non_finite: What becomes of NaN and infinities in the JSON of its answers.
+        parity: How it is held against the version that it takes over from, and its successor against it.
     """
 
     timeout_ms: int = 60_000
@@ -48,6 +50,7 @@ class Terms:
     data_dir: Path | None = None
     model_data_dir: Path | None = None
     non_finite: NonFinite = WORDS
+    parity: Parity = field(default_factory=Parity)
 
     def share_of(self, frontend: int, frontends: int) -> Terms:
         """Return the terms that one frontend keeps.

@@ -24,6 +24,8 @@ from stoker.versions import Standing
 HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"
 GUARDED = [
+    ("GET", "/v2/repository/events"),
+    ("GET", "/v2/repository/models/model/events"),
     ("GET", "/swagger.json"),
     ("GET", "/api/v1/service/model/swagger.json"),
     ("GET", "/v2"),

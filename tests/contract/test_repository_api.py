@@ -11,7 +11,7 @@ import pytest
 from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 
-from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.control.frontend_messages import Ask, AskEvents, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.control.frontend_rules import AdminRules
 from stoker.gateway.administration import AdminAccess, Administration, admin_access, admin_key
 from stoker.keys.keyring import AdminKey, Keys
@@ -77,6 +77,14 @@ def test_the_index_is_the_supervisors(running: InProcessServer, supervisor: Pupp
     answer = post(running, "/index", '{"ready": 1}', ())
     assert (answer.status, answer.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
     assert running.ask("GET", "/v2/repository/index").status == 405
+
+
+def test_the_events_are_the_supervisors(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+    """Those of all models, or of one."""
+    assert running.ask("GET", "/v2/repository/events").json() == list(ENTRIES)
+    assert running.ask("GET", "/v2/repository/models/a%20b/events").json() == list(ENTRIES)
+    assert supervisor.asked == [AskEvents(0), AskEvents(1, "a b")]
+    assert post(running, "/events").status == 405
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "register, list, show, label and delete models, load and unload them in a running server"
+SUMMARY = (
+    "register, list, show, label and delete models; load and unload them in a running server, list its events"
+)
 
 _PROGRESS_FROM_BYTES = 50_000_000
 
@@ -106,6 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser_of_action = actions.add_parser(action, parents=[common, server], help=help_text)
         parser_of_action.set_defaults(models_run=_ask_server)
+
+    events = actions.add_parser(
+        "events", parents=[common, as_json], help="show what has happened to versions in a running server"
+    )
+    events.add_argument("name", metavar="NAME", nargs="?", help="the model (default: all)")
+    add_server_arguments(events)
+    events.set_defaults(models_run=_events)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -351,4 +360,28 @@ def _ask_server(args: argparse.Namespace) -> int:
         path += f"/versions/{version}"
     ask_admin(args.url, f"{path}/{args.models_action}", admin_key(args))
     sys.stdout.write(f"{args.reference} is {args.models_action}ed\n")
+    return 0
+
+
+def _events(args: argparse.Namespace) -> int:
+    """Print what the server has kept of what happened to versions, the oldest first."""
+    from urllib.parse import quote
+
+    path = (
+        "/v2/repository/events" if args.name is None else f"/v2/repository/models/{quote(args.name)}/events"
+    )
+    events = json.loads(ask_admin(args.url, path, admin_key(args), method="GET"))
+    if args.json:
+        sys.stdout.write(json.dumps(events, indent=2) + "\n")
+        return 0
+    for event in events:
+        version = f":{event['version']}" if "version" in event else ""
+        text = f"  {event['text']}" if "text" in event else ""
+        sys.stdout.write(f"{event['time']}  {event['model']}{version}  {event['event']}{text}\n")
+    if not events:
+        _note(
+            "nothing has happened to any version"
+            if args.name is None
+            else f"nothing has happened to {args.name}"
+        )
     return 0

@@ -52,13 +52,15 @@ def on_loopback(uri: str) -> bool:
         return host == "localhost"
 
 
-def ask_admin(server: str, path: str, key: str | None) -> None:
-    """POST to a path of the model repository API, and return when the server has done it.
+def ask_admin(server: str, path: str, key: str | None, *, method: str = "POST", body: bytes = b"") -> bytes:
+    """Ask for a path of the model repository API, and return the answer when the server has done it.
 
     Args:
         server: The server's address, `http://HOST:PORT`.
         path: The path, with its first slash.
         key: The admin key, if there is one to send.
+        method: `POST`, or `GET` for what changes nothing.
+        body: The body of a POST.
 
     Raises:
         InvalidSettings: The address is not one of HTTP.
@@ -67,12 +69,14 @@ def ask_admin(server: str, path: str, key: str | None) -> None:
     if urlsplit(server).scheme not in ("http", "https"):
         raise InvalidSettings(f"{server} is no address of a server; it has to be like {SERVER}")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(server.rstrip("/") + path, b"", headers, method="POST")  # noqa: S310  # checked
+    content = None if method == "GET" else body
+    request = urllib.request.Request(server.rstrip("/") + path, content, headers, method=method)  # noqa: S310  # checked
     # A proxy does not reach this machine's loopback, and is not to see the key of its workspace.
     proxies = urllib.request.ProxyHandler({} if on_loopback(server) else None)
     try:
         # Loading takes as long as it takes.
-        urllib.request.build_opener(proxies).open(request).close()
+        with urllib.request.build_opener(proxies).open(request) as answer:
+            return bytes(answer.read())
     except urllib.error.HTTPError as error:
         raise OperatorError(_reason(error)) from error
     except OSError as error:

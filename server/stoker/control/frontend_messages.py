@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
 from stoker.control.message_codec import Codec
+from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
 from stoker.versions import Standing, VersionPolicy
@@ -20,6 +22,7 @@ __all__ = [
     "FRONTEND_END",
     "SUPERVISOR_END",
     "Ask",
+    "AskEvents",
     "AskIndex",
     "AskLoad",
     "AskReload",
@@ -27,6 +30,8 @@ __all__ = [
     "AttachFailed",
     "AttachReplica",
     "Attached",
+    "Compare",
+    "Compared",
     "DetachReplica",
     "Drain",
     "FromFrontend",
@@ -174,6 +179,23 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """The supervisor wants two versions held against each other before one takes over; answered by `Compared`.
+
+    Attributes:
+        ticket: What the answer names.
+        old: The number of the version that is served.
+        new: That of the other one.
+        sample: A file with a request for both; None for the requests that were sampled.
+    """
+
+    ticket: int
+    old: int
+    new: int
+    sample: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Listen:
     """The supervisor has attached what there is: take connections. Answered by `Listening`."""
 
@@ -207,11 +229,11 @@ class Reply:
 
     Attributes:
         ticket: That of the question.
-        entries: The index; empty for other questions.
+        entries: The index or the events; empty for other questions.
     """
 
     ticket: int
-    entries: tuple[Mapping[str, str], ...] = ()
+    entries: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +263,7 @@ ToFrontend = (
     | Route
     | VerdictChanged
     | Retire
+    | Compare
     | Listen
     | Drain
     | Stop
@@ -295,6 +318,19 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """A frontend has held two versions against each other.
+
+    Attributes:
+        ticket: That of the question.
+        comparison: What came of it; without requests if there was none to run.
+    """
+
+    ticket: int
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """A frontend has stopped.
 
@@ -316,6 +352,19 @@ class AskIndex:
 
     ticket: int
     ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskEvents:
+    """A frontend asks for a caller what has happened to versions.
+
+    Attributes:
+        ticket: What the answer names.
+        model: Only those of this model; None for all.
+    """
+
+    ticket: int
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,10 +410,10 @@ class AskReload:
     ticket: int
 
 
-Ask = AskIndex | AskLoad | AskUnload | AskReload
+Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskReload
 """What a frontend asks of the supervisor; answered by `Reply` or `Refusal`."""
 
-FromFrontend = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Stopped | Ask
+FromFrontend = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Compared | Stopped | Ask
 """What a frontend tells the supervisor."""
 
 SUPERVISOR_END: Final[Codec[ToFrontend, FromFrontend]] = Codec(ToFrontend, FromFrontend)

@@ -37,7 +37,8 @@ StokerError                     500 internal
    ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
    ├─ ReloadFailed              the new server did not start, and the old one goes on
    └─ LoadFailed                exit code 3, as the Azure inference server has it
-      └─ LoadTimeout            it took longer than load_timeout_s
+      ├─ LoadTimeout            it took longer than load_timeout_s
+      └─ ParityFailed           it was not shown to answer as the version that it would take over from
 """
 
 from stoker.errors.base import StokerError
@@ -50,6 +51,7 @@ from stoker.errors.operator import (
     LoadTimeout,
     ModelInUse,
     OperatorError,
+    ParityFailed,
     ReloadFailed,
     RepositoryError,
     UnknownModel,
@@ -112,6 +114,7 @@ __all__ = [
     "OperatorError",
     "OutputTooLarge",
     "Overloaded",
+    "ParityFailed",
     "ReloadFailed",
     "RepositoryError",
     "RequestError",

@@ -15,6 +15,7 @@ __all__ = [
     "LoadTimeout",
     "ModelInUse",
     "OperatorError",
+    "ParityFailed",
     "ReloadFailed",
     "RepositoryError",
     "UnknownModel",
@@ -90,6 +91,12 @@ class LoadTimeout(LoadFailed):
     """A model or entry script was not loaded within `load_timeout_s`: it hangs, or needs longer."""
 
     code = "load_timeout"
+
+
+class ParityFailed(LoadFailed):
+    """A version was not shown to answer as the one that it would take over from, and `parity` requires that."""
+
+    code = "parity_failed"
 
 
 class ReloadFailed(OperatorError):

@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskReload, AskUnload, Refusal, Reply
+from stoker.control.frontend_messages import (
+    Ask,
+    AskEvents,
+    AskIndex,
+    AskLoad,
+    AskReload,
+    AskUnload,
+    Refusal,
+    Reply,
+)
 from stoker.errors import Forbidden, NotReady, StokerError
 from stoker.keys.access import Access
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
@@ -126,8 +135,12 @@ class Administration:
         self.access = access
         self._send = send
         self._tickets = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Sequence[Mapping[str, str]]]] = {}
+        self._waiting: dict[int, asyncio.Future[Sequence[Mapping[str, Any]]]] = {}
         self._closed = False
+
+    async def events(self, model: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return what has happened to the versions of one model or of all, the oldest first."""
+        return await self._ask(lambda ticket: AskEvents(ticket, model))
 
     async def index(self, *, ready: bool = False) -> Sequence[Mapping[str, str]]:
         """Return all models with their versions, as the model repository extension has them."""
@@ -183,11 +196,11 @@ class Administration:
             if not answered.done():
                 answered.set_exception(_shutting_down())
 
-    async def _ask(self, worded: Callable[[int], Ask]) -> Sequence[Mapping[str, str]]:
+    async def _ask(self, worded: Callable[[int], Ask]) -> Sequence[Mapping[str, Any]]:
         if self._closed:
             raise _shutting_down()
         ticket = next(self._tickets)
-        answered: asyncio.Future[Sequence[Mapping[str, str]]] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Sequence[Mapping[str, Any]]] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = answered
         self._send(worded(ticket))
         return await answered

@@ -25,6 +25,8 @@ from stoker.control.frontend_messages import (
     Attached,
     AttachFailed,
     AttachReplica,
+    Compare,
+    Compared,
     DetachReplica,
     Drain,
     FromFrontend,
@@ -58,6 +60,7 @@ from stoker.gateway.traffic import Traffic
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.system.logs import configure_logging
 from stoker.system.process_end import write_stacks_when_asked
+from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:
     from stoker.control.frontend_rules import GrpcRules
@@ -87,6 +90,7 @@ class _Frontend:
         self._grpc_rules: GrpcRules | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._channel_failed = False
+        self._comparing: set[asyncio.Task[None]] = set()
         self._inbox: asyncio.Queue[tuple[ToFrontend, list[int]] | None] = asyncio.Queue()
         self._loop.add_reader(channel.fileno(), self._on_message)
 
@@ -122,22 +126,18 @@ class _Frontend:
         assert gateway is not None, "start comes first"
         assert roster is not None, "made with the gateway"
         match message:
-            case Serve(service):
-                roster.serve(service)
+            case Serve() | Route() | VerdictChanged() | Retire() | DetachReplica():
+                _tell(roster, message)
             case AttachReplica():
                 self._attach(roster, message, fds)
-            case Route():
-                roster.route(message)
-            case VerdictChanged(number, verdict):
-                roster.change_verdict(number, verdict)
-            case Retire(number):
-                roster.retire(number)
+            case Compare():
+                # Beside the messages: it takes as long as the requests do.
+                task = self._loop.create_task(self._compare(roster, message))
+                self._comparing.add(task)
+                task.add_done_callback(self._comparing.discard)
             case Listen():
                 if self._stopping is None:
                     await self._listen(gateway)
-            case DetachReplica(generation):
-                # Usually the doorbell has said so already; a process that the device had forked can hold it open.
-                roster.detach(generation)
             case Reply() | Refusal():
                 assert gateway.administration is not None, "made with the gateway"
                 gateway.administration.take_reply(message)
@@ -149,6 +149,14 @@ class _Frontend:
                 self._stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
             case _:
                 assert_never(message)
+
+    async def _compare(self, roster: Roster, question: Compare) -> None:
+        try:
+            comparison = await roster.compare(question)
+        except Exception:
+            logger.exception("comparing two versions failed")
+            comparison = Comparison()
+        self._channel.send(Compared(question.ticket, comparison))
 
     def _drain(self, gateway: Gateway, port_stays: bool) -> None:
         if port_stays and self._listener is not None:
@@ -279,6 +287,21 @@ class _Frontend:
             cut_off += await calls
         roster.flush()
         self._channel.send(Stopped(cut_off))
+
+
+def _tell(roster: Roster, message: Serve | Route | VerdictChanged | Retire | DetachReplica) -> None:
+    match message:
+        case Serve(service):
+            roster.serve(service)
+        case Route():
+            roster.route(message)
+        case VerdictChanged(number, verdict):
+            roster.change_verdict(number, verdict)
+        case Retire(number):
+            roster.retire(number)
+        case DetachReplica(generation):
+            # Usually the doorbell has said so already; a process that the device had forked can hold it open.
+            roster.detach(generation)
 
 
 async def _serve(control_fd: int) -> None:

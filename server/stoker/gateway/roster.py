@@ -19,9 +19,12 @@ from stoker.gateway.assembly import assemble
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.gateway.takeover.replay import compare_versions, sample_of_file
+from stoker.gateway.takeover.samples import Samples
+from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:
-    from stoker.control.frontend_messages import AttachReplica, Route
+    from stoker.control.frontend_messages import AttachReplica, Compare, Route
     from stoker.control.frontend_rules import ServerRules, ServiceRules
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.scoring.service import Service
@@ -77,6 +80,9 @@ class Roster:
         self._services: dict[int, Service] = {}
         self._leaving: list[_Leaving] = []
         self._troubled: WeakSet[Service] = WeakSet()
+        self._samples: dict[int, Samples] = {}
+        """By number what is kept of the requests to services that others may be compared with."""
+        self._rules: dict[int, ServiceRules] = {}
         self._exchanges: dict[int, Exchange] = {}
         """By generation: each load of a replica has its own."""
 
@@ -86,6 +92,23 @@ class Roster:
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
         service.larger_rows = LargerRows(self._ask_larger)
         self._services[rules.number] = service
+        self._rules[rules.number] = rules
+        if rules.terms.parity.mode != "off":
+            self._samples[rules.number] = Samples(rules.terms.parity.rows)
+
+    async def compare(self, question: Compare) -> Comparison:
+        """Run the sampled requests of a version, or the one in a file, through it and another one."""
+        old, new = self._services.get(question.old), self._services.get(question.new)
+        if old is None or new is None:
+            return Comparison()
+        terms = self._rules[question.new].terms
+        samples = self._samples.get(question.old) or Samples(0)
+        if question.sample is not None:
+            contents = await sample_of_file(old, question.sample, terms.image)
+        else:
+            contents = samples.contents
+        with samples.resting(time.monotonic_ns):
+            return await compare_versions(old, new, contents, terms.parity.tolerance)
 
     def route(self, route: Route) -> None:
         """Replace what a model's names mean."""
@@ -147,6 +170,8 @@ class Roster:
     def retire(self, number: int) -> None:
         """Remove a service that no route names any more; `on_retired` is called when its last request is answered."""
         service = self._services.pop(number, None)
+        self._rules.pop(number, None)
+        self._samples.pop(number, None)
         if service is None:
             self._on_retired(number)
             return
@@ -166,6 +191,8 @@ class Roster:
                 if service not in self._troubled:
                     logger.exception("looking after %s version %s failed", service.name, service.version)
                 self._troubled.add(service)
+        for number, samples in self._samples.items():
+            samples.look(self._services[number].exchanges, now_ns)
         for leaving in list(self._leaving):
             service = leaving.service
             if (service.idle and not self._arriving(service)) or now_ns >= leaving.until_ns:

@@ -18,6 +18,11 @@ from stoker.metrics.layout import (
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
     COLLECTION_DROPS,
+    COMPARISONS,
+    COMPARISONS_BLOCK,
+    DECISIONS,
+    DECISIONS_BLOCK,
+    FLIPS_BLOCK,
     IN_FLIGHT_BLOCK,
     LAST_SCORED_BLOCK,
     NON_FINITE_BLOCK,
@@ -130,6 +135,20 @@ class ModelMetrics:
     def count_non_finite(self, rows: int) -> None:
         """Count rows with answers that are not finite though all that they hold is."""
         self._words[NON_FINITE_BLOCK.offset] += rows
+
+    def count_comparison(self, result: str, *, flipped: bool) -> None:
+        """Count a request whose answers by this version and another one were compared.
+
+        Args:
+            result: One of `COMPARISONS`.
+            flipped: Whether they are of different classes.
+        """
+        self._words[COMPARISONS_BLOCK.offset + COMPARISONS.index(result)] += 1
+        self._words[FLIPS_BLOCK.offset] += flipped
+
+    def count_decision(self, decision: str) -> None:
+        """Count a decision on this version; it is one of `DECISIONS`, and the supervisor's."""
+        self._words[DECISIONS_BLOCK.offset + DECISIONS.index(decision)] += 1
 
     def set_ready_replicas(self, count: int) -> None:
         """Set how many of the model's replicas are loaded; the supervisor does."""

@@ -20,8 +20,13 @@ __all__ = [
     "COLLECTED_BLOCK",
     "COLLECTION_DROPPED_BLOCK",
     "COLLECTION_DROPS",
+    "COMPARISONS",
+    "COMPARISONS_BLOCK",
+    "DECISIONS",
+    "DECISIONS_BLOCK",
     "DEVICE_SLOTS",
     "FIRST_DEVICE_PAGE",
+    "FLIPS_BLOCK",
     "GPUS_BLOCK",
     "IN_FLIGHT_BLOCK",
     "LARGE_BODIES_BLOCK",
@@ -66,6 +71,10 @@ COLLECTION_DROPS: Final = ("queue_full", "write_failed")
 """Why the record of a sampled request was not kept: the writer did not keep up; the disk refused it."""
 AUDITS: Final = ("passed", "failed", "skipped")
 """What came of an audit of a running batch; skipped if nothing could be said."""
+COMPARISONS: Final = ("same", "close", "different", "not_finite", "failed")
+"""What comes of a request that an old and a new version have answered; see `stoker.takeover.comparison`."""
+DECISIONS: Final = ("parity_passed", "parity_warned", "parity_failed")
+"""What was decided on a version that is to take over from another one."""
 REASONS: Final = ("full", "idle", "delay", "deadline")
 """Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""
 STAGES: Final = ("parse", "queue", "compute", "total")
@@ -116,7 +125,10 @@ PADDING_BLOCK: Final = Block(ROW_COMPUTE_BLOCK.end, 1)
 BATCH_CAP_BLOCK: Final = Block(PADDING_BLOCK.end, 1)
 AUDITS_BLOCK: Final = Block(BATCH_CAP_BLOCK.end, len(AUDITS))
 NON_FINITE_BLOCK: Final = Block(AUDITS_BLOCK.end, 1)
-SLOT_WORDS: Final = NON_FINITE_BLOCK.end
+COMPARISONS_BLOCK: Final = Block(NON_FINITE_BLOCK.end, len(COMPARISONS))
+FLIPS_BLOCK: Final = Block(COMPARISONS_BLOCK.end, 1)
+DECISIONS_BLOCK: Final = Block(FLIPS_BLOCK.end, len(DECISIONS))
+SLOT_WORDS: Final = DECISIONS_BLOCK.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 RESTARTS_BLOCK: Final = Block(MODEL_SLOTS * SLOT_WORDS, 2)

@@ -18,7 +18,12 @@ from stoker.metrics.layout import (
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
     COLLECTION_DROPS,
+    COMPARISONS,
+    COMPARISONS_BLOCK,
+    DECISIONS,
+    DECISIONS_BLOCK,
     DEVICE_SLOTS,
+    FLIPS_BLOCK,
     GPUS_BLOCK,
     IN_FLIGHT_BLOCK,
     LARGE_BODIES_BLOCK,
@@ -149,6 +154,20 @@ class ModelTotals:
     def non_finite_rows(self) -> int:
         """Rows with answers that are not finite though all that they hold is."""
         return int(self._words[NON_FINITE_BLOCK.offset])
+
+    def comparisons(self) -> dict[str, int]:
+        """Requests whose answers by this version and another one were compared, by what came of it."""
+        counts = self._words[COMPARISONS_BLOCK.offset : COMPARISONS_BLOCK.end]
+        return dict(zip(COMPARISONS, counts, strict=True))
+
+    @property
+    def flips(self) -> int:
+        """How many of them are of different classes."""
+        return int(self._words[FLIPS_BLOCK.offset])
+
+    def decisions(self) -> dict[str, int]:
+        """What was decided on this version."""
+        return dict(zip(DECISIONS, self._words[DECISIONS_BLOCK.offset : DECISIONS_BLOCK.end], strict=True))
 
     @property
     def collected(self) -> int:

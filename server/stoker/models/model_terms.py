@@ -12,6 +12,7 @@ from stoker.errors import InvalidSettings
 from stoker.models.servables import entry_script_of
 from stoker.models.swagger_files import find_swagger_files
 from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.takeover import Parity
 from stoker.system.extras import how_to_install
 from stoker.terms import MAX_QUEUE_WAIT_MS, Terms
 
@@ -65,6 +66,16 @@ def terms_of(
         data_dir=None if collection is None else workspace.create().data_dir / source.name,
         model_data_dir=(workspace.model_data_dir / source.name).absolute() if collects_rows else None,
         non_finite=model.non_finite or settings.non_finite,
+        parity=_parity(model, settings),
+    )
+
+
+def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:
+    tolerance, rows = model.parity_tolerance, model.parity_rows
+    return Parity(
+        model.parity or settings.parity,
+        settings.parity_tolerance if tolerance is None else tolerance,
+        settings.parity_rows if rows is None else rows,
     )
 
 

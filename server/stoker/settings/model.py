@@ -13,6 +13,7 @@ from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
 from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.takeover import ParityMode, read_parity
 from stoker.settings.values import (
     choice_of,
     number_of,
@@ -150,6 +151,20 @@ class ModelSettings:
         read_audit,
         "how many of all batches of a model are audited, or off (default: the server's)",
         "RATE",
+    )
+    parity: ParityMode | None = setting(
+        None,
+        read_parity,
+        "whether a new version has to answer as the one before: off, warn or require (default: the server's)",
+        "HOW",
+    )
+    parity_tolerance: float | None = setting(
+        None,
+        number_of(float, 0, 1e6),
+        "how far its answers may be from the others, relative to the largest number (default: the server's)",
+    )
+    parity_rows: int | None = setting(
+        None, number_of(int, 1, 10_000), "most sampled requests that are compared (default: the server's)"
     )
     sample_input: Path | None = setting(
         None,

@@ -11,6 +11,7 @@ from stoker.non_finite import WORDS, NonFinite
 from stoker.settings.endpoint import Endpoint
 from stoker.settings.fields import setting
 from stoker.settings.model import ModelSettings
+from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, read_parity
 from stoker.settings.values import (
     number_of,
     read_audit,
@@ -117,6 +118,22 @@ class ServerSettings:
         "how many of all batches have a row run again beside other rows, to see whether it gets the same answer; or "
         "off",
         "RATE",
+    )
+    parity: ParityMode = setting(
+        "off",
+        read_parity,
+        "whether a new version has to answer as the one that it takes over from: off, warn or require",
+        "HOW",
+    )
+    parity_tolerance: float = setting(
+        PARITY_TOLERANCE,
+        number_of(float, 0, 1e6),
+        "how far its answers may be from the others, relative to the largest number of an output",
+    )
+    parity_rows: int = setting(
+        PARITY_ROWS,
+        number_of(int, 1, 10_000),
+        "most sampled requests that each HTTP process keeps, and compares",
     )
     cors_origins: tuple[str, ...] = setting(
         (),

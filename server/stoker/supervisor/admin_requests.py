@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
-from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskReload, AskUnload, Refusal, Reply
+from stoker.control.frontend_messages import (
+    Ask,
+    AskEvents,
+    AskIndex,
+    AskLoad,
+    AskReload,
+    AskUnload,
+    Refusal,
+    Reply,
+)
 from stoker.errors import StokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from stoker.supervisor.background import Background
     from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
@@ -51,10 +60,12 @@ class Requests:
         else:
             self._frontends.reply(asker, Reply(ask.ticket, tuple(entries)))
 
-    async def _perform(self, ask: Ask) -> list[dict[str, str]]:
+    async def _perform(self, ask: Ask) -> Sequence[Mapping[str, Any]]:
         match ask:
             case AskIndex():
                 return await self._rollout.index(ready=ask.ready)
+            case AskEvents():
+                return self._rollout.events.listed(ask.model)
             case AskLoad():
                 await self._rollout.load(ask.model, ask.policy, ask.version)
             case AskUnload():

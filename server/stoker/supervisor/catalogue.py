@@ -147,6 +147,22 @@ class Model:
         coming = version is not None and version.standing.state == "LOADING" and version.served is not None
         return wished if coming else None
 
+    def predecessor(self, number: int) -> int | None:
+        """Return the available version whose place another one takes as soon as it is available; None if none has it.
+
+        That may be an earlier load of the same version.
+        """
+        available = self.available
+        if number in available:
+            return number
+        if (
+            self.wished.get(DEFAULT_LABEL, max(self.chosen, default=None)) == number
+            and self.default in available
+        ):
+            return self.default
+        moved = (self.labels.get(label) for label, wish in self.wished.items() if wish == number)
+        return next((old for old in moved if old in available), None)
+
     def route(self) -> Route:
         """Return what frontends are told."""
         return Route(

@@ -15,6 +15,7 @@ from stoker.control.device_messages import AddLane
 from stoker.control.frontend_messages import AttachReplica, VerdictChanged
 from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+from stoker.supervisor.parity import Comparing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stoker.supervisor.children import Child
     from stoker.supervisor.replicas import Replica
     from stoker.supervisor.start_up import ModelReport
+    from stoker.takeover.comparison import Comparison
     from stoker.verdict import Verdict
 
 __all__ = ["Fleet"]
@@ -83,6 +85,7 @@ class Fleet:
             self._on_attach_failed,
             quiet_start=quiet_start,
         )
+        self._comparing = Comparing(self.frontends, self.devices.replicas, self._changes)
         self._answer_bytes: dict[int, int] = {}
         """By a model's number the room that its answers need, if that is more than its signature says."""
 
@@ -149,6 +152,10 @@ class Fleet:
         await self.frontends.retire(model)
         await self.devices.unload(model)
         self._answer_bytes.pop(model.number, None)
+
+    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+        """Run sampled requests through two versions; None if one takes or gives what the other does not."""
+        return await self._comparing.compare(old, new)
 
     def publish(self, route: Route) -> None:
         """Tell frontends what a model's names mean from now on."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from stoker.control.frontend_messages import (
     SUPERVISOR_END,
     Ask,
+    AskEvents,
     AskIndex,
     AskLoad,
     AskReload,
@@ -20,6 +21,8 @@ from stoker.control.frontend_messages import (
     Attached,
     AttachFailed,
     AttachReplica,
+    Compare,
+    Compared,
     DetachReplica,
     FromFrontend,
     Listen,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
+    from stoker.takeover.comparison import Comparison
 
 __all__ = ["FrontendChild", "FrontendProcess", "FrontendProcesses"]
 
@@ -73,6 +77,7 @@ class FrontendProcess:
         listening: Whether it takes connections.
         attached: The generations of the replicas that it scores with.
         serving: The numbers of the models that it has.
+        compared: By ticket what it has found of versions that it was asked to compare.
     """
 
     page: int
@@ -85,6 +90,7 @@ class FrontendProcess:
     listening: bool = False
     attached: set[int] = field(default_factory=set)
     serving: set[int] = field(default_factory=set)
+    compared: dict[int, Comparison] = field(default_factory=dict)
 
 
 class FrontendProcesses:
@@ -179,6 +185,10 @@ class FrontendProcesses:
     def attach(self, process: FrontendProcess, replica: AttachReplica, fds: Sequence[int]) -> None:
         """Give a frontend its ends of an arena and a doorbell."""
         self._send(process, replica, fds)
+
+    def ask(self, process: FrontendProcess, question: Compare) -> None:
+        """Have a frontend compare versions; `FrontendProcess.compared` has the answer."""
+        self._send(process, question)
 
     def detach(self, generation: int) -> None:
         """Tell all that a replica has gone."""
@@ -311,7 +321,9 @@ class FrontendProcesses:
                 process.serving.discard(number)
             case Outgrown(generation, answer_bytes):
                 self._on_outgrown(process, generation, answer_bytes)
-            case AskIndex() | AskLoad() | AskUnload() | AskReload():
+            case Compared(ticket, comparison):
+                process.compared[ticket] = comparison
+            case AskIndex() | AskEvents() | AskLoad() | AskUnload() | AskReload():
                 self._on_request(child, message)
             case Stopped(cut_off):
                 if cut_off:
@@ -325,6 +337,7 @@ class FrontendProcesses:
         process.started = process.listening = False
         process.attached.clear()
         process.serving.clear()
+        process.compared.clear()
         self._changes.tell()
         if self._background.stopping:
             return

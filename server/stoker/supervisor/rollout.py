@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from stoker.echo import cut
-from stoker.errors import LoadFailed, LoadTimeout, NotReady, OperatorError, RequestError, UnknownService
+from stoker.errors import (
+    LoadFailed,
+    LoadTimeout,
+    NotReady,
+    OperatorError,
+    ParityFailed,
+    RequestError,
+    UnknownService,
+)
 from stoker.names import is_name
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model
+from stoker.supervisor.events import Events
 from stoker.supervisor.version_manager import Processes, Stock, VersionManager
 from stoker.versions import VersionPolicy, check_named
 
@@ -39,13 +48,15 @@ class Rollout:
 
     Attributes:
         bases: The folders with the versions of models, by name; None for a model without such a folder.
+        events: What has happened to versions.
     """
 
     def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
         self.bases: dict[str, Path | None] = {}
         self._catalogue = catalogue
         self._stock = stock
-        self._manager = VersionManager(catalogue, fleet, stock, memory)
+        self.events = Events()
+        self._manager = VersionManager(catalogue, fleet, stock, memory, self.events)
         self._waiting: dict[str, Mapping[str, int]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
@@ -102,9 +113,9 @@ class Rollout:
                 chosen = set((policy or offer.policy).choose(there))
             failed = await self._serve(offer, chosen, labels)
             if failed:
-                late = all(isinstance(error, LoadTimeout) for error in failed.values())
                 reasons = "; ".join(f"version {number}: {error}" for number, error in failed.items())
-                raise (LoadTimeout if late else LoadFailed)(f"failed to load '{name}', {reasons}")
+                alike = (kind for kind in (LoadTimeout, ParityFailed) if _all_are(kind, failed.values()))
+                raise next(alike, LoadFailed)(f"failed to load '{name}', {reasons}")
 
     async def unload(self, name: str, version: int | None = None) -> None:
         """Unload a model or one of its versions, and return when its last requests have been answered.
@@ -273,3 +284,7 @@ class Rollout:
         failed = None if version is None or failed_too else version.failed
         known = failed or (version.served.fingerprint if version and version.served else None)
         return known is None or known != await in_thread(offer.fingerprint, number)
+
+
+def _all_are(kind: type[Exception], errors: Iterable[Exception]) -> bool:
+    return all(isinstance(error, kind) for error in errors)

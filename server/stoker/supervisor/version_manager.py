@@ -10,9 +10,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stoker.errors import LoadFailed, OperatorError
+from stoker.errors import LoadFailed, OperatorError, ParityFailed
+from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.supervisor.background import in_thread
-from stoker.supervisor.catalogue import Catalogue, Model, Version
+from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
+from stoker.supervisor.parity import prove
 from stoker.versions import Standing
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from stoker.metrics.memory import MetricMemory
     from stoker.models.deployed import Deployed
     from stoker.models.offers import Offer
+    from stoker.supervisor.events import Events
+    from stoker.takeover.comparison import Comparison
 
 __all__ = ["Processes", "Stock", "VersionManager"]
 
@@ -37,6 +41,9 @@ class Processes(Protocol):
 
     async def remove(self, model: Deployed) -> None:
         """Unload it when its requests have been answered."""
+
+    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+        """Run sampled requests through two loaded versions; see `parity.Comparing`."""
 
     def publish(self, route: Route) -> None:
         """Tell frontends what a model's names mean from now on."""
@@ -64,7 +71,9 @@ class Stock(Protocol):
 class VersionManager:
     """Loads and unloads versions of models; the caller lets those of a model change one after the other."""
 
-    def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
+    def __init__(
+        self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory, events: Events
+    ) -> None:
         """Create it for what the catalogue has.
 
         Args:
@@ -72,11 +81,14 @@ class VersionManager:
             fleet: Loads and unloads them.
             stock: Where they come from.
             memory: The metrics, whose slots are cleared before another version gets them.
+            events: Is told what becomes of versions.
         """
         self._catalogue = catalogue
         self._fleet = fleet
         self._stock = stock
         self._memory = memory
+        self._page = memory.page(SUPERVISOR_PAGE)
+        self._events = events
         self._published: dict[str, Route] = {}
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
 
@@ -96,6 +108,7 @@ class VersionManager:
                 error = None if version.served is None else failed.get(version.served.number)
                 if version.served is not None and error is None:
                     version.enter("AVAILABLE")
+                    self._events.note(model.name, number, "available")
                     continue
                 if version.served is not None and error is not None:
                     leaving.append(version.served)
@@ -126,6 +139,7 @@ class VersionManager:
             deployed = await in_thread(self._stock.take, offer, number, slot, load_number)
             logger.info("loading %s version %d", model.name, number)
             await self._fleet.add(deployed)
+            await self._prove(model, number, deployed)
         except Exception as error:
             failure = error
             if not isinstance(error, OperatorError | OSError):
@@ -139,15 +153,30 @@ class VersionManager:
         version.enter("AVAILABLE")
         version.served, version.failed = deployed, None
         logger.info("%s version %d is available", model.name, number)
+        self._events.note(model.name, number, "available")
         self.settle(model)
         if old is not None:
             await self.remove(old)
+
+    async def _prove(self, model: Model, number: int, deployed: Deployed) -> None:
+        """Unload a version again that may not take over; raises ParityFailed then."""
+        predecessor = model.predecessor(number)
+        old = None if predecessor is None else model.versions[predecessor].served
+        if old is None:
+            return
+        try:
+            await prove(old, deployed, self._fleet, self._events, self._page)
+        except Exception:
+            await self._fleet.remove(deployed)
+            raise
 
     async def _give_up(self, model: Model, offer: Offer, number: int, error: Exception) -> None:
         """Record that a version could not be loaded; where one of that number is served, it goes on."""
         version = model.versions[number]
         version.failed = await _mark(offer, number)
         version.fail(error)
+        if not isinstance(error, ParityFailed):
+            self._events.note(model.name, number, "load_failed", shown_reason(error))
         if version.served is None:
             self._catalogue.release_slot(model.name, number)
         self._publish(model)
@@ -164,7 +193,11 @@ class VersionManager:
 
     def settle(self, model: Model) -> None:
         """Update what the names of a model mean, as far as its versions are available, and tell frontends."""
+        before = model.default
         model.settle()
+        if model.default not in (None, before):
+            text = "" if before is None else f"it takes over from version {before}"
+            self._events.note(model.name, model.default, "default", text)
         self._publish(model)
 
     def _publish(self, model: Model) -> None:
@@ -193,6 +226,7 @@ class VersionManager:
             model.versions[number].enter("END", _UNLOADED)
             self._catalogue.release_slot(model.name, number)
             logger.info("%s version %d is unloaded", model.name, number)
+            self._events.note(model.name, number, "unloaded")
             self._publish(model)
 
     async def remove(self, old: Deployed) -> None:

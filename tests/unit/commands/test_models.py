@@ -9,6 +9,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -522,6 +523,29 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
         answering.join()
     assert seen == [("/v2/repository/models/digits/versions/3/load", f"Bearer {key}")]
     assert capsys.readouterr().out == "digits:3 is loaded\n"
+
+
+def test_events_of_a_server_are_printed_a_line_each(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of all models or of one; `--json` prints them as they are."""
+    events = [
+        {"time": "09:12", "model": "digits", "version": "3", "event": "available"},
+        {"time": "09:13", "model": "digits", "event": "weights", "text": "all to stable"},
+    ]
+    asked: list[str] = []
+
+    def answer(_: str, path: str, *__: Any, **___: Any) -> bytes:
+        asked.append(path)
+        return json.dumps(events).encode()
+
+    monkeypatch.setattr(command, "ask_admin", answer)
+    assert run("events") == 0
+    shown = "09:12  digits:3  available\n09:13  digits  weights  all to stable\n"
+    assert capsys.readouterr().out == shown
+    assert run("events", "a b", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == events
+    assert asked == ["/v2/repository/events", "/v2/repository/models/a%20b/events"]
 
 
 def test_a_server_that_is_not_there(workspace: Path) -> None:

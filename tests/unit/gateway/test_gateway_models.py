@@ -15,7 +15,7 @@ import pytest
 from tests.puppets import ROWS, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.arena import Arena
-from stoker.control.frontend_messages import AttachReplica, Route, RoutedVersion
+from stoker.control.frontend_messages import AttachReplica, Compare, Route, RoutedVersion
 from stoker.control.frontend_rules import ServerRules, ServiceRules
 from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
@@ -26,7 +26,10 @@ from stoker.gateway.protocols.statistics import statistics
 from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.gateway.takeover import samples as samples_module
 from stoker.metrics.memory import MetricMemory
+from stoker.settings.takeover import Parity
+from stoker.takeover.comparison import Comparison
 from stoker.terms import Terms
 from stoker.versions import Standing
 
@@ -183,8 +186,14 @@ class Frontend:
             lambda *asked: self.outgrown.append(asked),
         )
 
-    def load(self, number: int, version: int) -> None:
-        """Serve a version, joined to a device that doubles."""
+    def load(
+        self,
+        number: int,
+        version: int,
+        runtime: PuppetRuntime | None = None,
+        parity: Parity | None = None,
+    ) -> None:
+        """Serve a version, joined to a device that doubles unless it is told otherwise."""
         self.roster.serve(
             ServiceRules(
                 number=number,
@@ -192,12 +201,12 @@ class Frontend:
                 version=version,
                 framework="onnx",
                 slot=number,
-                terms=Terms(timeout_ms=1000, max_queue_wait_ms=0),
+                terms=Terms(timeout_ms=1000, max_queue_wait_ms=0, parity=parity or Parity()),
             )
         )
         fd = Arena.create(ROWS, 4)
         near, far = socket.socketpair()
-        worker = Worker(PuppetRuntime(), BatchPolicy(4), self._memory.page(64).model(number))
+        worker = Worker(runtime or PuppetRuntime(), BatchPolicy(4), self._memory.page(64).model(number))
         worker.add_lane(Lane(Arena(fd, ROWS, 4), far))
         worker.turn(0)
         self.workers.append(worker)
@@ -337,5 +346,75 @@ def test_larger_rows_are_joined_under_the_same_generation(memory: MetricMemory) 
         frontend.roster.sweep()
         assert (frontend.retired, new.lost, service.exchanges) == ([1], True, [])
         far.close()
+
+    play(memory, scene)
+
+
+async def score(frontend: Frontend, body: bytes) -> int:
+    """Score one request, and let the frontend look after its services."""
+    answered = asyncio.get_running_loop().create_future()
+    service = frontend.gateway.find("digits")
+    service.score(body, None, lambda status, *_: answered.set_result(status), time.monotonic_ns())
+    await asyncio.sleep(0)
+    frontend.turn_devices()
+    status: int = await answered
+    frontend.roster.sweep()
+    return status
+
+
+async def compared(frontend: Frontend, sample: Path | None = None) -> Comparison:
+    """Compare the versions 1 and 2."""
+    comparing = asyncio.ensure_future(frontend.roster.compare(Compare(0, 1, 2, sample)))
+    while not comparing.done():
+        frontend.turn_devices()
+        await asyncio.sleep(0)
+    return await comparing
+
+
+def test_sampled_requests_are_run_through_both_versions(
+    memory: MetricMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are taken where they lie, told field by field, and are no caller's: nobody's counters have them."""
+
+    async def scene(frontend: Frontend) -> None:
+        monkeypatch.setattr(samples_module, "_PERIOD_NS", 0)
+        parity = Parity("warn", rows=10)
+        frontend.load(1, 3, parity=parity)
+        frontend.load(2, 7, PuppetRuntime(answer=lambda inputs: [inputs[0][:, ::-1] * 2]), parity)
+        frontend.route(v3=1)
+        assert (await compared(frontend)).requests == 0
+        assert await score(frontend, b'{"data": [[1, 2]]}') == 200
+        comparison = await compared(frontend)
+        assert dict(comparison.results) == {"different": 1}
+        frontend.roster.sweep()
+        assert (await compared(frontend)).requests == 1, "what runs again is no sample"
+        y = comparison.fields["y"]
+        assert (y.largest, y.relative, y.classified, y.flipped) == (2.0, 0.5, 1, 1)
+        assert len(comparison.old_ns) == len(comparison.new_ns) == 1
+        totals = memory.totals()
+        assert (totals.model(1).requests()[200], totals.model(2).requests()[200]) == (1, 0)
+        assert (totals.model(2).comparisons()["different"], totals.model(2).flips) == (2, 2)
+
+    play(memory, scene)
+
+
+def test_without_samples_a_file_is_run_and_one_that_does_not_fit_is_nothing(
+    memory: MetricMemory, tmp_path: Path
+) -> None:
+    """A version that fails where the other one answers has failed."""
+    fits, other = tmp_path / "sample.json", tmp_path / "other.json"
+    fits.write_text('{"data": [[1, 2]]}')
+    other.write_text('{"data": "nonsense"}')
+
+    async def scene(frontend: Frontend) -> None:
+        broken = PuppetRuntime()
+        broken.fails_for = {1.0}
+        frontend.load(1, 3)
+        frontend.load(2, 7, broken)
+        frontend.route(v3=1)
+        assert await score(frontend, b'{"data": [[1, 2]]}') == 200
+        assert (await compared(frontend)).requests == 0, "nobody has asked for samples"
+        assert (await compared(frontend, other)).requests == 0
+        assert dict((await compared(frontend, fits)).results) == {"failed": 1}
 
     play(memory, scene)

@@ -111,6 +111,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
         "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
         "connection_age_s": 2.5, "keys_dir": "/keys",
+        "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7,
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()
@@ -150,6 +151,15 @@ def test_other_rates_of_audits_are_refused(tmp_path: Path, text: str) -> None:
     """Nobody means them."""
     with pytest.raises(InvalidSettings, match="audit"):
         load(tmp_path, f"audit: {text}")
+
+
+def test_versions_are_held_against_each_other_where_that_is_asked_for(tmp_path: Path) -> None:
+    """By default nothing is; YAML reads `off` as false, and a model may say otherwise than the server."""
+    settings = load(tmp_path, "parity: require\nmodels:\n  - path: a\n    parity: off\n  - path: b\n")
+    assert (settings.parity, [model.parity for model in settings.models]) == ("require", ["off", None])
+    assert load(tmp_path).parity == "off"
+    with pytest.raises(InvalidSettings, match="parity must be off or warn or require, got 'on'"):
+        load(tmp_path, arguments={"parity": "on"})
 
 
 @pytest.mark.parametrize("text", ["[cuda:0, cpu]", "cuda:0, cpu", "'cuda:0,cpu'"])

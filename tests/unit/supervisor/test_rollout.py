@@ -19,6 +19,7 @@ from stoker.errors import (
     LoadTimeout,
     NotReady,
     OperatorError,
+    ParityFailed,
     RepositoryError,
     RequestError,
     UnknownModel,
@@ -33,11 +34,14 @@ from stoker.models.placement import Placement
 from stoker.models.sources import ModelSource
 from stoker.servable import Servable
 from stoker.settings.model import ModelSettings
+from stoker.settings.takeover import Parity
 from stoker.supervisor import watch as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.watch import Watch
+from stoker.takeover.comparison import Comparison, FieldDifference
+from stoker.terms import Terms
 from stoker.versions import VersionPolicy
 
 
@@ -57,6 +61,7 @@ class PuppetFleet:
         broken: Versions that cannot be loaded.
         hanging: The models that hang while they are loaded, by name.
         told: What frontends were told last, by model.
+        comparison: What comes of comparing two versions.
     """
 
     def __init__(self) -> None:
@@ -64,6 +69,7 @@ class PuppetFleet:
         self.broken: set[int] = set()
         self.hanging: dict[str, Hang] = {}
         self.told: dict[str, Route] = {}
+        self.comparison: Comparison | None = None
 
     async def add(self, model: Deployed) -> None:
         await asyncio.sleep(0)
@@ -78,6 +84,11 @@ class PuppetFleet:
     async def remove(self, model: Deployed) -> None:
         self.log.append(f"unload {_named(model)}")
         await asyncio.sleep(0)
+
+    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+        await asyncio.sleep(0)
+        self.log.append(f"compare {_named(old)} with {_named(new)}")
+        return self.comparison
 
     def publish(self, route: Route) -> None:
         self.told[route.name] = route
@@ -110,6 +121,7 @@ class PuppetStock:
         base: A real folder for labels.
         away: Whether the file system is away.
         held: The numbers of loads that were taken and not put back.
+        parity: How versions are held against each other.
     """
 
     base: Path
@@ -118,6 +130,7 @@ class PuppetStock:
     broken: set[tuple[str, int]] = field(default_factory=set)
     away: bool = False
     held: set[int] = field(default_factory=set)
+    parity: Parity = field(default_factory=Parity)
 
     def look_at_keys(self) -> None:
         """They are never changed here."""
@@ -140,7 +153,8 @@ class PuppetStock:
         self.held.discard(number)
 
     def deployed(self, name: str, version: int, slot: int = 0, number: int = 0) -> Deployed:
-        servable = Servable(name, version, "onnx", Path(name), Path(), max_batch_rows=4, max_body_bytes=64)
+        terms = Terms(parity=self.parity)
+        servable = Servable(name, version, "onnx", Path(name), Path(), 4, 64, terms)
         fingerprint = self.files[name, version]
         placement = Placement(("cpu",))
         return Deployed(servable, slot, number, 0.0, placement, 1, fingerprint=fingerprint)
@@ -277,6 +291,73 @@ def test_a_new_version_takes_over_before_the_old_one_leaves(play: Play) -> None:
         assert stage.stock.held == {1}
 
     play(scene)
+
+
+AGREE = Comparison({"same": 9, "close": 1})
+DIFFER = Comparison({"same": 9, "different": 1}, {"y": FieldDifference(0.5, 0.25, 10, 1)})
+
+
+def test_a_version_takes_over_only_if_it_answers_as_the_one_before(play: Play) -> None:
+    """Where that is required, the other one goes on, the load says so, and the new one is gone and has failed."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.parity = Parity("require", tolerance=0.1)
+        stage.stock.files["digits", 7] = "new weights"
+        for comparison, reason in (
+            (DIFFER, r"does not answer as version 3 \(10 requests compared: 9 same, 1 different; y differs by at "
+             r"most 0.5 .* 1 of 10 classes flip; parity_tolerance 0.1\)"),
+            (None, "it takes or gives other tensors than version 3"),
+            (Comparison(), "there was no request to compare"),
+        ):  # fmt: skip
+            stage.fleet.comparison = comparison
+            with pytest.raises(ParityFailed, match="failed to load 'digits', version 7: .*" + reason):
+                await stage.rollout.load("digits")
+            assert stage.fleet.happened() == [
+                "digits is 3",
+                "load digits 7",
+                "compare digits 3 with digits 7",
+                "unload digits 7",
+                "digits is 3",
+            ]
+            assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
+            assert stage.fleet.told["digits"].versions[1].standing.error == "parity_failed"
+            assert stage.stock.held == set()
+        stage.fleet.comparison = AGREE
+        await stage.rollout.load("digits")
+        assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
+        events = [(entry["version"], entry["event"]) for entry in stage.rollout.events.listed("digits")]
+        assert events[1:] == [
+            *[("7", "parity_failed")] * 3, ("7", "parity_passed"), ("7", "available"), ("7", "default"),
+            ("3", "unloaded"),
+        ]  # fmt: skip
+        assert stage.rollout.events.listed("digits")[1]["report"]["fields"]["y"]["flipped"] == 1
+        decisions = stage.memory.totals().model(1).decisions()
+        assert (decisions["parity_failed"], decisions["parity_passed"]) == (3, 1)
+
+    play(scene)
+
+
+def test_a_warning_keeps_no_version_from_taking_over(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """A load of the same number anew is compared too; a version that takes nobody's place is not."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.parity = Parity("warn")
+        stage.fleet.comparison = DIFFER
+        stage.stock.files["digits", 3] = "changed weights"
+        await stage.rollout.load("digits")
+        assert "compare digits 3 with digits 3" in stage.fleet.happened()
+        stage.stock.files["digits", 2] = "old weights"
+        change_labels(stage.stock.base / "digits", {"canary": 2})
+        await stage.watch.look_at_labels()
+        assert stage.fleet.states() == {2: "AVAILABLE", 3: "AVAILABLE"}
+        assert not [line for line in stage.fleet.happened() if line.startswith("compare")]
+        stage.stock.files["digits", 1] = "older weights"
+        change_labels(stage.stock.base / "digits", {"canary": 1})
+        await stage.watch.look_at_labels()
+        assert "compare digits 2 with digits 1" in stage.fleet.happened(), "it takes over a label"
+
+    play(scene)
+    assert "digits version 3: it does not answer as its files before (10 requests compared" in caplog.text
 
 
 def test_a_load_that_fails_changes_nothing_that_is_served(play: Play) -> None:

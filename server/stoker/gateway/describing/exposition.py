@@ -60,6 +60,7 @@ class _ServerCollector(Collector):
         yield from _batch_metrics(named)
         yield _batching_metric(self._verdicts)
         yield from _isolation_metrics(named)
+        yield from _takeover_metrics(named)
         yield from _collection_metrics(named)
         yield from _process_metrics(totals)
         yield from gpu_metrics(totals.gpus())
@@ -155,6 +156,31 @@ def _isolation_metrics(named: _Named) -> Iterator[Metric]:
             audits.add_metric([*labels, result], count)
         non_finite.add_metric(labels, model.non_finite_rows)
     yield from (audits, non_finite)
+
+
+def _takeover_metrics(named: _Named) -> Iterator[Metric]:
+    compared = CounterMetricFamily(
+        "stoker_compared_answers",
+        "Requests that this version and the one that it takes over from have both answered.",
+        labels=["model", "version", "result"],
+    )
+    flips = CounterMetricFamily(
+        "stoker_compared_flips",
+        "Those whose answers are of different classes.",
+        labels=["model", "version"],
+    )
+    decisions = CounterMetricFamily(
+        "stoker_takeover_decisions",
+        "What was decided on a version that is to take over.",
+        labels=["model", "version", "decision"],
+    )
+    for labels, model in named:
+        for result, count in model.comparisons().items():
+            compared.add_metric([*labels, result], count)
+        flips.add_metric(labels, model.flips)
+        for decision, count in model.decisions().items():
+            decisions.add_metric([*labels, decision], count)
+    yield from (compared, flips, decisions)
 
 
 def _collection_metrics(named: _Named) -> Iterator[Metric]:

@@ -91,6 +91,7 @@ def _repository_routes(api: RepositoryApi) -> list[Route]:
     model = "/v2/repository/models/{name}"
     return [
         _post("/v2/repository/index", api.index),
+        *(_get(path + "/events", api.events) for path in ("/v2/repository", model)),
         *(_post(path + "/load", api.load) for path in (model, model + "/versions/{version}")),
         *(_post(path + "/unload", api.unload) for path in (model, model + "/versions/{version}")),
         _any("/v2/repository/{repository}/index", api.named),

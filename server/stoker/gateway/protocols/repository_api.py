@@ -27,7 +27,7 @@ _CONFIG_KEYS: Final = {"name", "version_policy"}
 
 
 class RepositoryApi:
-    """The handlers of `POST /v2/repository/...`."""
+    """The handlers of `/v2/repository/...`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -40,6 +40,11 @@ class RepositoryApi:
         if not isinstance(ready, bool):
             raise MalformedBody("Invalid value for 'ready': expected a boolean")
         return JSONResponse(await self._administration().index(ready=ready))
+
+    async def events(self, request: Request) -> Response:
+        """List what has happened to versions lately, of all models or of one."""
+        check_metadata_access(self._gateway, _authorization(request))
+        return JSONResponse(list(await self._administration().events(request.path_params.get("name"))))
 
     async def load(self, request: Request) -> Response:
         """Load a model, or one version beside the others."""

@@ -36,6 +36,7 @@ __all__ = ["Exchange"]
 logger = logging.getLogger(__name__)
 
 _NEVER_NS: Final = (1 << 63) - 1
+_LOOKED_AT: Final = 4
 
 
 class Exchange:
@@ -111,6 +112,24 @@ class Exchange:
     def full(self) -> bool:
         """Whether no row is free, so that a request would be refused."""
         return not self._free
+
+    def done_since(self, since_ns: int, most: int) -> list[int]:
+        """Free rows whose last request the device has answered after a time, those first that were freed last.
+
+        Until another request leases it, such a row holds what it was queued with and its answer. Long rows of bytes
+        have given their memory back, and are left out.
+
+        Args:
+            since_ns: The time, as `time.monotonic_ns`.
+            most: How many at most; four times as many free rows are looked at.
+        """
+        found = []
+        for number in reversed(self._free[-_LOOKED_AT * most :]):
+            if self._finished_ns[number] > since_ns and not self._outcome[number]:
+                found.append(number)
+                if len(found) == most:
+                    break
+        return [number for number in found if self.arena.keeps(number)] if self._variable else found
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
         """Queue a request's rows.

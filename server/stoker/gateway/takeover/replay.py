@@ -1,0 +1,144 @@
+"""Running sampled requests through two versions, as no caller's: they are in no counter of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from stoker.errors import NotReady, StokerError
+from stoker.gateway.rows.ticket import Rows, Ticket
+from stoker.isolation.sample_files import read_sample
+from stoker.takeover.answers import json_fields, packed_fields, script_fields
+from stoker.takeover.comparison import Answer, Comparison, compare
+from stoker.wire.envelope import RequestHead, ScriptRequest
+from stoker.wire.packed import pack
+
+if TYPE_CHECKING:
+    from stoker.gateway.scoring.service import Service
+    from stoker.settings.image_input import ImageInput
+    from stoker.tensors import Signature
+
+__all__ = ["compare_versions", "sample_of_file"]
+
+logger = logging.getLogger(__name__)
+
+_BUDGET_NS: Final = 30_000_000_000
+
+
+class _Replay(Ticket):
+    """A request that is run again, for its answer alone."""
+
+    __slots__ = ("answered",)
+
+    def __init__(self, deadline_ns: int) -> None:
+        super().__init__(deadline_ns)
+        self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def complete(self) -> None:
+        if self.answered.done():
+            return
+        if self.error is not None:
+            self.answered.set_exception(self.error)
+        elif self.exchange.arena.signature.takes == "rows" and not self._variable:
+            specs = self.exchange.arena.signature.outputs
+            arrays = (array.copy() for array in self.outputs())
+            self.answered.set_result({spec.name: array for spec, array in zip(specs, arrays, strict=True)})
+        else:
+            self.answered.set_result(_fields(self.exchange.arena.signature, self.output_texts(0)[0]))
+
+    @property
+    def _variable(self) -> bool:
+        return self.exchange.arena.signature.outputs[0].variable
+
+
+async def compare_versions(
+    old: Service, new: Service, contents: Sequence[Rows | bytes], tolerance: float
+) -> Comparison:
+    """Run requests through an old and a new version, one after the other, for half a minute at most.
+
+    Args:
+        old: What answers such requests now; those that it does not answer are left out.
+        new: What is held against it.
+        contents: What they were queued with.
+        tolerance: See `stoker.takeover.comparison.compare`.
+    """
+    comparison = Comparison()
+    until_ns = time.monotonic_ns() + _BUDGET_NS
+    for content in contents:
+        if time.monotonic_ns() >= until_ns:
+            break
+        try:
+            before, old_ns = await _answer(old, content, until_ns)
+        except StokerError:
+            continue
+        try:
+            after, new_ns = await _answer(new, content, until_ns)
+        except StokerError:
+            part = compare(before, None, tolerance, old_ns)
+        else:
+            part = compare(before, after, tolerance, old_ns, new_ns)
+        comparison += part
+        new.metrics.count_comparison(next(iter(part.results)), flipped=part.flips)
+    return comparison
+
+
+async def sample_of_file(service: Service, path: Path, image: ImageInput | None) -> list[Rows | bytes]:
+    """Return the request in a file as a sample of a version; nothing if it cannot be read, or does not fit.
+
+    Args:
+        service: The version.
+        path: What it is known to answer; see `stoker.servable.Servable.sample_file`.
+        image: How its input is made from images.
+    """
+    signature = service.signature
+    assert signature is not None, "it is attached"
+    try:
+        return [await asyncio.get_running_loop().run_in_executor(None, _read, signature, path, image)]
+    except (StokerError, OSError) as error:
+        logger.warning("no sample of %s: %s", service.name, error)
+        return []
+
+
+def _read(signature: Signature, path: Path, image: ImageInput | None) -> Rows | bytes:
+    tensors = signature.model_tensors
+    if tensors is None:
+        return _script_request(signature, path.read_bytes())
+    feeds = read_sample(path, tensors.inputs, image=image)
+    if signature.takes == "tensors":
+        return pack(feeds)
+    return [np.ascontiguousarray(feeds[spec.name][:1]) for spec in signature.inputs]
+
+
+def _script_request(signature: Signature, body: bytes) -> bytes:
+    script = signature.script
+    head = None
+    if script is not None and (script.wants_head or script.kind != "string"):
+        lines = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        head = RequestHead("POST", "/score", "", lines, "")
+    return ScriptRequest(b"parity", body, 0, head).pack()
+
+
+def _fields(signature: Signature, row: bytes) -> Answer:
+    if signature.takes == "body":
+        return script_fields(row)
+    return packed_fields(row) if signature.takes == "tensors" else json_fields(row)
+
+
+async def _answer(service: Service, content: Rows | bytes, until_ns: int) -> tuple[Answer, int]:
+    """Run a request; returns its answer, and how long that took on the device, in nanoseconds."""
+    exchange = service.exchange or service.least_loaded()
+    if exchange is None:
+        raise NotReady(f"{service.name} is not ready.")
+    replay = _Replay(min(until_ns, time.monotonic_ns() + service.timeout_ns))
+    if isinstance(content, bytes):
+        exchange.submit_body(replay, content)
+    else:
+        exchange.submit(replay, content)
+    answer = await replay.answered
+    return answer, replay.finished_ns - replay.started_ns

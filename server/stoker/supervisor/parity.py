@@ -1,0 +1,121 @@
+"""Whether a new version may take over: its answers are held against those of the version that is served.
+
+Frontends run the requests, of which they keep samples; here their reports are added up, and the setting `parity` says
+what becomes of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from stoker.control.frontend_messages import Compare
+from stoker.errors import ParityFailed
+from stoker.takeover.comparison import Comparison, alike
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.metrics.memory import MetricPage
+    from stoker.models.deployed import Deployed
+    from stoker.supervisor.changes import Changes
+    from stoker.supervisor.events import Events
+    from stoker.supervisor.frontend_processes import FrontendProcesses
+    from stoker.supervisor.replicas import Replicas
+
+__all__ = ["Comparing", "Examiner", "prove"]
+
+
+class Examiner(Protocol):
+    """What holds versions against each other; see `Comparing`."""
+
+    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+        """Run sampled requests through both; None if one takes or gives what the other does not."""
+
+
+class Comparing:
+    """Has the frontends compare versions."""
+
+    def __init__(self, frontends: FrontendProcesses, replicas: Replicas, changes: Changes) -> None:
+        """Ask these frontends; `changes` is told when one of them has answered or ended."""
+        self._frontends = frontends
+        self._replicas = replicas
+        self._changes = changes
+        self._tickets = itertools.count()
+
+    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+        """Run the sampled requests of all frontends through two versions, or the sample input of one where none is.
+
+        Args:
+            old: The version that is served.
+            new: The version that is to take over.
+
+        Returns:
+            What differs; None if one takes or gives what the other does not.
+        """
+        before, after = self._replicas.of(old), self._replicas.of(new)
+        if before and after and not alike(before[0].signature, after[0].signature):
+            return None
+        comparison = await self._ask(old, new, None)
+        sample = new.servable.sample_file or old.servable.sample_file
+        if not comparison.requests and sample is not None:
+            comparison = await self._ask(old, new, sample)
+        return comparison
+
+    async def _ask(self, old: Deployed, new: Deployed, sample: Path | None) -> Comparison:
+        """Ask all frontends, or one of them to run a sample; those that end before they answer are left out."""
+        ticket = next(self._tickets)
+        asked = [
+            (one, one.child) for one in self._frontends.processes if one.started and one.child is not None
+        ]
+        if sample is not None:
+            asked = asked[:1]
+        for process, _ in asked:
+            self._frontends.ask(process, Compare(ticket, old.number, new.number, sample))
+        await self._changes.until(
+            lambda: all(ticket in process.compared or process.child is not child for process, child in asked)
+        )
+        return sum((process.compared.pop(ticket, Comparison()) for process, _ in asked), Comparison())
+
+
+async def prove(old: Deployed, new: Deployed, examiner: Examiner, events: Events, page: MetricPage) -> None:
+    """Hold a version that is loaded against the one that it takes over from, if its settings ask for that.
+
+    Args:
+        old: The version that is served.
+        new: The version that is to take over.
+        examiner: Runs requests through both.
+        events: Is told what came of it.
+        page: The supervisor's page of the metrics.
+
+    Raises:
+        ParityFailed: `parity` is `require`, and it was not shown to give the same answers.
+    """
+    mode, name, number = new.terms.parity.mode, new.servable.name, new.servable.version
+    if mode == "off":
+        return
+    against = f"version {old.servable.version}" if old.servable.version != number else "its files before"
+    comparison = await examiner.compare(old, new)
+    if comparison is None:
+        verdict = f"it takes or gives other tensors than {against}, so that their answers cannot be compared"
+    elif not comparison.requests:
+        verdict = (
+            f"there was no request to compare its answers with those of {against}; give it a sample_input"
+        )
+    else:
+        relation = "answers as" if comparison.agrees else "does not answer as"
+        verdict = f"it {relation} {against} ({comparison}; parity_tolerance {new.terms.parity.tolerance:g})"
+    report = {} if comparison is None else {"report": comparison.to_json()}
+    metrics = page.model(new.slot)
+    if comparison is not None and comparison.agrees:
+        metrics.count_decision("parity_passed")
+        events.tell(logging.INFO, name, number, "parity_passed", verdict, **report)
+    elif mode == "warn":
+        metrics.count_decision("parity_warned")
+        events.tell(logging.WARNING, name, number, "parity_warned", verdict, **report)
+    else:
+        metrics.count_decision("parity_failed")
+        # The log has it as the error of the load.
+        events.note(name, number, "parity_failed", verdict, **report)
+        raise ParityFailed(verdict)

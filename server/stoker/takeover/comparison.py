@@ -1,0 +1,237 @@
+"""What differs between the answers of two versions to the same requests; parts of it add up to the whole."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from stoker.isolation.difference import largest_difference
+from stoker.tensors import Signature
+
+__all__ = ["RESULTS", "Answer", "Comparison", "FieldDifference", "Result", "alike", "compare"]
+
+Answer = Mapping[str, np.ndarray]
+"""The fields of an answer to one request by name: the outputs of a model, or the members of a script's JSON."""
+
+Result = Literal["same", "close", "different", "not_finite", "failed"]
+RESULTS: Final[tuple[Result, ...]] = ("same", "close", "different", "not_finite", "failed")
+"""What comes of one request: equal answers; such within the tolerance; others; numbers of the new one that are not
+finite where the old one's are; no answer of the new one, though the old one has given one."""
+
+_SUM_OF_SHARES: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """What differs in one field.
+
+    Attributes:
+        largest: The largest difference between two numbers; infinite where the field cannot be compared.
+        relative: The same relative to the largest number of the field in that answer.
+        classified: How many answers had a class in it: a label, or scores of which one is the largest.
+        flipped: In how many of them the classes differ.
+    """
+
+    largest: float = 0.0
+    relative: float = 0.0
+    classified: int = 0
+    flipped: int = 0
+
+    def __add__(self, other: FieldDifference) -> FieldDifference:
+        return FieldDifference(
+            max(self.largest, other.largest),
+            max(self.relative, other.relative),
+            self.classified + other.classified,
+            self.flipped + other.flipped,
+        )
+
+    def __str__(self) -> str:
+        flips = f", {self.flipped} of {self.classified} classes flip" if self.classified else ""
+        return f"at most {self.largest:.3g} ({self.relative:.3g} of the largest number){flips}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of running requests through an old and a new version.
+
+    Attributes:
+        results: How many requests had each result.
+        fields: What differs by field.
+        old_ns, new_ns: How long each answer took on the device, in nanoseconds.
+    """
+
+    results: Mapping[str, int] = field(default_factory=dict)
+    fields: Mapping[str, FieldDifference] = field(default_factory=dict)
+    old_ns: tuple[int, ...] = ()
+    new_ns: tuple[int, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        """How many requests were compared."""
+        return sum(self.results.values())
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared, and nothing is beyond the tolerance."""
+        return self.requests > 0 and self.requests == self.results.get("same", 0) + self.results.get(
+            "close", 0
+        )
+
+    @property
+    def flips(self) -> bool:
+        """Whether a class of any field differs."""
+        return any(one.flipped for one in self.fields.values())
+
+    @property
+    def latency_ratio(self) -> float | None:
+        """The median time of the new version relative to that of the old one; None where it is not known."""
+        if not self.old_ns or not self.new_ns:
+            return None
+        return statistics.median(self.new_ns) / max(1, statistics.median(self.old_ns))
+
+    def __add__(self, other: Comparison) -> Comparison:
+        results: dict[str, int] = {
+            result: self.results.get(result, 0) + other.results.get(result, 0)
+            for result in RESULTS
+            if result in self.results or result in other.results
+        }
+        none = FieldDifference()
+        fields = {
+            name: self.fields.get(name, none) + other.fields.get(name, none)
+            for name in dict.fromkeys((*self.fields, *other.fields))
+        }
+        return Comparison(results, fields, self.old_ns + other.old_ns, self.new_ns + other.new_ns)
+
+    def __str__(self) -> str:
+        counts = ", ".join(
+            f"{self.results[result]} {result}" for result in RESULTS if self.results.get(result)
+        )
+        parts = [f"{self.requests} requests compared: {counts or 'none'}"]
+        parts += [
+            f"{name or 'the answer'} differs by {one}" for name, one in self.fields.items() if one.relative
+        ]
+        if self.latency_ratio is not None:
+            parts.append(f"{self.latency_ratio:.2f} times the time on the device")
+        return "; ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it: null is a difference that is infinite."""
+        return {
+            "requests": self.requests,
+            "results": dict(self.results),
+            "fields": {
+                name: {
+                    "largest": _finite(one.largest),
+                    "relative": _finite(one.relative),
+                    "classified": one.classified,
+                    "flipped": one.flipped,
+                }
+                for name, one in self.fields.items()
+            },
+            "latency_ratio": self.latency_ratio,
+        }
+
+
+def compare(
+    old: Answer, new: Answer | None, tolerance: float, old_ns: int | None = None, new_ns: int | None = None
+) -> Comparison:
+    """Compare the answers to one request.
+
+    Args:
+        old: What the old version says.
+        new: What the new version says; None if it has failed.
+        tolerance: The largest difference that is none, relative to the largest number of a field.
+        old_ns: How long the old one took on the device, if that was measured.
+        new_ns: The same of the new one.
+    """
+    took = Comparison(
+        old_ns=() if old_ns is None else (old_ns,), new_ns=() if new_ns is None or new is None else (new_ns,)
+    )
+    if new is None:
+        return took + Comparison({"failed": 1})
+    # A frontend lets numpy raise where numbers overflow.
+    with np.errstate(all="ignore"):
+        fields = {name: _difference(old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
+    relative = max((one.relative for one in fields.values()), default=0.0)
+    result: Result = "same"
+    if any(_lost_finite(array, new.get(name)) for name, array in old.items()):
+        result = "not_finite"
+    elif relative > tolerance:
+        result = "different"
+    elif relative:
+        result = "close"
+    return took + Comparison({result: 1}, fields)
+
+
+def alike(old: Signature, new: Signature) -> bool:
+    """Whether two versions take the same and give the same, so that their answers can be compared."""
+    return _shown(old) == _shown(new)
+
+
+def _shown(signature: Signature) -> tuple[Any, ...]:
+    """What callers see of a signature: how much room a variable row has is not among that."""
+    specs = tuple(
+        replace(spec, shape=(0,), labels=()) if spec.variable else replace(spec, labels=())
+        for spec in (*signature.inputs, *signature.outputs)
+    )
+    kind = None if signature.script is None else signature.script.kind
+    tensors = None if signature.tensors is None else str(signature)
+    return specs, len(signature.inputs), signature.takes, kind, tensors
+
+
+def _difference(old: np.ndarray | None, new: np.ndarray | None) -> FieldDifference:
+    if old is None or new is None:
+        return FieldDifference(math.inf, math.inf)
+    old, new = _of_one_kind(old, new)
+    relative = largest_difference([new], [old])
+    largest = _largest(old, new) if relative else 0.0
+    before, after = _classes(old), _classes(new)
+    if before is None:
+        return FieldDifference(largest, relative)
+    return FieldDifference(largest, relative, 1, int(before != after))
+
+
+def _of_one_kind(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """JSON has no types of numbers: 1 and 1.25 are of one field, and so are two widths of numbers."""
+    if old.dtype != new.dtype and old.dtype.kind in "iuf" and new.dtype.kind in "iuf":
+        return old.astype(np.float64), new.astype(np.float64)
+    return old, new
+
+
+def _largest(old: np.ndarray, new: np.ndarray) -> float:
+    """The largest difference between two numbers; infinite where it is not one of numbers."""
+    if old.shape != new.shape or old.dtype.kind not in "iuf" or new.dtype.kind not in "iuf" or not old.size:
+        return math.inf
+    before, after = old.astype(np.float64), new.astype(np.float64)
+    equal = (before == after) | (np.isnan(before) & np.isnan(after))
+    largest = float(np.abs(after - before)[~equal].max(initial=0.0))
+    return largest if math.isfinite(largest) else math.inf
+
+
+def _classes(array: np.ndarray) -> list[Any] | None:
+    """What an answer says of classes: the largest of a row of scores, or a label; None if it does not look so."""
+    if array.dtype.kind != "f":
+        return array.reshape(-1).tolist() if array.size == 1 else None
+    columns = array.shape[-1] if array.ndim else 0
+    rows = array.ndim == 2 and len(array) > 0
+    shares = array.ndim == 1 and bool((array >= 0).all()) and abs(float(array.sum()) - 1) < _SUM_OF_SHARES
+    if columns < 2 or not (rows or shares) or not np.isfinite(array).all():
+        return None
+    best: list[Any] = np.atleast_1d(array.argmax(axis=-1)).tolist()
+    return best
+
+
+def _lost_finite(old: np.ndarray, new: np.ndarray | None) -> bool:
+    """Whether the new answer has NaN or infinities, and the old one has none."""
+    if new is None or new.dtype.kind != "f" or old.dtype.kind not in "iuf":
+        return False
+    return bool(np.isfinite(old).all()) and not bool(np.isfinite(new).all())
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
