@@ -11,11 +11,21 @@ import pytest
 from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 
-from stoker.control.frontend_messages import Ask, AskEvents, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.control.frontend_messages import (
+    Ask,
+    AskEvents,
+    AskIndex,
+    AskLoad,
+    AskShift,
+    AskUnload,
+    Refusal,
+    Reply,
+)
 from stoker.control.frontend_rules import AdminRules
 from stoker.gateway.administration import AdminAccess, Administration, admin_access, admin_key
 from stoker.keys.keyring import AdminKey, Keys
 from stoker.keys.verifier import KeyVerifier
+from stoker.settings.takeover import Canary
 from stoker.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"
@@ -109,6 +119,27 @@ def test_what_the_supervisor_is_asked(
     answer = post(running, path, body)
     assert (answer.status, answer.body) == (200, b"")
     assert supervisor.asked == [asked]
+
+
+def test_weights_of_labels_are_set(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+    """With the admin key, also where the server looks for models itself; what is malformed is not asked."""
+    polling = AdminAccess(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY)), polls=True)
+    supervisor.allow(polling)
+    body = '{"weights": {"stable": 90, "next": 10}, "by": "X-User"}'
+    assert post(running, "/models/model/canary", body).status == 200
+    assert supervisor.asked == [AskShift(0, "model", Canary({"stable": 90, "next": 10}, "x-user"))]
+    assert post(running, "/models/model/canary", body, ()).status == 401
+    for wrong in (
+        "{}",
+        '{"weights": {"a": -1}}',
+        '{"weights": 1}',
+        '{"weights": {}, "by": 3}',
+        '{"weights": {}, "x": 1}',
+    ):
+        answer = post(running, "/models/model/canary", wrong)
+        assert (answer.status, answer.json()["error"][:23]) == (400, "failed to shift 'model'")
+    assert post(running, "/models/model/canary", '{"weights": {}}').status == 200
+    assert supervisor.asked[1:] == [AskShift(1, "model", Canary())]
 
 
 def test_a_refusal_has_the_code_of_its_error(running: InProcessServer, supervisor: PuppetSupervisor) -> None:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.commands.model_events import add_events_arguments, print_events
+from stoker.commands.model_weights import add_canary_arguments, shift_weights
 from stoker.commands.running_server import add_server_arguments, admin_key, ask_admin
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
@@ -97,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     label.add_argument(
         "--remove", action="append", default=[], metavar="LABEL", help="remove a label; can be repeated"
     )
+    add_canary_arguments(label)
     label.set_defaults(models_run=_label)
 
     server = argparse.ArgumentParser(add_help=False)
@@ -112,9 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     events = actions.add_parser(
         "events", parents=[common, as_json], help="show what has happened to versions in a running server"
     )
-    events.add_argument("name", metavar="NAME", nargs="?", help="the model (default: all)")
-    add_server_arguments(events)
-    events.set_defaults(models_run=_events)
+    add_events_arguments(events)
+    events.set_defaults(models_run=print_events)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -347,6 +349,7 @@ def _label(args: argparse.Namespace) -> int:
     sys.stdout.write(_table([(label, f"{args.name}:{version}") for label, version in sorted(labels.items())]))
     if not labels:
         _note(f"{args.name} has no labels")
+    shift_weights(args, base, labels)
     return 0
 
 
@@ -360,28 +363,4 @@ def _ask_server(args: argparse.Namespace) -> int:
         path += f"/versions/{version}"
     ask_admin(args.url, f"{path}/{args.models_action}", admin_key(args))
     sys.stdout.write(f"{args.reference} is {args.models_action}ed\n")
-    return 0
-
-
-def _events(args: argparse.Namespace) -> int:
-    """Print what the server has kept of what happened to versions, the oldest first."""
-    from urllib.parse import quote
-
-    path = (
-        "/v2/repository/events" if args.name is None else f"/v2/repository/models/{quote(args.name)}/events"
-    )
-    events = json.loads(ask_admin(args.url, path, admin_key(args), method="GET"))
-    if args.json:
-        sys.stdout.write(json.dumps(events, indent=2) + "\n")
-        return 0
-    for event in events:
-        version = f":{event['version']}" if "version" in event else ""
-        text = f"  {event['text']}" if "text" in event else ""
-        sys.stdout.write(f"{event['time']}  {event['model']}{version}  {event['event']}{text}\n")
-    if not events:
-        _note(
-            "nothing has happened to any version"
-            if args.name is None
-            else f"nothing has happened to {args.name}"
-        )
     return 0

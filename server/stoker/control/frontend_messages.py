@@ -7,12 +7,13 @@ generation; neither is ever used again while the supervisor runs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
 from stoker.control.message_codec import Codec
+from stoker.settings.takeover import Canary
 from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
@@ -26,6 +27,7 @@ __all__ = [
     "AskIndex",
     "AskLoad",
     "AskReload",
+    "AskShift",
     "AskUnload",
     "AttachFailed",
     "AttachReplica",
@@ -78,12 +80,17 @@ class Route:
         default: The version that is meant where none is named; None if nothing is served.
         labels: Versions by label.
         versions: All that is known of versions, those that have been unloaded too, in ascending order.
+        shares: The weights by which requests that name no version go to versions, by their numbers; empty if all
+            mean the default.
+        by: What sticks a caller to a version; see `stoker.settings.takeover.Canary`.
     """
 
     name: str
     default: int | None
     labels: Mapping[str, int]
     versions: tuple[RoutedVersion, ...]
+    shares: Mapping[str, int] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +392,21 @@ class AskLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class AskShift:
+    """A frontend asks for a caller to send the requests of a model to its versions by other weights.
+
+    Attributes:
+        ticket: What the answer names.
+        model: Name of the model.
+        canary: The weights of its labels.
+    """
+
+    ticket: int
+    model: str
+    canary: Canary
+
+
+@dataclass(frozen=True, slots=True)
 class AskUnload:
     """A frontend asks for a caller to unload a model.
 
@@ -410,7 +432,7 @@ class AskReload:
     ticket: int
 
 
-Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskReload
+Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload
 """What a frontend asks of the supervisor; answered by `Reply` or `Refusal`."""
 
 FromFrontend = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Compared | Stopped | Ask

@@ -13,6 +13,7 @@ from stoker.control.frontend_messages import (
     AskIndex,
     AskLoad,
     AskReload,
+    AskShift,
     AskUnload,
     Refusal,
     Reply,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.control.frontend_rules import AdminRules
+    from stoker.settings.takeover import Canary
 
 __all__ = ["AdminAccess", "Administration", "admin_access", "admin_key"]
 
@@ -169,6 +171,14 @@ class Administration:
             StokerError: It is not served.
         """
         await self._ask(lambda ticket: AskUnload(ticket, model, version))
+
+    async def shift(self, model: str, canary: Canary) -> None:
+        """Send the requests of a model that name no version to its versions by these weights from now on.
+
+        Raises:
+            StokerError: It is not served, or has not got these labels.
+        """
+        await self._ask(lambda ticket: AskShift(ticket, model, canary))
 
     async def reload(self) -> None:
         """Replace the whole server by a new one of the settings and the code as they are now; return when it serves.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.traffic import Traffic
+    from stoker.takeover.weights import Split
     from stoker.versions import State
 
 __all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
@@ -109,14 +110,16 @@ class Gateway:
         self.tell_readiness()
 
     def _find_routes(self) -> None:
-        self.routes = {f"{self.path(service)}/score".encode(): service for service in self.services.values()}
-        # Where deployments share a path, the app chooses.
-        if self.only in self.services and (self.traffic is None or self.traffic.undivided):
-            self.routes[b"/score"] = self.services[self.only]
+        # Where deployments or versions share a path, the app chooses.
+        alone = {name: service for name, service in self.services.items() if self.models[name].split is None}
+        self.routes = {f"{self.path(service)}/score".encode(): service for service in alone.values()}
+        if self.only in alone and (self.traffic is None or self.traffic.undivided):
+            self.routes[b"/score"] = alone[self.only]
         self.infer_routes = {}
-        for name, service in self.services.items():
+        for name in self.services:
             path = f"/v2/models/{quote(name)}"
-            self.infer_routes[f"{path}/infer".encode()] = service
+            if name in alone:
+                self.infer_routes[f"{path}/infer".encode()] = alone[name]
             for version in self.models[name].services:
                 self.infer_routes[f"{path}/versions/{version.version}/infer".encode()] = version
 
@@ -188,6 +191,25 @@ class Gateway:
         if chosen not in self.services:
             raise NotReady(f"The deployment {chosen} is not served now.", retry_after_s=1)
         return self.services[chosen]
+
+    def by_weight(self, service: Service, headers: Mapping[bytes, bytes]) -> Service:
+        """Find who scores a request that names no version of a model: by its weights, if it has any.
+
+        Args:
+            service: Its default version.
+            headers: The request's headers, by which a caller may stick to a version.
+        """
+        split = self.split_of(service)
+        # Who will be refused takes nobody's turn.
+        if split is None or not service.access.allows(headers.get(b"authorization", b"")):
+            return service
+        number = split.next(headers.get(split.header, b""))
+        return self.models[service.name].versions[number].service or service
+
+    def split_of(self, service: Service) -> Split | None:
+        """How the requests that name no version of a service's model go to its versions; None if by no weights."""
+        model = self.models.get(service.name)
+        return None if model is None else model.split
 
     def mirror(self, headers: Mapping[bytes, bytes]) -> Service | None:
         """Find who gets a copy of a request to the endpoint, beside the deployment that answers it."""

@@ -22,6 +22,7 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover.replay import compare_versions, sample_of_file
 from stoker.gateway.takeover.samples import Samples
 from stoker.takeover.comparison import Comparison
+from stoker.takeover.weights import Split
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import AttachReplica, Compare, Route
@@ -121,7 +122,9 @@ class Roster:
         }
         default = None if route.default is None else str(route.default)
         labels = {label: str(version) for label, version in route.labels.items()}
-        self._gateway.route(route.name, ServedModel(versions, default, labels))
+        known = self._gateway.models.get(route.name)
+        split = _split(route, None if known is None else known.split)
+        self._gateway.route(route.name, ServedModel(versions, default, labels, split))
 
     def attach(self, replica: AttachReplica, fds: Sequence[int]) -> bool:
         """Attach a replica to a service, or attach it again with larger rows.
@@ -263,3 +266,12 @@ class Roster:
         # It writes to the disk, and counts that in the slot which somebody else may get.
         closed = asyncio.get_running_loop().run_in_executor(None, service.collector.close, _FLUSH_S)
         closed.add_done_callback(lambda _: self._on_retired(leaving.number))
+
+
+def _split(route: Route, known: Split | None) -> Split | None:
+    """How a model's requests go to its versions; what is known goes on if it says the same."""
+    if not route.shares or list(route.shares) == [str(route.default)]:
+        return None
+    header = b"authorization" if route.by == "key" else route.by.encode("latin-1")
+    split = Split(route.shares, header)
+    return known if known is not None and split.alike(known) else split

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker.takeover.weights import Split
 from stoker.versions import Standing
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ class ServedModel:
         versions: By number, in ascending order; those that have been unloaded too.
         default: The version that is meant where none is named; None if nothing of the model is served.
         labels: Versions by label.
+        split: How requests that name no version go to versions; None if all mean the default.
     """
 
     versions: Mapping[str, ServedVersion]
     default: str | None
     labels: Mapping[str, str] = field(default_factory=dict)
+    split: Split | None = None
 
     @classmethod
     def of(cls, service: Service, slot: int) -> ServedModel:

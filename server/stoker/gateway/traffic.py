@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from stoker.takeover.weights import Turns
+
 if TYPE_CHECKING:
     from stoker.settings.endpoint import Endpoint
 
@@ -17,8 +19,7 @@ _ALL: Final = 100
 class Traffic:
     """The sequence of an endpoint's deployments: each has its share of any hundred requests, evenly spread.
 
-    It is the smooth weighted round robin: with shares of 75 and 25 the sequence is a, a, b, a. Each frontend has a
-    sequence of its own.
+    Each frontend has a sequence of its own.
 
     Attributes:
         endpoint: The endpoint.
@@ -26,25 +27,17 @@ class Traffic:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._shares = {name: share for name, share in endpoint.shares.items() if share}
-        self._credits = dict.fromkeys(self._shares, 0)
-        self._total = sum(self._shares.values())
+        self._turns = Turns(endpoint.shares)
         self._mirrors = dict.fromkeys(endpoint.mirrors, 0)
 
     @property
     def undivided(self) -> bool:
         """Whether there is one deployment, which gets everything."""
-        return len(self.endpoint.shares) == 1 and bool(self._shares)
+        return len(self.endpoint.shares) == 1 and any(self.endpoint.shares.values())
 
     def next(self) -> str | None:
         """Return the deployment of the next request; None if none has a share."""
-        if not self._shares:
-            return None
-        for name, share in self._shares.items():
-            self._credits[name] += share
-        chosen = max(self._credits, key=self._credits.__getitem__)
-        self._credits[chosen] -= self._total
-        return chosen
+        return self._turns.next()
 
     def next_mirror(self) -> str | None:
         """Return the deployment that gets a copy of the next request; mostly None."""

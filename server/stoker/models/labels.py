@@ -1,5 +1,7 @@
 """Labels of versions in a file beside the versions: whoever replaces it moves them, in running servers too.
 
+Another file beside it has the weights of labels, by which requests go to their versions.
+
 The folder of a registered model has it (`models/NAME/labels.json`, written by `stoker models label`), and the base
 path of a model in Triton's or TensorFlow Serving's layout may have one.
 """
@@ -10,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
+from stoker.settings.takeover import Canary, read_sticky, read_weights
 from stoker.system.durable import locked, replace_file
 from stoker.versions import read_labels
 
@@ -17,9 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-__all__ = ["LABELS_FILE", "change_labels", "labels_mark", "stored_labels"]
+__all__ = [
+    "CANARY_FILE",
+    "LABELS_FILE",
+    "change_labels",
+    "labels_mark",
+    "store_canary",
+    "stored_canary",
+    "stored_labels",
+]
 
 LABELS_FILE: Final = "labels.json"
+CANARY_FILE: Final = "canary.json"
 
 
 def stored_labels(base: Path) -> dict[str, int]:
@@ -50,10 +62,41 @@ def change_labels(base: Path, moved: Mapping[str, int], removed: Collection[str]
     return labels
 
 
-def labels_mark(base: Path) -> tuple[int, int, int]:
-    """Return what changes when the labels are replaced; looking at it costs one call of the kernel."""
+def stored_canary(base: Path) -> Canary | None:
+    """Return the weights of labels of the model whose versions are in this folder; None if nobody has set any.
+
+    Raises:
+        RepositoryError: The file is there, but malformed.
+    """
+    path = base / CANARY_FILE
     try:
-        status = (base / LABELS_FILE).stat()
+        content = json.loads(path.read_bytes())
+        by = content.get("by")
+        return Canary(read_weights(content["weights"]), read_sticky(by) if by else "")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, KeyError) as error:
+        shown = f"{error!r}" if isinstance(error, KeyError) else error
+        raise RepositoryError(
+            f'{path} cannot be read as weights, such as {{"weights": {{"stable": 90, "next": 10}}}}: {shown}'
+        ) from error
+
+
+def store_canary(base: Path, canary: Canary) -> None:
+    """Set the weights of labels, for running servers too."""
+    content = {"weights": dict(canary.weights), "by": canary.by}
+    with locked(base / ".labels.lock"):
+        replace_file(base / CANARY_FILE, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def labels_mark(base: Path) -> tuple[int, ...]:
+    """Return what changes when the labels or their weights are replaced; a look costs two calls of the kernel."""
+    return (*_mark(base / LABELS_FILE), *_mark(base / CANARY_FILE))
+
+
+def _mark(file: Path) -> tuple[int, int, int]:
+    try:
+        status = file.stat()
     except OSError:
         return (0, 0, 0)
     return status.st_ino, status.st_mtime_ns, status.st_size

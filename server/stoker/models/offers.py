@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
-from stoker.models.labels import stored_labels
+from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.layouts import discover, likely_name
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.names import checked_name, is_name, parse_reference
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.takeover import Canary
 from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
@@ -77,6 +78,15 @@ class Offer:
         if self.base is not None:
             labels.update(stored_labels(self.base))
         return labels
+
+    def canary(self) -> Canary:
+        """Return the weights of the labels, those of the settings or, rather than them, those beside the versions.
+
+        Raises:
+            RepositoryError: The file with the weights is malformed.
+        """
+        stored = None if self.base is None else stored_canary(self.base)
+        return stored or Canary(self.settings.canary or {}, self.settings.canary_by or "")
 
     @property
     def there(self) -> set[int]:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
-__all__ = ["PARITY_ROWS", "PARITY_TOLERANCE", "Parity", "ParityMode", "read_parity"]
+from stoker.names import NAME_RULE, is_name
+
+__all__ = [
+    "PARITY_ROWS",
+    "PARITY_TOLERANCE",
+    "Canary",
+    "Parity",
+    "ParityMode",
+    "read_parity",
+    "read_sticky",
+    "read_weights",
+]
 
 ParityMode = Literal["off", "warn", "require"]
 
 PARITY_TOLERANCE: Final = 1e-3
 PARITY_ROWS: Final = 100
+_MOST_WEIGHT: Final = 1_000_000
+_HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)
 _MODES: Final = ("off", "warn", "require")
 
 
@@ -28,6 +43,62 @@ class Parity:
     mode: ParityMode = "off"
     tolerance: float = PARITY_TOLERANCE
     rows: int = PARITY_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """How the requests that name no version go to the versions with labels.
+
+    Attributes:
+        weights: By label, the first one being what the others are held against; empty to send all to the default.
+        by: What sticks a caller to a version: `key`, or a header's name in lower case; empty for nothing.
+    """
+
+    weights: Mapping[str, int] = field(default_factory=dict)
+    by: str = ""
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{label}={weight}" for label, weight in self.weights.items()) or "off"
+        return f"{shown} by {self.by}" if self.by and self.weights else shown
+
+
+def read_weights(value: Any) -> dict[str, int]:
+    """Return weights by label, of a mapping or of a text such as `stable=90,next=10`; `off` for none.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if value is False or value == "off":
+        return {}
+    if isinstance(value, str):
+        value = {
+            label.strip(): weight for label, _, weight in (part.partition("=") for part in value.split(","))
+        }
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of labels to weights, such as stable: 90, next: 10")
+    for label, weight in value.items():
+        if not isinstance(label, str) or not is_name(label):
+            raise ValueError(f"must have labels of {NAME_RULE}, not {label!r}")
+        if (
+            isinstance(weight, bool)
+            or not re.fullmatch("[0-9]{1,7}", str(weight))
+            or int(weight) > _MOST_WEIGHT
+        ):
+            raise ValueError(f"must have whole numbers from 0 to {_MOST_WEIGHT} as weights, not {weight!r}")
+    if value and not any(int(weight) for weight in value.values()):
+        raise ValueError("must have a weight above 0")
+    return {label: int(weight) for label, weight in value.items()}
+
+
+def read_sticky(value: Any) -> str:
+    """Return `key`, or the name of a header in lower case.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not isinstance(value, str) or not _HEADER.fullmatch(value.lower()):
+        raise ValueError("must be key, or the name of a header")
+    return value.lower()
 
 
 def read_parity(value: Any) -> ParityMode:

@@ -11,6 +11,7 @@ from stoker.control.frontend_messages import (
     AskIndex,
     AskLoad,
     AskReload,
+    AskShift,
     AskUnload,
     Refusal,
     Reply,
@@ -70,6 +71,8 @@ class Requests:
                 await self._rollout.load(ask.model, ask.policy, ask.version)
             case AskUnload():
                 await self._rollout.unload(ask.model, ask.version)
+            case AskShift():
+                await self._rollout.shift(ask.model, ask.canary)
             case AskReload():
                 await self._reload()
             case _:

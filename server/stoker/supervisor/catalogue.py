@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
+from stoker.settings.takeover import Canary
 from stoker.versions import DEFAULT_LABEL, Standing, State
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Model:
         wished: What the labels are meant to mean.
         labels: What they mean now: a label moves when its new version is available.
         default: The version that is meant where none is named; None if nothing is served.
+        canary: How requests that name no version go to the versions with labels.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Model:
     wished: dict[str, int] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     default: int | None = None
+    canary: Canary = field(default_factory=Canary)
 
     @property
     def wanted(self) -> set[int]:
@@ -147,6 +150,20 @@ class Model:
         coming = version is not None and version.standing.state == "LOADING" and version.served is not None
         return wished if coming else None
 
+    @property
+    def shares(self) -> dict[str, int]:
+        """The weights of versions, by number; a label whose version is not available has none, nor has one of 0."""
+        shares: dict[str, int] = {}
+        for label, weight in self.canary.weights.items():
+            number = self.meant_by(label)
+            if weight and number in self.available:
+                shares[str(number)] = shares.get(str(number), 0) + weight
+        return shares
+
+    def meant_by(self, label: str) -> int | None:
+        """The version that a label means now; `default` means the default if it is no label."""
+        return self.labels.get(label, self.default if label == DEFAULT_LABEL else None)
+
     def predecessor(self, number: int) -> int | None:
         """Return the available version whose place another one takes as soon as it is available; None if none has it.
 
@@ -169,7 +186,7 @@ class Model:
             self.name,
             self.default,
             self.labels,
-            tuple(
+            versions=tuple(
                 RoutedVersion(
                     number,
                     version.standing,
@@ -177,6 +194,8 @@ class Model:
                 )
                 for number, version in sorted(self.versions.items())
             ),
+            shares=self.shares,
+            by=self.canary.by,
         )
 
     def index(self) -> Iterator[dict[str, str]]:
@@ -276,6 +295,7 @@ class Catalogue:
             if name in offers and offers[name].error is None:
                 model.chosen = set(offers[name].policy.choose(model.chosen))
                 model.wish(offers[name].labels(), offers[name].there)
+                model.canary = offers[name].canary()
             model.settle()
         self.only = next(iter(self.models)) if len(self.models) == 1 else None
 

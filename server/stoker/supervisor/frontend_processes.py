@@ -17,6 +17,7 @@ from stoker.control.frontend_messages import (
     AskIndex,
     AskLoad,
     AskReload,
+    AskShift,
     AskUnload,
     Attached,
     AttachFailed,
@@ -323,7 +324,7 @@ class FrontendProcesses:
                 self._on_outgrown(process, generation, answer_bytes)
             case Compared(ticket, comparison):
                 process.compared[ticket] = comparison
-            case AskIndex() | AskEvents() | AskLoad() | AskUnload() | AskReload():
+            case AskIndex() | AskEvents() | AskLoad() | AskUnload() | AskShift() | AskReload():
                 self._on_request(child, message)
             case Stopped(cut_off):
                 if cut_off:

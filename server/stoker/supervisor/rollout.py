@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from stoker.metrics.memory import MetricMemory
     from stoker.models.offers import Offer
+    from stoker.settings.takeover import Canary
 
 __all__ = ["Rollout"]
 
@@ -58,6 +59,8 @@ class Rollout:
         self.events = Events()
         self._manager = VersionManager(catalogue, fleet, stock, memory, self.events)
         self._waiting: dict[str, Mapping[str, int]] = {}
+        self._stored: dict[str, Canary] = {}
+        """What was last read of weights: those that somebody has set since by the API stay until they change."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
         self._begun = False
@@ -74,6 +77,7 @@ class Rollout:
             failed: By number why some could not be loaded; whatever is left of them is removed.
         """
         self.bases = {name: offer.base for name, offer in offers.items()}
+        self._stored = {name: model.canary for name, model in self._catalogue.models.items()}
         leaving = await self._manager.begin(offers, failed)
         # Now, so that what was broken at the start can be loaded again by whoever reads that it is.
         self._begun = True
@@ -144,6 +148,25 @@ class Rollout:
                 )
             model.chosen.discard(version)
             await self._manager.retire_unwanted(model)
+
+    async def shift(self, name: str, canary: Canary) -> None:
+        """Send the requests of a model that name no version to its versions by other weights.
+
+        Raises:
+            UnknownService: It is not served.
+            RequestError: It has not got one of the labels.
+            NotReady: The server is starting.
+        """
+        async with self._exclusive(name):
+            model = self._catalogue.models.get(name)
+            if model is None or not model.available:
+                raise UnknownService(f"failed to shift '{cut(name)}': it is not loaded")
+            unknown = [label for label in canary.weights if model.meant_by(label) is None]
+            if unknown:
+                has = ", ".join(model.labels) or "none"
+                raise RequestError(f"failed to shift '{name}': it has no label {unknown[0]!r}; it has {has}")
+            self._shift(model, canary)
+            self._manager.settle(model)
 
     async def follow(self, offer: Offer) -> None:
         """Update the labels of a served model, loading the versions that they need.
@@ -246,6 +269,10 @@ class Rollout:
         before = set(model.chosen)
         model.chosen = set(chosen)
         self._tell_of_waiting(model, model.wish(labels, offer.there))
+        stored = await in_thread(offer.canary)
+        if self._stored.get(offer.name, model.canary) != stored:
+            self._shift(model, stored)
+        self._stored[offer.name] = stored
         failed: dict[int, Exception] = {}
         # What a label goes on meaning may be served from files that are gone.
         for version in sorted(model.wanted.intersection(offer.there)):
@@ -263,6 +290,11 @@ class Rollout:
             self.bases[offer.name] = offer.base
             await self._manager.retire_unwanted(model)
         return failed
+
+    def _shift(self, model: Model, canary: Canary) -> None:
+        model.canary = canary
+        logger.info("%s: the requests that name no version go by weights: %s", model.name, canary)
+        self.events.note(model.name, None, "weights", str(canary))
 
     def _tell_of_waiting(self, model: Model, waiting: Mapping[str, int]) -> None:
         """Log once for each label that waits for its version what it means until then."""

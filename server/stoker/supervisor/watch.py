@@ -33,7 +33,7 @@ class Watch:
         self._rollout = rollout
         self._stock = stock
         self._poll_s = poll_s
-        self._marks: dict[str, tuple[int, int, int]] = {}
+        self._marks: dict[str, tuple[int, ...]] = {}
         self._following: set[str] = set()
         self._label_troubles: dict[str, str] = {}
         self._seen: dict[tuple[str, int], str] = {}

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.commands import model_events
 from stoker.commands import models as command
 from stoker.device import signature_probe
 from stoker.device.lifecycle import load
 from stoker.errors import InvalidSettings, LoadFailed, ModelInUse, OperatorError, RepositoryError
 from stoker.keys.keyring import AdminKey
-from stoker.models.labels import stored_labels
+from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.repository import Repository
 from stoker.servable import Device, Servable
+from stoker.settings.takeover import Canary
 from stoker.tensors import Signature, TensorSpec
 from stoker.workspace import Workspace
 
@@ -491,6 +493,34 @@ def test_labels_that_mean_nothing_are_refused(
     assert stored_labels(workspace / "models" / "digits") == {}
 
 
+def test_labels_get_weights_and_lose_them(
+    workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They lie beside the labels, whose names they are for."""
+    for _ in range(2):
+        run("register", "digits", script)
+    base = workspace / "models" / "digits"
+    run("label", "digits", "stable=1", "next=2", "--canary", "stable=90,next=10", "--canary-by", "X-User")
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "next    digits:2",
+        "stable  digits:1",
+        "canary  stable=90, next=10 by x-user",
+    ]
+    assert stored_canary(base) == Canary({"stable": 90, "next": 10}, "x-user")
+    with pytest.raises(OperatorError, match="digits has no label later; it has next, stable"):
+        run("label", "digits", "--canary", "stable=90,later=10")
+    with pytest.raises(OperatorError, match="give the weights too"):
+        run("label", "digits", "--canary-by", "key")
+    for weights in ("stable=90,next=many", "stable=0", "a/b=1", "stable"):
+        with pytest.raises(SystemExit):
+            run("label", "digits", "--canary", weights)
+    run("label", "digits", "--canary", "off")
+    assert stored_canary(base) == Canary()
+    (base / "canary.json").write_text('{"weights": {"stable": "most"}}')
+    with pytest.raises(RepositoryError, match="cannot be read as weights"):
+        stored_canary(base)
+
+
 def test_a_version_with_a_label_is_not_deleted_by_mistake(workspace: Path, script: Path) -> None:
     """Callers of the label would find nothing."""
     run("register", "digits", script)
@@ -539,7 +569,7 @@ def test_events_of_a_server_are_printed_a_line_each(
         asked.append(path)
         return json.dumps(events).encode()
 
-    monkeypatch.setattr(command, "ask_admin", answer)
+    monkeypatch.setattr(model_events, "ask_admin", answer)
     assert run("events") == 0
     shown = "09:12  digits:3  available\n09:13  digits  weights  all to stable\n"
     assert capsys.readouterr().out == shown

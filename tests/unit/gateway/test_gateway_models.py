@@ -21,12 +21,16 @@ from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
 from stoker.device.worker import Worker
 from stoker.errors import NotReady, UnknownService
+from stoker.gateway.describing.exposition import render
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.protocols.statistics import statistics
 from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover import samples as samples_module
+from stoker.keys.access import Access
+from stoker.keys.keyring import Keys
+from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.takeover import Parity
 from stoker.takeover.comparison import Comparison
@@ -348,6 +352,50 @@ def test_larger_rows_are_joined_under_the_same_generation(memory: MetricMemory) 
         far.close()
 
     play(memory, scene)
+
+
+def test_requests_that_name_no_version_go_by_weights(memory: MetricMemory) -> None:
+    """Exactly, whatever the protocol; those that name one go there, and no door goes past the turns."""
+
+    async def scene(frontend: Frontend) -> None:
+        gateway = frontend.gateway
+        frontend.load(1, 3)
+        frontend.load(2, 7)
+        gateway.only = "digits"
+        frontend.route(v7=2, v3=1)
+        whole = gateway.routes, gateway.infer_routes
+        known = Route("digits", 3, {"next": 7}, _versions(v3=1, v7=2), {"3": 75, "7": 25})
+        frontend.roster.route(known)
+        default = gateway.service("digits")
+        chosen = [gateway.by_weight(default, {}).version for _ in range(5)]
+        frontend.roster.route(known)
+        chosen += [gateway.by_weight(default, {}).version for _ in range(3)]
+        assert chosen == ["3", "3", "7", "3"] * 2, "the sequence goes on where nothing has changed"
+        assert gateway.find("digits", "7").version == gateway.find("digits", label="next").version == "7"
+        assert gateway.routes == {}
+        assert sorted(gateway.infer_routes) == [
+            b"/v2/models/digits/versions/3/infer",
+            b"/v2/models/digits/versions/7/infer",
+        ]
+        default.access = Access(KeyVerifier(Path("no-keys"), "digits", Keys("k" * 32, "k" * 32)))
+        assert gateway.by_weight(default, {}) is default, "who is refused takes no turn"
+        frontend.roster.route(Route("digits", 3, {}, _versions(v3=1, v7=2), {"3": 75}))
+        assert gateway.split_of(default) is None
+        assert (gateway.routes.keys(), gateway.infer_routes.keys()) == tuple(map(dict.keys, whole))
+        assert b'stoker_version_share_ratio{model="digits",version="3"} 1.0' in render(memory, gateway.models)
+        frontend.roster.route(known)
+        assert b'stoker_version_share_ratio{model="digits",version="7"} 0.25' in render(
+            memory, gateway.models
+        )
+
+    play(memory, scene)
+
+
+def _versions(**numbers: int) -> tuple[RoutedVersion, ...]:
+    return tuple(
+        RoutedVersion(int(version[1:]), Standing(0, "AVAILABLE"), number)
+        for version, number in numbers.items()
+    )
 
 
 async def score(frontend: Frontend, body: bytes) -> int:

@@ -14,12 +14,13 @@ import pytest
 from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.deployed import resolve
-from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, stored_labels
+from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
 from stoker.models.offers import find_offers, left_out
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.takeover import Canary
 from stoker.supervisor.summary import notes
 from stoker.workspace import Workspace
 
@@ -214,7 +215,9 @@ def test_a_replaced_labels_file_is_noticed(base: Path) -> None:
     change_labels(base, {"stable": 3})
     first = labels_mark(base)
     assert change_labels(base, {"canary": 10}, ["stable"]) == stored_labels(base) == {"canary": 10}
-    assert len({missing, first, labels_mark(base)}) == 3
+    marks = {missing, first, labels_mark(base)}
+    store_canary(base, Canary({"canary": 1}))
+    assert len({*marks, labels_mark(base)}) == 4, "weights are followed as labels are"
 
 
 def test_the_command_line_sets_the_policy(base: Path, tmp_path: Path) -> None:

@@ -28,13 +28,13 @@ from stoker.errors import (
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
-from stoker.models.labels import change_labels, labels_mark
+from stoker.models.labels import change_labels, labels_mark, store_canary
 from stoker.models.offers import Offer
 from stoker.models.placement import Placement
 from stoker.models.sources import ModelSource
 from stoker.servable import Servable
 from stoker.settings.model import ModelSettings
-from stoker.settings.takeover import Parity
+from stoker.settings.takeover import Canary, Parity
 from stoker.supervisor import watch as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue
@@ -358,6 +358,41 @@ def test_a_warning_keeps_no_version_from_taking_over(play: Play, caplog: pytest.
 
     play(scene)
     assert "digits version 3: it does not answer as its files before (10 requests compared" in caplog.text
+
+
+def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(play: Play) -> None:
+    """Whoever said it last; a label whose version is not there has none, and one that is unknown is refused."""
+
+    async def scene(stage: Stage) -> None:
+        base = stage.stock.base / "digits"
+
+        def shares() -> dict[str, int]:
+            return dict(stage.fleet.told["digits"].shares)
+
+        stage.stock.files["digits", 7] = "new weights"
+        change_labels(base, {"default": 3, "next": 7})
+        store_canary(base, Canary({"default": 90, "next": 10, "later": 50}, "key"))
+        stage.fleet.broken = {7}
+        await stage.watch.look_at_labels()
+        assert shares() == {"3": 90}
+        stage.fleet.broken = set()
+        await stage.rollout.load("digits")
+        assert (shares(), stage.fleet.told["digits"].by) == ({"3": 90, "7": 10}, "key")
+        await stage.rollout.shift("digits", Canary({"default": 1, "next": 1}))
+        assert shares() == {"3": 1, "7": 1}
+        await stage.rollout.load("digits")
+        assert shares() == {"3": 1, "7": 1}, "the file says nothing new"
+        store_canary(base, Canary())
+        await stage.watch.look_at_labels()
+        assert shares() == {}
+        with pytest.raises(RequestError, match="it has no label 'later'; it has default, next"):
+            await stage.rollout.shift("digits", Canary({"later": 1}))
+        with pytest.raises(UnknownService, match="it is not loaded"):
+            await stage.rollout.shift("letters", Canary())
+        texts = [entry["text"] for entry in stage.rollout.events.listed() if entry["event"] == "weights"]
+        assert texts == ["default=90, next=10, later=50 by key", "default=1, next=1", "off"]
+
+    play(scene)
 
 
 def test_a_load_that_fails_changes_nothing_that_is_served(play: Play) -> None:

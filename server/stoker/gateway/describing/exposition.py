@@ -35,7 +35,10 @@ def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
         for number, version in model.versions.items()
         if version.service is not None and version.service.signature is not None
     ]
-    registry.register(_ServerCollector(memory, slots, verdicts))
+    shares = [
+        ([name, number], _share(model, number)) for name, model in models.items() for number in model.served
+    ]
+    registry.register(_ServerCollector(memory, slots, verdicts, shares))
     return with_types_of_aliases(generate_latest(registry))
 
 
@@ -47,11 +50,13 @@ class _ServerCollector(Collector):
         memory: MetricMemory,
         slots: Sequence[tuple[list[str], int]],
         verdicts: Sequence[tuple[list[str], Verdict | None]],
+        shares: Sequence[tuple[list[str], float]],
     ) -> None:
-        """Read the slots of models whose labels are name and version, and what is known of their rows."""
+        """Read the slots of models by name and version; what is known of their rows, and their shares."""
         self._memory = memory
         self._slots = slots
         self._verdicts = verdicts
+        self._shares = shares
 
     def collect(self) -> Iterator[Metric]:
         totals = self._memory.totals()
@@ -61,6 +66,7 @@ class _ServerCollector(Collector):
         yield _batching_metric(self._verdicts)
         yield from _isolation_metrics(named)
         yield from _takeover_metrics(named)
+        yield _share_metric(self._shares)
         yield from _collection_metrics(named)
         yield from _process_metrics(totals)
         yield from gpu_metrics(totals.gpus())
@@ -181,6 +187,24 @@ def _takeover_metrics(named: _Named) -> Iterator[Metric]:
         for decision, count in model.decisions().items():
             decisions.add_metric([*labels, decision], count)
     yield from (compared, flips, decisions)
+
+
+def _share(model: ServedModel, number: str) -> float:
+    """Which share of the requests that name no version a version gets."""
+    if model.split is None:
+        return float(number == model.default)
+    return model.split.weights.get(number, 0) / sum(model.split.weights.values())
+
+
+def _share_metric(shares: Sequence[tuple[list[str], float]]) -> Metric:
+    share = GaugeMetricFamily(
+        "stoker_version_share_ratio",
+        "Share of the requests that name no version.",
+        labels=["model", "version"],
+    )
+    for labels, ratio in shares:
+        share.add_metric(labels, ratio)
+    return share
 
 
 def _collection_metrics(named: _Named) -> Iterator[Metric]:

@@ -69,6 +69,12 @@ class RpcCall:
         kind, _, place = peer.partition(":")
         return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
 
+    def headers(self) -> dict[bytes, bytes]:
+        """Return its metadata as headers of HTTP, without those whose values are bytes."""
+        pairs = self.context.invocation_metadata()
+        texts = {name: value for name, value in pairs if isinstance(value, str)}
+        return {name.encode("latin-1"): value.encode("latin-1", "replace") for name, value in texts.items()}
+
     def patience_ns(self, timeout_ns: int | None) -> int | None:
         """The time until the caller's deadline, or `timeout_ns` if that is shorter; None for neither.
 

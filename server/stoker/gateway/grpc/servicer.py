@@ -238,6 +238,8 @@ class InferenceServicer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc h
         self, request: RequestMessage, call: RpcCall, allowance: Allowance | None = None
     ) -> bytes:
         service = self._gateway.find(request.model_name, request.model_version or None)
+        if not request.model_version and self._gateway.split_of(service) is not None:
+            service = self._gateway.by_weight(service, call.headers())
         try:
             service.access.check(call.authorization, BEARER_METADATA)
             if allowance is not None:

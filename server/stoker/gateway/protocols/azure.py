@@ -50,6 +50,7 @@ class ScoringEndpoint:
         service = None
         try:
             service = self._gateway.deployment(headers) if name is None else self._gateway.service(name)
+            service = self._gateway.by_weight(service, headers)
             answer = await self._answer(service, scope, headers, receive)
         except StokerError as error:
             if service is not None:

@@ -94,6 +94,7 @@ def _repository_routes(api: RepositoryApi) -> list[Route]:
         *(_get(path + "/events", api.events) for path in ("/v2/repository", model)),
         *(_post(path + "/load", api.load) for path in (model, model + "/versions/{version}")),
         *(_post(path + "/unload", api.unload) for path in (model, model + "/versions/{version}")),
+        _post(model + "/canary", api.canary),
         _any("/v2/repository/{repository}/index", api.named),
         _any("/v2/repository/{repository}/models/{name}/load", api.named),
         _any("/v2/repository/{repository}/models/{name}/unload", api.named),
@@ -124,10 +125,12 @@ class _Routes:
 
     def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
         """The service and the dialect of an infer request."""
-        del headers
         if scope["method"] != "POST":
             raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
-        return self._service(scope["path_params"]), InferDialect.of(scope["headers"])
+        service, dialect = self._service(scope["path_params"]), InferDialect.of(scope["headers"])
+        if "version" not in scope["path_params"]:
+            service = self._gateway.by_weight(service, headers)
+        return service, dialect
 
     async def server(self, request: Request) -> Response:
         self._check_access(request)

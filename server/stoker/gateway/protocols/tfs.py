@@ -159,10 +159,12 @@ class _Endpoint:
         await response(scope, receive, send)
 
     def _find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
-        del headers
         target = _TARGET.fullmatch(_raw_path(scope))
         assert target is not None, "looked at before"
-        return self._service(target), _VERBS[target["verb"].lower()]
+        service = self._service(target)
+        if target["version"] is None and target["label"] is None:
+            service = self._gateway.by_weight(service, headers)
+        return service, _VERBS[target["verb"].lower()]
 
     def _described(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:
         path = _raw_path(request.scope)

@@ -46,6 +46,7 @@ DOCUMENTED = {
     "stoker_non_finite_answers": ("counter", {"model", "version"}),
     "stoker_compared_answers": ("counter", {"model", "version", "result"}),
     "stoker_compared_flips": ("counter", {"model", "version"}),
+    "stoker_version_share_ratio": ("gauge", {"model", "version"}),
     "stoker_takeover_decisions": ("counter", {"model", "version", "decision"}),
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),

@@ -32,13 +32,14 @@ from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.scoring.inference import infer as scored
 from stoker.gateway.scoring.service import Service
-from stoker.gateway.served_models import ServedModel
+from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.script_form import ScriptForm
+from stoker.takeover.weights import Split
 from stoker.tensors import Signature, TensorSpec
-from stoker.versions import VersionPolicy
+from stoker.versions import Standing, VersionPolicy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
@@ -570,6 +571,21 @@ async def test_each_model_has_its_own_keys() -> None:
         assert "A valid key is needed: send the metadata 'authorization: Bearer" in reply.error_message
         assert reply.infer_response.id == "1"
         assert not stage.infer.calls
+
+
+async def test_requests_that_name_no_version_go_by_weights() -> None:
+    """By turns, or by a value of the metadata."""
+    async with staged() as stage:
+        model, other = stage.gateway.models["digits"], stage.gateway.services["script"]
+        other.signature, other.version = ROWS, "7"
+        versions = {**model.versions, "7": ServedVersion(Standing(2, "AVAILABLE"), other)}
+        split = Split({"3": 1, "7": 1}, b"x-user")
+        stage.gateway.route("digits", ServedModel(versions, "3", {}, split))
+        for metadata in [BEARER] * 4 + [(*BEARER, ("x-user", "me"))] * 2:
+            await stage.infers(1, 2, metadata=metadata)
+        await stage.infers(1, 2, model_version="7")
+        answered = [name.partition(":")[2] for name, *_ in stage.infer.calls]
+        assert answered == ["3", "7"] * 2 + [split.next(b"me")] * 2 + ["7"]
 
 
 async def test_a_version_is_reached_where_the_model_has_no_default() -> None:

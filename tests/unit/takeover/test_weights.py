@@ -1,0 +1,69 @@
+"""Turns keep shares exactly, and values stick to a version while weights shift."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+
+from stoker.takeover.weights import Split, Turns
+
+weights = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 20), min_size=1).filter(
+    lambda some: sum(some.values()) > 0
+)
+values = st.binary(min_size=1, max_size=8)
+
+
+@STEADY
+@given(weights, st.integers(1, 3))
+def test_every_round_of_turns_has_the_shares(shares: dict[str, int], rounds: int) -> None:
+    """And at no time is anybody a whole turn away from what is due, but for those who have nothing."""
+    turns, total, counts = Turns(shares), sum(shares.values()), Counter[str | None]()
+    for turn in range(1, rounds * total + 1):
+        counts[turns.next()] += 1
+        assert all(abs(counts[name] - turn * weight / total) < len(shares) for name, weight in shares.items())
+        if turn % total == 0:
+            assert counts == {name: weight * turn // total for name, weight in shares.items() if weight}
+
+
+def test_nobody_has_a_turn_without_a_weight() -> None:
+    """An endpoint all of whose deployments have 0 answers nobody who names none."""
+    assert Turns({"a": 0}).next() is None
+
+
+@STEADY
+@given(values, st.integers(0, 99), st.integers(0, 99))
+def test_a_caller_who_has_the_new_version_keeps_it_while_its_weight_grows(
+    value: bytes, some: int, more: int
+) -> None:
+    """With the same value the same version, in every frontend."""
+    fewer, larger = sorted((some, more))
+    before, after = (Split({"3": 100 - share, "7": share}, b"x-user") for share in (fewer, larger))
+    assert before.next(value) == Split({"3": 100 - fewer, "7": fewer}, b"x-user").next(value)
+    if before.next(value) == "7":
+        assert after.next(value) == "7"
+
+
+def test_values_are_spread_by_weight_and_nothing_sticks_unless_it_was_asked_for() -> None:
+    """A caller without the header takes a turn."""
+    split = Split({"3": 90, "7": 10}, b"x-user")
+    spread = Counter(split.next(b"user %d" % number) for number in range(2000))
+    assert 150 < spread["7"] < 250
+    assert Counter(split.next() for _ in range(100)) == {"3": 90, "7": 10}
+    loose = Split({"3": 1, "7": 1})
+    assert [loose.next(b"me") for _ in range(4)] == ["3", "7", "3", "7"]
+
+
+def test_a_split_goes_on_only_as_one_that_is_alike() -> None:
+    """The order counts: it says who has which place."""
+    split = Split({"3": 9, "7": 1, "8": 0}, b"x")
+    assert split.alike(Split({"3": 9, "7": 1}, b"x"))
+    for other in (
+        None,
+        Split({"7": 1, "3": 9}, b"x"),
+        Split({"3": 9, "7": 1}),
+        Split({"3": 9, "7": 2}, b"x"),
+    ):
+        assert not split.alike(other)
