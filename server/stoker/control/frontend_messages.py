@@ -83,6 +83,7 @@ class Route:
         shares: The weights by which requests that name no version go to versions, by their numbers; empty if all
             mean the default.
         by: What sticks a caller to a version; see `stoker.settings.takeover.Canary`.
+        shadows: By the numbers of versions how many of a hundred rows they get a copy of.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Route:
     versions: tuple[RoutedVersion, ...]
     shares: Mapping[str, int] = field(default_factory=dict)
     by: str = ""
+    shadows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
@@ -21,6 +21,8 @@ from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover.replay import compare_versions, sample_of_file
 from stoker.gateway.takeover.samples import Samples
+from stoker.gateway.takeover.shadow import Shadow
+from stoker.settings.takeover import PARITY_TOLERANCE
 from stoker.takeover.comparison import Comparison
 from stoker.takeover.weights import Split
 
@@ -84,6 +86,8 @@ class Roster:
         self._samples: dict[int, Samples] = {}
         """By number what is kept of the requests to services that others may be compared with."""
         self._rules: dict[int, ServiceRules] = {}
+        self._shadows: dict[str, dict[str, Shadow]] = {}
+        """By the name of a model the versions that get copies of the requests to the others."""
         self._exchanges: dict[int, Exchange] = {}
         """By generation: each load of a replica has its own."""
 
@@ -125,6 +129,14 @@ class Roster:
         known = self._gateway.models.get(route.name)
         split = _split(route, None if known is None else known.split)
         self._gateway.route(route.name, ServedModel(versions, default, labels, split))
+        before = self._shadows.pop(route.name, {})
+        if route.shadows:
+            self._shadows[route.name] = {
+                number: before[number]
+                if number in before and before[number].percent == percent
+                else Shadow(percent)
+                for number, percent in route.shadows.items()
+            }
 
     def attach(self, replica: AttachReplica, fds: Sequence[int]) -> bool:
         """Attach a replica to a service, or attach it again with larger rows.
@@ -196,11 +208,27 @@ class Roster:
                 self._troubled.add(service)
         for number, samples in self._samples.items():
             samples.look(self._services[number].exchanges, now_ns)
+        for name, shadows in self._shadows.items():
+            self._copy(name, shadows)
         for leaving in list(self._leaving):
             service = leaving.service
             if (service.idle and not self._arriving(service)) or now_ns >= leaving.until_ns:
                 self._leaving.remove(leaving)
                 self._dismiss(leaving)
+
+    def _copy(self, name: str, shadows: Mapping[str, Shadow]) -> None:
+        """Run copies of what callers have asked of a model."""
+        model = self._gateway.models[name]
+        mains = [service for service in model.services if service.version not in shadows]
+        tolerances = {
+            rules.version: rules.terms.parity.tolerance
+            for rules in self._rules.values()
+            if rules.name == name
+        }
+        for number, shadow in shadows.items():
+            service = model.versions[number].service
+            if service is not None:
+                shadow.look(mains, service, tolerances.get(int(number), PARITY_TOLERANCE))
 
     def flush(self) -> None:
         """Flush the times that were measured into the metrics."""

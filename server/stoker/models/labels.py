@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
-from stoker.settings.takeover import Canary, read_sticky, read_weights
+from stoker.settings.takeover import Canary
 from stoker.system.durable import locked, replace_file
 from stoker.versions import read_labels
 
@@ -70,23 +70,17 @@ def stored_canary(base: Path) -> Canary | None:
     """
     path = base / CANARY_FILE
     try:
-        content = json.loads(path.read_bytes())
-        by = content.get("by")
-        return Canary(read_weights(content["weights"]), read_sticky(by) if by else "")
+        return Canary.from_json(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, KeyError) as error:
-        shown = f"{error!r}" if isinstance(error, KeyError) else error
-        raise RepositoryError(
-            f'{path} cannot be read as weights, such as {{"weights": {{"stable": 90, "next": 10}}}}: {shown}'
-        ) from error
+    except (OSError, ValueError) as error:
+        raise RepositoryError(f"{path} cannot be read as weights of labels: {error}") from error
 
 
 def store_canary(base: Path, canary: Canary) -> None:
     """Set the weights of labels, for running servers too."""
-    content = {"weights": dict(canary.weights), "by": canary.by}
     with locked(base / ".labels.lock"):
-        replace_file(base / CANARY_FILE, json.dumps(content, indent=2).encode() + b"\n")
+        replace_file(base / CANARY_FILE, json.dumps(canary.to_json(), indent=2).encode() + b"\n")
 
 
 def labels_mark(base: Path) -> tuple[int, ...]:

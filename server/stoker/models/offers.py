@@ -86,7 +86,9 @@ class Offer:
             RepositoryError: The file with the weights is malformed.
         """
         stored = None if self.base is None else stored_canary(self.base)
-        return stored or Canary(self.settings.canary or {}, self.settings.canary_by or "")
+        return stored or Canary(
+            self.settings.canary or {}, self.settings.canary_by or "", self.settings.shadow or {}
+        )
 
     @property
     def there(self) -> set[int]:

@@ -13,7 +13,7 @@ from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
 from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.takeover import ParityMode, read_parity, read_sticky, read_weights
+from stoker.settings.takeover import ParityMode, read_parity, read_percents, read_sticky, read_weights
 from stoker.settings.values import (
     choice_of,
     number_of,
@@ -58,6 +58,12 @@ class ModelSettings:
     )
     canary_by: str | None = setting(
         None, read_sticky, "what sticks a caller to a version: key, or the name of a header", "WHAT"
+    )
+    shadow: Mapping[str, int] | None = setting(
+        None,
+        read_percents,
+        "percents of labels: so many of a hundred rows run on their versions too, whose answers go nowhere",
+        "MAPPING",
     )
     model_dir: Path | None = setting(
         None, read_path, "folder that an entry script finds as AZUREML_MODEL_DIR", "DIR"

@@ -16,6 +16,7 @@ __all__ = [
     "Parity",
     "ParityMode",
     "read_parity",
+    "read_percents",
     "read_sticky",
     "read_weights",
 ]
@@ -24,6 +25,7 @@ ParityMode = Literal["off", "warn", "require"]
 
 PARITY_TOLERANCE: Final = 1e-3
 PARITY_ROWS: Final = 100
+_ALL: Final = 100
 _MOST_WEIGHT: Final = 1_000_000
 _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)
 _MODES: Final = ("off", "warn", "require")
@@ -52,14 +54,42 @@ class Canary:
     Attributes:
         weights: By label, the first one being what the others are held against; empty to send all to the default.
         by: What sticks a caller to a version: `key`, or a header's name in lower case; empty for nothing.
+        shadow: By label how many of a hundred rows its version gets a copy of; its answers go nowhere.
     """
 
     weights: Mapping[str, int] = field(default_factory=dict)
     by: str = ""
+    shadow: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{label}={weight}" for label, weight in self.weights.items()) or "off"
-        return f"{shown} by {self.by}" if self.by and self.weights else shown
+        if self.by and self.weights:
+            shown += f" by {self.by}"
+        copies = "".join(f"; a copy of {percent} % to {label}" for label, percent in self.shadow.items())
+        return shown + copies
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as files and requests have it."""
+        return {"weights": dict(self.weights), "by": self.by, "shadow": dict(self.shadow)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Canary:
+        """Inverse of `to_json`; all but the weights may be left out.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        if (
+            not isinstance(value, Mapping)
+            or "weights" not in value
+            or set(value) - {"weights", "by", "shadow"}
+        ):
+            raise ValueError(
+                'must be such as {"weights": {"stable": 90, "next": 10}, "by": "key", "shadow": {}}'
+            )
+        by = value.get("by")
+        weights, shadow = read_weights(value["weights"]), read_percents(value.get("shadow", {}))
+        return cls(weights, read_sticky(by) if by else "", shadow)
 
 
 def read_weights(value: Any) -> dict[str, int]:
@@ -88,6 +118,18 @@ def read_weights(value: Any) -> dict[str, int]:
     if value and not any(int(weight) for weight in value.values()):
         raise ValueError("must have a weight above 0")
     return {label: int(weight) for label, weight in value.items()}
+
+
+def read_percents(value: Any) -> dict[str, int]:
+    """Return percents by label, of a mapping or of a text such as `next=10`; `off` for none.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    percents = read_weights(value)
+    if any(percent > _ALL for percent in percents.values()):
+        raise ValueError(f"must have percents up to {_ALL}")
+    return percents
 
 
 def read_sticky(value: Any) -> str:

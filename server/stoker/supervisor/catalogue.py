@@ -154,11 +154,16 @@ class Model:
     def shares(self) -> dict[str, int]:
         """The weights of versions, by number; a label whose version is not available has none, nor has one of 0."""
         shares: dict[str, int] = {}
-        for label, weight in self.canary.weights.items():
-            number = self.meant_by(label)
-            if weight and number in self.available:
-                shares[str(number)] = shares.get(str(number), 0) + weight
+        for number, weight in self._meant(self.canary.weights):
+            shares[str(number)] = shares.get(str(number), 0) + weight
         return shares
+
+    def _meant(self, by_label: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+        """The available versions that labels mean, with what is said of the labels, but for 0."""
+        for label, amount in by_label.items():
+            number = self.meant_by(label)
+            if amount and number in self.available:
+                yield number, amount
 
     def meant_by(self, label: str) -> int | None:
         """The version that a label means now; `default` means the default if it is no label."""
@@ -196,6 +201,7 @@ class Model:
             ),
             shares=self.shares,
             by=self.canary.by,
+            shadows={str(number): percent for number, percent in self._meant(self.canary.shadow)},
         )
 
     def index(self) -> Iterator[dict[str, str]]:

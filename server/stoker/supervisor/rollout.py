@@ -161,7 +161,8 @@ class Rollout:
             model = self._catalogue.models.get(name)
             if model is None or not model.available:
                 raise UnknownService(f"failed to shift '{cut(name)}': it is not loaded")
-            unknown = [label for label in canary.weights if model.meant_by(label) is None]
+            named = (*canary.weights, *canary.shadow)
+            unknown = [label for label in named if model.meant_by(label) is None]
             if unknown:
                 has = ", ".join(model.labels) or "none"
                 raise RequestError(f"failed to shift '{name}': it has no label {unknown[0]!r}; it has {has}")

@@ -514,7 +514,15 @@ def test_labels_get_weights_and_lose_them(
     for weights in ("stable=90,next=many", "stable=0", "a/b=1", "stable"):
         with pytest.raises(SystemExit):
             run("label", "digits", "--canary", weights)
-    run("label", "digits", "--canary", "off")
+    run("label", "digits", "--shadow", "next=5")
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "canary  stable=90, next=10 by x-user; a copy of 5 % to next"
+    )
+    for percents in ("next=101", "next=-1"):
+        with pytest.raises(SystemExit):
+            run("label", "digits", "--shadow", percents)
+    run("label", "digits", "--canary", "off", "--shadow", "off")
     assert stored_canary(base) == Canary()
     (base / "canary.json").write_text('{"weights": {"stable": "most"}}')
     with pytest.raises(RepositoryError, match="cannot be read as weights"):

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +443,37 @@ def test_sampled_requests_are_run_through_both_versions(
         totals = memory.totals()
         assert (totals.model(1).requests()[200], totals.model(2).requests()[200]) == (1, 0)
         assert (totals.model(2).comparisons()["different"], totals.model(2).flips) == (2, 2)
+
+    play(memory, scene)
+
+
+def test_copies_of_requests_are_compared_and_answered_to_nobody(memory: MetricMemory) -> None:
+    """So many of a hundred; what the shadow does changes nothing for callers, and ends with its route."""
+
+    async def scene(frontend: Frontend) -> None:
+        broken = PuppetRuntime(answer=lambda inputs: [inputs[0] * 3])
+        broken.fails_for = {9.0}
+        frontend.load(1, 3)
+        frontend.load(2, 7, broken)
+        routed = Route("digits", 3, {"next": 7}, _versions(v3=1, v7=2))
+        frontend.roster.route(replace(routed, shadows={"7": 50}))
+
+        async def scored(*numbers: int) -> dict[str, int]:
+            for number in numbers:
+                assert await score(frontend, b'{"data": [[%d, 2]]}' % number) == 200
+            for _ in range(20):
+                await asyncio.sleep(0)
+                frontend.turn_devices()
+            return {
+                result: count for result, count in memory.totals().model(2).comparisons().items() if count
+            }
+
+        frontend.roster.sweep()
+        assert await scored(1, 2, 3, 4) == {"different": 2}
+        assert await scored(9, 9) == {"different": 2, "failed": 1}
+        assert (memory.totals().model(1).requests()[200], memory.totals().model(2).requests()[200]) == (6, 0)
+        frontend.roster.route(routed)
+        assert await scored(1, 2, 3, 4) == {"different": 2, "failed": 1}
 
     play(memory, scene)
 

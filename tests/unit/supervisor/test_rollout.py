@@ -378,8 +378,8 @@ def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(pl
         stage.fleet.broken = set()
         await stage.rollout.load("digits")
         assert (shares(), stage.fleet.told["digits"].by) == ({"3": 90, "7": 10}, "key")
-        await stage.rollout.shift("digits", Canary({"default": 1, "next": 1}))
-        assert shares() == {"3": 1, "7": 1}
+        await stage.rollout.shift("digits", Canary({"default": 1, "next": 1}, shadow={"next": 5}))
+        assert (shares(), dict(stage.fleet.told["digits"].shadows)) == ({"3": 1, "7": 1}, {"7": 5})
         await stage.rollout.load("digits")
         assert shares() == {"3": 1, "7": 1}, "the file says nothing new"
         store_canary(base, Canary())
@@ -390,7 +390,11 @@ def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(pl
         with pytest.raises(UnknownService, match="it is not loaded"):
             await stage.rollout.shift("letters", Canary())
         texts = [entry["text"] for entry in stage.rollout.events.listed() if entry["event"] == "weights"]
-        assert texts == ["default=90, next=10, later=50 by key", "default=1, next=1", "off"]
+        assert texts == [
+            "default=90, next=10, later=50 by key",
+            "default=1, next=1; a copy of 5 % to next",
+            "off",
+        ]
 
     play(scene)
 

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from stoker.echo import cut, quoted
 from stoker.errors import BodyTooLarge, Forbidden, MalformedBody, NotFound, NotSupported
 from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.settings.takeover import Canary, read_sticky, read_weights
+from stoker.settings.takeover import Canary
 from stoker.versions import read_versions
 
 if TYPE_CHECKING:
@@ -69,16 +69,10 @@ class RepositoryApi:
         administration = self._administration()
         administration.access.check(_authorization(request), from_page="origin" in request.headers)
         name, content = request.path_params["name"], await _content(request)
-        unknown = sorted(set(content) - {"weights", "by"})
-        if unknown or "weights" not in content:
-            raise MalformedBody(
-                f'failed to shift \'{cut(name)}\': the body has to be {{"weights": {{LABEL: WEIGHT}}, "by": WHAT}}'
-            )
         try:
-            by = content.get("by")
-            canary = Canary(read_weights(content["weights"]), read_sticky(by) if by else "")
+            canary = Canary.from_json(content)
         except ValueError as error:
-            raise MalformedBody(f"failed to shift '{cut(name)}': weights {cut(str(error))}") from None
+            raise MalformedBody(f"failed to shift '{cut(name)}': its weights {cut(str(error))}") from None
         await administration.shift(name, canary)
         return Response()
 

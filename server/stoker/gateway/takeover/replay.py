@@ -20,11 +20,12 @@ from stoker.wire.envelope import RequestHead, ScriptRequest
 from stoker.wire.packed import pack
 
 if TYPE_CHECKING:
+    from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.service import Service
     from stoker.settings.image_input import ImageInput
     from stoker.tensors import Signature
 
-__all__ = ["compare_versions", "sample_of_file"]
+__all__ = ["answer_in", "answer_of", "compare_versions", "sample_of_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +75,11 @@ async def compare_versions(
         if time.monotonic_ns() >= until_ns:
             break
         try:
-            before, old_ns = await _answer(old, content, until_ns)
+            before, old_ns = await answer_of(old, content, until_ns)
         except StokerError:
             continue
         try:
-            after, new_ns = await _answer(new, content, until_ns)
+            after, new_ns = await answer_of(new, content, until_ns)
         except StokerError:
             part = compare(before, None, tolerance, old_ns)
         else:
@@ -130,12 +131,35 @@ def _fields(signature: Signature, row: bytes) -> Answer:
     return packed_fields(row) if signature.takes == "tensors" else json_fields(row)
 
 
-async def _answer(service: Service, content: Rows | bytes, until_ns: int) -> tuple[Answer, int]:
-    """Run a request; returns its answer, and how long that took on the device, in nanoseconds."""
+def answer_in(exchange: Exchange, number: int) -> tuple[Answer, int]:
+    """Return the answer that lies in a row, and how long it took on the device, in nanoseconds."""
+    arena = exchange.arena
+    took_ns = int(arena.finished_ns[number]) - int(arena.started_ns[number])
+    specs = arena.signature.outputs
+    if specs[0].variable:
+        return _fields(arena.signature, arena.read_bytes("out", 0, number)), took_ns
+    arrays = (rows[number : number + 1].copy() for rows in arena.outputs)
+    return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}, took_ns
+
+
+async def answer_of(
+    service: Service, content: Rows | bytes, until_ns: int | None = None
+) -> tuple[Answer, int]:
+    """Run a request; returns its answer, and how long that took on the device, in nanoseconds.
+
+    Args:
+        service: The version.
+        content: What it is queued with.
+        until_ns: How long to wait at most, as `time.monotonic_ns`; None for the version's own limit alone.
+
+    Raises:
+        StokerError: It was refused, or has failed.
+    """
     exchange = service.exchange or service.least_loaded()
     if exchange is None:
         raise NotReady(f"{service.name} is not ready.")
-    replay = _Replay(min(until_ns, time.monotonic_ns() + service.timeout_ns))
+    own_ns = time.monotonic_ns() + service.timeout_ns
+    replay = _Replay(own_ns if until_ns is None else min(until_ns, own_ns))
     if isinstance(content, bytes):
         exchange.submit_body(replay, content)
     else:
