@@ -12,7 +12,7 @@ from typing import Final
 from stoker.collecting.collection import CollectionSettings
 from stoker.non_finite import WORDS, NonFinite
 from stoker.settings.image_input import ImageInput
-from stoker.settings.takeover import Parity
+from stoker.settings.takeover import Bounds, Parity
 
 __all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
 
@@ -36,6 +36,7 @@ class Terms:
         data_dir: Folder of the records of that; None if nothing is collected.
         model_data_dir: Folder of the rows that an entry script collects itself; None if it may not.
         non_finite: What becomes of NaN and infinities in the JSON of its answers.
+        rollback: When it loses its weight among the versions of its model; None for never.
         parity: How it is held against the version that it takes over from, and its successor against it.
     """
 
@@ -50,6 +51,7 @@ class Terms:
     data_dir: Path | None = None
     model_data_dir: Path | None = None
     non_finite: NonFinite = WORDS
+    rollback: Bounds | None = field(default_factory=Bounds)
     parity: Parity = field(default_factory=Parity)
 
     def share_of(self, frontend: int, frontends: int) -> Terms:

@@ -123,7 +123,7 @@ def test_what_the_supervisor_is_asked(
 
 def test_weights_of_labels_are_set(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """With the admin key, also where the server looks for models itself; what is malformed is not asked."""
-    polling = AdminAccess(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY)), polls=True)
+    polling = AdminAccess(admin_key(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY))), polls=True)
     supervisor.allow(polling)
     body = '{"weights": {"stable": 90, "next": 10}, "by": "X-User"}'
     assert post(running, "/models/model/canary", body).status == 200

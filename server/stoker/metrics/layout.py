@@ -73,7 +73,7 @@ AUDITS: Final = ("passed", "failed", "skipped")
 """What came of an audit of a running batch; skipped if nothing could be said."""
 COMPARISONS: Final = ("same", "close", "different", "not_finite", "failed")
 """What comes of a request that an old and a new version have answered; see `stoker.takeover.comparison`."""
-DECISIONS: Final = ("parity_passed", "parity_warned", "parity_failed")
+DECISIONS: Final = ("parity_passed", "parity_warned", "parity_failed", "rolled_back")
 """What was decided on a version that is to take over from another one."""
 REASONS: Final = ("full", "idle", "delay", "deadline")
 """Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""

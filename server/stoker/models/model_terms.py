@@ -12,7 +12,7 @@ from stoker.errors import InvalidSettings
 from stoker.models.servables import entry_script_of
 from stoker.models.swagger_files import find_swagger_files
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.takeover import Parity
+from stoker.settings.takeover import Bounds, Parity
 from stoker.system.extras import how_to_install
 from stoker.terms import MAX_QUEUE_WAIT_MS, Terms
 
@@ -66,6 +66,7 @@ def terms_of(
         data_dir=None if collection is None else workspace.create().data_dir / source.name,
         model_data_dir=(workspace.model_data_dir / source.name).absolute() if collects_rows else None,
         non_finite=model.non_finite or settings.non_finite,
+        rollback=Bounds() if model.rollback is None else model.rollback or None,
         parity=_parity(model, settings),
     )
 

@@ -13,7 +13,15 @@ from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
 from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.takeover import ParityMode, read_parity, read_percents, read_sticky, read_weights
+from stoker.settings.takeover import (
+    Bounds,
+    ParityMode,
+    read_parity,
+    read_percents,
+    read_rollback,
+    read_sticky,
+    read_weights,
+)
 from stoker.settings.values import (
     choice_of,
     number_of,
@@ -58,6 +66,12 @@ class ModelSettings:
     )
     canary_by: str | None = setting(
         None, read_sticky, "what sticks a caller to a version: key, or the name of a header", "WHAT"
+    )
+    rollback: Bounds | Literal[False] | None = setting(
+        None,
+        read_rollback,
+        "when a version loses its weight: requests, error_rate and latency_ratio, or off (default: 100, 0.01, 2)",
+        "MAPPING",
     )
     shadow: Mapping[str, int] | None = setting(
         None,

@@ -12,11 +12,13 @@ from stoker.names import NAME_RULE, is_name
 __all__ = [
     "PARITY_ROWS",
     "PARITY_TOLERANCE",
+    "Bounds",
     "Canary",
     "Parity",
     "ParityMode",
     "read_parity",
     "read_percents",
+    "read_rollback",
     "read_sticky",
     "read_weights",
 ]
@@ -90,6 +92,45 @@ class Canary:
         by = value.get("by")
         weights, shadow = read_weights(value["weights"]), read_percents(value.get("shadow", {}))
         return cls(weights, read_sticky(by) if by else "", shadow)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When a version loses its weight.
+
+    Attributes:
+        requests: So many requests each version has to have had in the last minutes, before anything is said.
+        error_rate: By how much the share of its requests that fail may be above the other one's.
+        latency_ratio: How many times the other one's its 95th percentile may be.
+    """
+
+    requests: int = 100
+    error_rate: float = 0.01
+    latency_ratio: float = 2.0
+
+
+def read_rollback(value: Any) -> Bounds | Literal[False]:
+    """Return bounds, of a mapping that gives some of them; false for `off`.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if value is False or value == "off":
+        return False
+    limits = {"requests": (10, 1_000_000), "error_rate": (0, 1), "latency_ratio": (1, 1000)}
+    if not isinstance(value, Mapping) or set(value) - set(limits):
+        raise ValueError(f"must be off, or a mapping of {', '.join(limits)}")
+    for name, bound in value.items():
+        low, high = limits[name]
+        whole = name != "requests" or isinstance(bound, int)
+        if (
+            isinstance(bound, bool)
+            or not isinstance(bound, int | float)
+            or not whole
+            or not low <= bound <= high
+        ):
+            raise ValueError(f"must have a number between {low} and {high} as {name}")
+    return Bounds(**value)
 
 
 def read_weights(value: Any) -> dict[str, int]:

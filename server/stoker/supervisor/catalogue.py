@@ -154,11 +154,11 @@ class Model:
     def shares(self) -> dict[str, int]:
         """The weights of versions, by number; a label whose version is not available has none, nor has one of 0."""
         shares: dict[str, int] = {}
-        for number, weight in self._meant(self.canary.weights):
+        for number, weight in self._amounts(self.canary.weights):
             shares[str(number)] = shares.get(str(number), 0) + weight
         return shares
 
-    def _meant(self, by_label: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    def _amounts(self, by_label: Mapping[str, int]) -> Iterator[tuple[int, int]]:
         """The available versions that labels mean, with what is said of the labels, but for 0."""
         for label, amount in by_label.items():
             number = self.meant_by(label)
@@ -201,7 +201,7 @@ class Model:
             ),
             shares=self.shares,
             by=self.canary.by,
-            shadows={str(number): percent for number, percent in self._meant(self.canary.shadow)},
+            shadows={str(number): percent for number, percent in self._amounts(self.canary.shadow)},
         )
 
     def index(self) -> Iterator[dict[str, str]]:

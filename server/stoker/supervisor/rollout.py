@@ -9,6 +9,7 @@ up nothing but the other changes of its model.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -168,6 +169,12 @@ class Rollout:
                 raise RequestError(f"failed to shift '{name}': it has no label {unknown[0]!r}; it has {has}")
             self._shift(model, canary)
             self._manager.settle(model)
+
+    def roll_back(self, model: Model, label: str, number: int, reason: str) -> None:
+        """Take the weight of a label away, whose version fails or is slow; at once, whatever is loaded meanwhile."""
+        weights = {name: 0 if name == label else weight for name, weight in model.canary.weights.items()}
+        model.canary = dataclasses.replace(model.canary, weights=weights)
+        self._manager.roll_back(model, number, f"the label {label} gets no requests any more: {reason}")
 
     async def follow(self, offer: Offer) -> None:
         """Update the labels of a served model, loading the versions that they need.

@@ -32,6 +32,7 @@ from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.start_up import StartUp
+from stoker.supervisor.trials import Trials
 from stoker.supervisor.watch import Watch
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 _GPU_POLL_S: Final = 2.0
 _LOOK_S: Final = 1.0
+_TRIAL_S: Final = 2.0
 _END_TIMEOUT_S: Final = 5.0
 _DRAIN_TIMEOUT_S: Final = 30.0
 _INTERRUPT_GRACE_S: Final = 0.2
@@ -100,6 +102,7 @@ class Supervisor:
         )
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
         self._requests = Requests(self._rollout, self._fleet.frontends, self._background, self._reload)
+        self._trials = Trials(catalogue, self._rollout, memory)
         self._watch = Watch(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
         self._announced = False
@@ -122,6 +125,7 @@ class Supervisor:
             self._succession.predecessor.watch(self._leave, gone)
         self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
         self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
+        self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.look)
         starting = loop.create_task(self._start())
         stopped = loop.create_task(self._background.stopped())
         try:

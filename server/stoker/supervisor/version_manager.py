@@ -206,6 +206,12 @@ class VersionManager:
             self._published[model.name] = route
             self._fleet.publish(route)
 
+    def roll_back(self, model: Model, number: int, reason: str) -> None:
+        """Tell frontends of the weights of a model, and everybody why a version has lost its own."""
+        self._page.model(model.versions[number].standing.slot).count_decision("rolled_back")
+        self._events.tell(logging.ERROR, model.name, number, "rolled_back", reason)
+        self._publish(model)
+
     async def retire_all(self, model: Model) -> None:
         """Unload all versions of a model."""
         model.chosen, model.wished = set(), {}

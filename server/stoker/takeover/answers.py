@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from stoker.errors import ServingError
 from stoker.takeover.comparison import Answer
 from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.packed import unpack
@@ -37,8 +38,14 @@ def packed_fields(row: bytes) -> Answer:
 
 
 def script_fields(row: bytes) -> dict[str, np.ndarray]:
-    """Return the fields of an entry script's answer, and its status where that is not 200."""
+    """Return the fields of an entry script's answer, and its status where that is not 200.
+
+    Raises:
+        ServingError: The script is to blame for not answering.
+    """
     answer = ScriptAnswer.unpack(row)
+    if answer.failed:
+        raise ServingError(f"The script has failed with status {answer.status}.")
     fields = json_fields(answer.body)
     if answer.status != 200:
         fields[_STATUS] = np.array([answer.status])

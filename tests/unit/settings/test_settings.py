@@ -13,6 +13,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
+from stoker.settings.takeover import Bounds
 
 
 def load(
@@ -160,6 +161,28 @@ def test_versions_are_held_against_each_other_where_that_is_asked_for(tmp_path: 
     assert load(tmp_path).parity == "off"
     with pytest.raises(InvalidSettings, match="parity must be off or warn or require, got 'on'"):
         load(tmp_path, arguments={"parity": "on"})
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [("off", False), ("{}", Bounds()), ("{requests: 50, error_rate: 0}", Bounds(50, 0)), ("", None)],
+)
+def test_bounds_of_versions_with_weights(tmp_path: Path, text: str, bounds: Any) -> None:
+    """Those that are not given have their defaults."""
+    line = f"    rollback: {text}\n" if text else ""
+    (model,) = load(tmp_path, f"models:\n  - path: a\n    canary: {{stable: 9, next: 1}}\n{line}").models
+    assert (model.rollback, model.canary) == (bounds, {"stable": 9, "next": 1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rollback: on", "rollback: {errors: 1}", "rollback: {requests: 1.5}", "rollback: {latency_ratio: 0.5}",
+     "canary: {stable: -1}", "canary: {a b: 1}", "canary_by: 'x y'", "shadow: {next: 101}"],
+)  # fmt: skip
+def test_weights_and_bounds_that_mean_nothing_are_refused(tmp_path: Path, text: str) -> None:
+    """The message names the setting."""
+    with pytest.raises(InvalidSettings, match=text.partition(":")[0]):
+        load(tmp_path, f"models:\n  - path: a\n    {text}\n")
 
 
 @pytest.mark.parametrize("text", ["[cuda:0, cpu]", "cuda:0, cpu", "'cuda:0,cpu'"])

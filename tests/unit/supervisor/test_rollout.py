@@ -39,6 +39,7 @@ from stoker.supervisor import watch as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.rollout import Rollout
+from stoker.supervisor.trials import Trials
 from stoker.supervisor.watch import Watch
 from stoker.takeover.comparison import Comparison, FieldDifference
 from stoker.terms import Terms
@@ -186,6 +187,7 @@ class Stage:
 
     fleet: PuppetFleet
     stock: PuppetStock
+    catalogue: Catalogue
     rollout: Rollout
     watch: Watch
     memory: MetricMemory
@@ -228,7 +230,7 @@ def play(tmp_path: Path) -> Play:
                 await rollout.begin(stock.offers(), {1: LoadTimeout("faces hangs")} if with_broken else {})
             stage_log = fleet.happened()
             assert ("unload faces 4" in stage_log) == with_broken
-            await scene(Stage(fleet, stock, rollout, Watch(rollout, stock, 1.0), memory))
+            await scene(Stage(fleet, stock, catalogue, rollout, Watch(rollout, stock, 1.0), memory))
 
         asyncio.run(perform())
 
@@ -397,6 +399,46 @@ def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(pl
         ]
 
     play(scene)
+
+
+def test_a_version_that_fails_loses_its_weight(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """At once, until weights are set anew; what it had done before it got a weight does not count."""
+
+    async def scene(stage: Stage) -> None:
+        stage.stock.files["digits", 7] = "new weights"
+        change_labels(stage.stock.base / "digits", {"default": 3, "next": 7})
+        await stage.watch.look_at_labels()
+        old, new = (stage.memory.page(0).model(slot) for slot in (0, 1))
+        trials = Trials(stage.catalogue, stage.rollout, stage.memory, lambda: 0.0)
+
+        async def after(scored: int, failed: int) -> dict[str, int]:
+            for _ in range(200):
+                old.count_request(200)
+            for status, count in ((200, scored), (500, failed)):
+                for _ in range(count):
+                    new.count_request(status)
+            await trials.look()
+            return dict(stage.fleet.told["digits"].shares)
+
+        assert await after(0, 200) == {}
+        half = Canary({"default": 1, "next": 1})
+        await stage.rollout.shift("digits", half)
+        assert await after(0, 200) == {"3": 1, "7": 1}
+        assert await after(200, 0) == {"3": 1, "7": 1}
+        assert await after(150, 50) == {"3": 1}
+        assert await after(150, 50) == {"3": 1}
+        await stage.rollout.shift("digits", half)
+        assert await after(0, 100) == {"3": 1, "7": 1}, "a new trial begins"
+        assert await after(200, 0) == {"3": 1, "7": 1}
+        (entry,) = [entry for entry in stage.rollout.events.listed() if entry["event"] == "rolled_back"]
+        assert (entry["version"], stage.memory.totals().model(1).decisions()["rolled_back"]) == ("7", 1)
+        assert (
+            "the label next gets no requests any more: 50 of its 400 requests have failed, of the others 0 of"
+            in (entry["text"])
+        )
+
+    play(scene)
+    assert "digits version 7: the label next gets no requests any more" in caplog.text
 
 
 def test_a_load_that_fails_changes_nothing_that_is_served(play: Play) -> None:

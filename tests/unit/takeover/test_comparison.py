@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 
+from stoker.errors import ServingError
 from stoker.takeover.answers import json_fields, packed_fields, script_fields
 from stoker.takeover.comparison import RESULTS, Comparison, FieldDifference, alike, compare
 from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.packed import pack
+
+FEW = settings(STEADY, max_examples=30)
 
 numbers = st.floats(-1e6, 1e6, width=32)
 rows = st.lists(numbers, min_size=3, max_size=3).map(lambda row: np.array([row], np.float32))
@@ -36,7 +39,7 @@ def result(old: Any, new: Any, tolerance: float = 1e-3) -> str:
     return only
 
 
-@STEADY
+@FEW
 @given(comparisons, comparisons, comparisons)
 def test_parts_add_up_in_any_order(a: Comparison, b: Comparison, c: Comparison) -> None:
     """Frontends compare beside each other, and report when they like."""
@@ -50,7 +53,7 @@ def test_parts_add_up_in_any_order(a: Comparison, b: Comparison, c: Comparison) 
     json.dumps((a + b).to_json(), allow_nan=False)
 
 
-@STEADY
+@FEW
 @given(rows, st.floats(0, 1e-4), st.floats(-1, 1))
 def test_what_is_within_the_tolerance_agrees_and_what_is_beyond_does_not(
     row: np.ndarray, tolerance: float, share: float
@@ -138,6 +141,8 @@ def test_answers_of_scripts_are_compared_by_the_members_of_their_json() -> None:
     assert json_fields(b"no json")[""].tolist() == [b"no json"]
     refused = script_fields(ScriptAnswer(b"[1]", 422).pack())
     assert {name: array.tolist() for name, array in refused.items()} == {"": [1], "status": [422]}
+    with pytest.raises(ServingError, match="failed with status 500"):
+        script_fields(ScriptAnswer(b"", 500, failed=True).pack())
     packed = packed_fields(pack({"y": np.array([[1.5]])}))
     assert {name: array.tolist() for name, array in packed.items()} == {"y": [[1.5]]}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.takeover.weights import Split, Turns
+
+FEW = settings(STEADY, max_examples=30)
 
 weights = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 20), min_size=1).filter(
     lambda some: sum(some.values()) > 0
@@ -16,7 +18,7 @@ weights = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 20), min_size=
 values = st.binary(min_size=1, max_size=8)
 
 
-@STEADY
+@FEW
 @given(weights, st.integers(1, 3))
 def test_every_round_of_turns_has_the_shares(shares: dict[str, int], rounds: int) -> None:
     """And at no time is anybody a whole turn away from what is due, but for those who have nothing."""
@@ -33,7 +35,7 @@ def test_nobody_has_a_turn_without_a_weight() -> None:
     assert Turns({"a": 0}).next() is None
 
 
-@STEADY
+@FEW
 @given(values, st.integers(0, 99), st.integers(0, 99))
 def test_a_caller_who_has_the_new_version_keeps_it_while_its_weight_grows(
     value: bytes, some: int, more: int

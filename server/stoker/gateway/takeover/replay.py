@@ -46,16 +46,21 @@ class _Replay(Ticket):
             return
         if self.error is not None:
             self.answered.set_exception(self.error)
-        elif self.exchange.arena.signature.takes == "rows" and not self._variable:
-            specs = self.exchange.arena.signature.outputs
-            arrays = (array.copy() for array in self.outputs())
-            self.answered.set_result({spec.name: array for spec, array in zip(specs, arrays, strict=True)})
+            return
+        try:
+            answer = self._answer()
+        except Exception as error:  # noqa: BLE001  # it is raised where the answer is waited for
+            self.answered.set_exception(error)
         else:
-            self.answered.set_result(_fields(self.exchange.arena.signature, self.output_texts(0)[0]))
+            self.answered.set_result(answer)
 
-    @property
-    def _variable(self) -> bool:
-        return self.exchange.arena.signature.outputs[0].variable
+    def _answer(self) -> Answer:
+        signature = self.exchange.arena.signature
+        if signature.outputs[0].variable:
+            return _fields(signature, self.output_texts(0)[0])
+        return {
+            spec.name: array.copy() for spec, array in zip(signature.outputs, self.outputs(), strict=True)
+        }
 
 
 async def compare_versions(
@@ -132,7 +137,11 @@ def _fields(signature: Signature, row: bytes) -> Answer:
 
 
 def answer_in(exchange: Exchange, number: int) -> tuple[Answer, int]:
-    """Return the answer that lies in a row, and how long it took on the device, in nanoseconds."""
+    """Return the answer that lies in a row, and how long it took on the device, in nanoseconds.
+
+    Raises:
+        ServingError: An entry script has failed to give one.
+    """
     arena = exchange.arena
     took_ns = int(arena.finished_ns[number]) - int(arena.started_ns[number])
     specs = arena.signature.outputs

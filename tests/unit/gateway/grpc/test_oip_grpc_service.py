@@ -577,7 +577,7 @@ async def test_requests_that_name_no_version_go_by_weights() -> None:
     """By turns, or by a value of the metadata."""
     async with staged() as stage:
         model, other = stage.gateway.models["digits"], stage.gateway.services["script"]
-        other.signature, other.version = ROWS, "7"
+        other.signature, other.facts = ROWS, replace(other.facts, version="7")
         versions = {**model.versions, "7": ServedVersion(Standing(2, "AVAILABLE"), other)}
         split = Split({"3": 1, "7": 1}, b"x-user")
         stage.gateway.route("digits", ServedModel(versions, "3", {}, split))
