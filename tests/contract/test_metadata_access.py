@@ -11,7 +11,7 @@ import pytest
 from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, bearer, request
 
-from stoker.control.frontend_messages import Ask, Reply
+from stoker.control.asks import Ask, Reply
 from stoker.gateway.administration import AdminAccess, Administration, admin_key
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic

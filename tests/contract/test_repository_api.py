@@ -11,16 +11,7 @@ import pytest
 from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 
-from stoker.control.frontend_messages import (
-    Ask,
-    AskEvents,
-    AskIndex,
-    AskLoad,
-    AskShift,
-    AskUnload,
-    Refusal,
-    Reply,
-)
+from stoker.control.asks import Ask, AskEvents, AskIndex, AskLoad, AskShift, AskUnload, Refusal, Reply
 from stoker.control.frontend_rules import AdminRules
 from stoker.gateway.administration import AdminAccess, Administration, admin_access, admin_key
 from stoker.keys.keyring import AdminKey, Keys

@@ -9,26 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from stoker.control.asks import Ask, Refusal, Reply
 from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
 from stoker.control.message_codec import Codec
-from stoker.settings.takeover import Canary
 from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
-from stoker.versions import Standing, VersionPolicy
+from stoker.versions import Standing
 
 __all__ = [
     "FRONTEND_END",
     "SUPERVISOR_END",
-    "Ask",
-    "AskEvents",
-    "AskIndex",
-    "AskLoad",
-    "AskReload",
-    "AskShift",
-    "AskUnload",
     "AttachFailed",
     "AttachReplica",
     "Attached",
@@ -40,8 +33,6 @@ __all__ = [
     "Listen",
     "Listening",
     "Outgrown",
-    "Refusal",
-    "Reply",
     "Retire",
     "Retired",
     "Route",
@@ -232,38 +223,6 @@ class Stop:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The supervisor has done what was asked of it.
-
-    Attributes:
-        ticket: That of the question.
-        entries: The index or the events; empty for other questions.
-    """
-
-    ticket: int
-    entries: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The supervisor has not done what was asked of it.
-
-    Attributes:
-        ticket: That of the question.
-        status: The status of the answer over HTTP.
-        code: The error's code.
-        error: Its text, for the caller.
-        retry_after_s: When to try again, in whole seconds, or None.
-    """
-
-    ticket: int
-    status: int
-    code: str
-    error: str
-    retry_after_s: int | None = None
-
-
 ToFrontend = (
     StartFrontend
     | Serve
@@ -349,93 +308,6 @@ class Stopped:
 
     cut_off: int
 
-
-@dataclass(frozen=True, slots=True)
-class AskIndex:
-    """A frontend asks for a caller which models there are.
-
-    Attributes:
-        ticket: What the answer names.
-        ready: Only those that are ready.
-    """
-
-    ticket: int
-    ready: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AskEvents:
-    """A frontend asks for a caller what has happened to versions.
-
-    Attributes:
-        ticket: What the answer names.
-        model: Only those of this model; None for all.
-    """
-
-    ticket: int
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AskLoad:
-    """A frontend asks for a caller to load a model.
-
-    Attributes:
-        ticket: What the answer names.
-        model: Name of the model.
-        version: One version, in addition to those that are served.
-        policy: Which versions, if not those that its settings ask for.
-    """
-
-    ticket: int
-    model: str
-    version: int | None = None
-    policy: VersionPolicy | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AskShift:
-    """A frontend asks for a caller to send the requests of a model to its versions by other weights.
-
-    Attributes:
-        ticket: What the answer names.
-        model: Name of the model.
-        canary: The weights of its labels.
-    """
-
-    ticket: int
-    model: str
-    canary: Canary
-
-
-@dataclass(frozen=True, slots=True)
-class AskUnload:
-    """A frontend asks for a caller to unload a model.
-
-    Attributes:
-        ticket: What the answer names.
-        model: Name of the model.
-        version: One version; None for all.
-    """
-
-    ticket: int
-    model: str
-    version: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AskReload:
-    """A frontend asks for a caller to replace the server by a new one.
-
-    Attributes:
-        ticket: What the answer names.
-    """
-
-    ticket: int
-
-
-Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload
-"""What a frontend asks of the supervisor; answered by `Reply` or `Refusal`."""
 
 FromFrontend = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Compared | Stopped | Ask
 """What a frontend tells the supervisor."""

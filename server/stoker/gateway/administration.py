@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.frontend_messages import (
+from stoker.control.asks import (
     Ask,
     AskEvents,
     AskIndex,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import numpy as np
 import uvloop
 
+from stoker.control.asks import Refusal, Reply
 from stoker.control.channel import ControlChannel
 from stoker.control.frontend_messages import (
     FRONTEND_END,
@@ -33,8 +34,6 @@ from stoker.control.frontend_messages import (
     Listen,
     Listening,
     Outgrown,
-    Refusal,
-    Reply,
     Retire,
     Retired,
     Route,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, assert_never
 
-from stoker.control.frontend_messages import (
+from stoker.control.asks import (
     Ask,
     AskEvents,
     AskIndex,

@@ -20,7 +20,8 @@ from stoker.supervisor.parity import Comparing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.control.frontend_messages import Ask, Route
+    from stoker.control.asks import Ask
+    from stoker.control.frontend_messages import Route
     from stoker.errors import OperatorError
     from stoker.models.deployed import Deployed
     from stoker.settings.server import ServerSettings
@@ -57,7 +58,6 @@ class Fleet:
         sockets: Sequence[socket.socket],
         supervision: Supervision,
         on_request: Callable[[FrontendChild, Ask], None],
-        *,
         quiet_start: bool = False,
     ) -> None:
         """Create it with no process running.

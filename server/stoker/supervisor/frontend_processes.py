@@ -10,8 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from stoker.control.frontend_messages import (
-    SUPERVISOR_END,
+from stoker.control.asks import (
     Ask,
     AskEvents,
     AskIndex,
@@ -19,6 +18,11 @@ from stoker.control.frontend_messages import (
     AskReload,
     AskShift,
     AskUnload,
+    Refusal,
+    Reply,
+)
+from stoker.control.frontend_messages import (
+    SUPERVISOR_END,
     Attached,
     AttachFailed,
     AttachReplica,
@@ -29,8 +33,6 @@ from stoker.control.frontend_messages import (
     Listen,
     Listening,
     Outgrown,
-    Refusal,
-    Reply,
     Retire,
     Retired,
     Serve,

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from stoker.control.frontend_messages import Ask, Drain, Stop
+from stoker.control.asks import Ask
+from stoker.control.frontend_messages import Drain, Stop
 from stoker.errors import NotReady, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
@@ -97,9 +98,7 @@ class Supervisor:
         self._catalogue = catalogue = Catalogue(self._models, offers, broken)
         self._succession = succession or Succession(sockets)
         quiet = self._succession.predecessor is not None
-        self._fleet = Fleet(
-            settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet_start=quiet
-        )
+        self._fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet)
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
         self._requests = Requests(self._rollout, self._fleet.frontends, self._background, self._reload)
         self._trials = Trials(catalogue, self._rollout, memory)

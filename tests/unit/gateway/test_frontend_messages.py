@@ -18,18 +18,17 @@ from tests.http.raw_http import AsyncConnection, request
 from tests.puppets import ROWS
 
 from stoker.arena import Arena
+from stoker.control.asks import AskLoad, Reply
 from stoker.control.channel import ControlChannel
 from stoker.control.frontend_messages import (
     FRONTEND_END,
     SUPERVISOR_END,
-    AskLoad,
     Attached,
     AttachFailed,
     AttachReplica,
     FromFrontend,
     Listen,
     Listening,
-    Reply,
     Retire,
     Retired,
     Route,

@@ -14,6 +14,7 @@ import pytest
 from tests.descriptors import room_for_descriptors
 from tests.puppets import BODIES, ROWS
 
+from stoker.control.asks import AskIndex, AskUnload, Refusal, Reply
 from stoker.control.device_messages import (
     AddLane,
     BatchingStopped,
@@ -27,8 +28,6 @@ from stoker.control.device_messages import (
     UnloadModel,
 )
 from stoker.control.frontend_messages import (
-    AskIndex,
-    AskUnload,
     Attached,
     AttachFailed,
     AttachReplica,
@@ -37,8 +36,6 @@ from stoker.control.frontend_messages import (
     Listen,
     Listening,
     Outgrown,
-    Refusal,
-    Reply,
     Retire,
     Retired,
     Route,

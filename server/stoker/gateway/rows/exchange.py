@@ -123,12 +123,8 @@ class Exchange:
             since_ns: The time, as `time.monotonic_ns`.
             most: How many at most; four times as many free rows are looked at.
         """
-        found = []
-        for number in reversed(self._free[-_LOOKED_AT * most :]):
-            if self._finished_ns[number] > since_ns and not self._outcome[number]:
-                found.append(number)
-                if len(found) == most:
-                    break
+        free, done = reversed(self._free[-_LOOKED_AT * most :]), self._finished_ns
+        found = [number for number in free if done[number] > since_ns and not self._outcome[number]][:most]
         return [number for number in found if self.arena.keeps(number)] if self._variable else found
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tests.puppets import metric_memory, puppet_service
 
 from stoker import errors
-from stoker.control.frontend_messages import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
+from stoker.control.asks import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
 from stoker.errors import InvalidInput, ModelFailed, NotReady, Overloaded, StokerError
 from stoker.gateway.administration import AdminAccess, Administration, admin_key
 from stoker.gateway.gateway import Gateway
