@@ -30,6 +30,7 @@ from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.failures import device_lost
 from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
 from stoker.gateway.scoring.call import Call, Dialect, JoiningCall
+from stoker.gateway.scoring.fair_turns import LONG_BODY_BYTES, TURN_BYTES, FairTurns, Staged
 from stoker.gateway.scoring.image_dialect import ImageDialect
 from stoker.gateway.scoring.image_scoring import ImageScoring, content_type_of
 from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, RowsDialect
@@ -115,7 +116,10 @@ class Service:
         self.larger_rows = LargerRows()
         self.codecs: dict[type, Any] = {}
         self._call: type[Call] = Call
-        self._staged: list[tuple[Call, bytes]] = []
+        self._staged: list[Staged] = []
+        self._long_bytes = 0
+        self._turns = FairTurns()
+        self._turn_comes = False
 
     @property
     def name(self) -> str:
@@ -143,6 +147,7 @@ class Service:
         return (
             not self.arriving
             and not self._staged
+            and not self._turns
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
             and self.larger_rows.idle
@@ -224,6 +229,9 @@ class Service:
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
+        for call, *_ in self._turns:
+            if call.wanted and call.deadline_ns <= now_ns:
+                call.refuse(call.lateness(begun=False))
         for exchange in (*self.exchanges, *self.larger_rows.exchanges):
             exchange.sweep(now_ns)
         self.larger_rows.sweep(now_ns)
@@ -279,7 +287,7 @@ class Service:
         head: RequestHead | None = None,
         dialect: Dialect | None = None,
     ) -> Call:
-        """Score one request; `respond` is called once, at once or later.
+        """Score one request; `respond` is called once, at once or later. A long body waits for its turn.
 
         Args:
             body: The request's body.
@@ -293,7 +301,10 @@ class Service:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, content_type_of(head), ids.request_id, respond)
         call = self._call(self, ids, respond, received_ns, dialect)
-        self._submit(call, body, head)
+        if len(body) > LONG_BODY_BYTES:
+            self._stage(call, body, head)
+        else:
+            self._submit(call, body, head)
         return call
 
     def score_soon(
@@ -308,13 +319,32 @@ class Service:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, b"", ids.request_id, respond)
         call = self._call(self, ids, respond, time.monotonic_ns(), dialect)
+        # As in `_stage`, without the call: this runs once a request.
         if not self._staged:
-            asyncio.get_running_loop().call_soon(self._score_staged)
-        self._staged.append((call, body))
+            self._await_turn()
+        self._staged.append((call, body, None))
+        if len(body) > LONG_BODY_BYTES:
+            self._long_bytes += len(body)
         return call
+
+    def _stage(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+        self._await_turn()
+        self._staged.append((call, body, head))
+        self._long_bytes += len(body)
+
+    def _await_turn(self) -> None:
+        if not self._turn_comes:
+            self._turn_comes = True
+            asyncio.get_running_loop().call_soon(self._score_staged)
 
     def _score_staged(self) -> None:
         staged, self._staged = self._staged, []
+        long_bytes, self._long_bytes = self._long_bytes, 0
+        self._turn_comes = False
+        if long_bytes > TURN_BYTES or self._turns:
+            staged = self._turns.portion(staged)
+            if self._turns:
+                self._await_turn()
         if len(staged) >= _LARGE_TURN:
             # A device that has nothing to do is not to wait until all of them are decoded: both work at once then.
             half = len(staged) // 2
@@ -322,11 +352,11 @@ class Service:
             staged = staged[half:]
         self._score_all(staged)
 
-    def _score_all(self, staged: Sequence[tuple[Call, bytes]]) -> None:
+    def _score_all(self, staged: Sequence[Staged]) -> None:
         """Queue requests, and tell the devices of all of them in one message."""
-        for call, body in staged:
+        for call, body, head in staged:
             if call.wanted:
-                self._submit(call, body, None)
+                self._submit(call, body, head)
         for exchange in self.exchanges:
             exchange.ring()
 
