@@ -9,6 +9,7 @@ from stoker.errors import LoadFailed
 from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.image_scoring import ImageScoring
+from stoker.gateway.scoring.long_bodies import shared_long_bodies
 from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
 from stoker.keys.verifier import KeyVerifier
@@ -56,6 +57,7 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         images=_images(terms, server),
         collector=_collector(rules, server, metrics),
         non_finite=terms.non_finite,
+        long_bodies=shared_long_bodies(),
     )
 
 

@@ -75,6 +75,10 @@ class InferCodec:
         # Strings have lengths of their own, and of booleans the values have to be looked at.
         self._regular = all(info.dtype not in ("string", "bool") for info in tensors.inputs)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What it remembers is for the process that has seen it.
+        return type(self), (self._model, self._version, self._tensors, self._non_finite)
+
     def decode(self, body: bytes, json_bytes: int | None) -> InferRequest:
         """Decode a request; see `wire.oip_requests.decode_infer`. Arrays of binary inputs are views of the body."""
         if not json_bytes or json_bytes > _MAX_REMEMBERED_BYTES or not self._regular:

@@ -17,7 +17,7 @@ from stoker.wire.tensor_json import check_rows
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.service import Service
     from stoker.wire.envelope import RequestHead
 
@@ -59,6 +59,11 @@ class BinaryDialect(Dialect):
             # Images come as octets too.
             return None
         return cls(headers)
+
+    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+        """Never: a body is the array."""
+        del service, body, head
+        return False
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the array and queue its rows."""

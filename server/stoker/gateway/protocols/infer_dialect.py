@@ -13,6 +13,7 @@ import numpy as np
 from stoker.echo import cut
 from stoker.errors import InvalidInput, MalformedBody, StokerError
 from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
@@ -67,6 +68,14 @@ class InferDialect(TensorDialect):
                 f"inference header size should be a number, got: {cut(value.decode('latin-1'))}"
             )
         return cls(int(value))
+
+    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+        """Whether a body is JSON for the most part, or may hold strings: each is a step."""
+        del body, head
+        if self._json_bytes is None or self._json_bytes > LARGE_BODY_BYTES:
+            return True
+        tensors = None if service.signature is None else service.signature.model_tensors
+        return tensors is not None and any(info.dtype == "string" for info in tensors.inputs)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the request and queue its tensors."""

@@ -152,7 +152,7 @@ class Exchange:
         except FloatingPointError:
             raise InvalidInput("A number is too large for the model's input type.") from None
 
-    def submit_body(self, ticket: Ticket, body: bytes) -> None:
+    def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Queue a request whose row is its whole body; otherwise like `submit`.
 
         Raises:

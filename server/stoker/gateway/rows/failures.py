@@ -27,7 +27,7 @@ def device_restarting() -> DeviceLost:
     return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
 
 
-def body_too_large(arena: Arena, body: bytes) -> BodyTooLarge:
+def body_too_large(arena: Arena, body: bytes | memoryview) -> BodyTooLarge:
     """Return the error for a body that is longer than a row of the arena."""
     room_bytes = arena.signature.inputs[0].row_bytes
     return BodyTooLarge(

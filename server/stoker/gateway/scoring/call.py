@@ -62,6 +62,11 @@ class Dialect(ABC):
             StokerError: The request is refused.
         """
 
+    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+        """Whether `submit` takes long for a long body, and does all of it at once: another process does it then."""
+        del service, body, head
+        return True
+
     @abstractmethod
     def complete(self, call: Call) -> None:
         """Answer a request whose rows are done; what is raised is answered by `refusal`."""

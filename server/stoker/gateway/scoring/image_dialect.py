@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Rows, Ticket
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.image_scoring import ImageScoring
     from stoker.wire.envelope import RequestHead
 
@@ -47,6 +47,11 @@ class ImageDialect(JsonDialect):
 
     def check_media(self, content_type: bytes) -> None:
         """Take them all."""
+
+    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+        """Whether a body is JSON; images have threads."""
+        del service
+        return not self._images.claims(body, head)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the rows of images once they have been read; those of numbers now."""

@@ -17,7 +17,7 @@ from stoker.wire.merging import row_count
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, Scorer
     from stoker.script_form import ScriptForm
     from stoker.wire.envelope import RequestHead
 
@@ -54,6 +54,11 @@ class ScriptDialect(AzureDialect):
                 f"The script of {self._name} takes the body as text, and cannot read multipart; "
                 "send what it is to read as the body."
             )
+
+    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+        """Whether rows are looked for in a body."""
+        del service, body, head
+        return self._script.batching == "merge"
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit a body as it came."""

@@ -9,22 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
-from stoker.errors import (
-    BodyTooLarge,
-    DeadlineExceeded,
-    DeviceLost,
-    ImageTooLarge,
-    MethodNotAllowed,
-    NotReady,
-    OutputTooLarge,
-    Overloaded,
-    RequestError,
-    StokerError,
-    Unauthorized,
-)
+from stoker.errors import BodyTooLarge, DeviceLost, NotReady, OutputTooLarge, StokerError
 from stoker.gateway.http.answers import Respond
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.failures import device_lost
@@ -33,9 +23,11 @@ from stoker.gateway.scoring.call import Call, Dialect, JoiningCall
 from stoker.gateway.scoring.fair_turns import LONG_BODY_BYTES, TURN_BYTES, FairTurns, Staged
 from stoker.gateway.scoring.image_dialect import ImageDialect
 from stoker.gateway.scoring.image_scoring import ImageScoring, content_type_of
-from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, RowsDialect
+from stoker.gateway.scoring.json_dialects import JsonDialect
 from stoker.gateway.scoring.larger_rows import LargerRows
-from stoker.gateway.scoring.script_dialect import ScriptDialect
+from stoker.gateway.scoring.loaded_dialect import loaded_dialect
+from stoker.gateway.scoring.long_body import submit_found
+from stoker.gateway.scoring.rejections import rejection
 from stoker.gateway.scoring.second_run import submit_again, submitted_with
 from stoker.metrics.counters import ModelMetrics
 from stoker.non_finite import WORDS, NonFinite
@@ -46,6 +38,8 @@ from stoker.wire.envelope import RequestHead
 if TYPE_CHECKING:
     from stoker.gateway.scoring.collector import Collector
     from stoker.gateway.scoring.facts import Limits, ServiceFacts
+    from stoker.gateway.scoring.long_bodies import LongBodies
+    from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
 
 __all__ = ["Service", "ServiceOptions"]
@@ -61,11 +55,13 @@ class ServiceOptions(TypedDict, total=False):
         images: Reads images.
         collector: Keeps what is collected of the requests.
         non_finite: What becomes of NaN and infinities in the JSON of answers; by default words.
+        long_bodies: Reads bodies above 1 MiB beside the loop; where it is not given, they are read on it.
     """
 
     images: ImageScoring | None
     collector: Collector | None
     non_finite: NonFinite
+    long_bodies: LongBodies | None
 
 
 class Service:
@@ -105,6 +101,8 @@ class Service:
         self.images = options.get("images")
         self.collector = options.get("collector")
         self.non_finite: NonFinite = options.get("non_finite", WORDS)
+        self._long_bodies = options.get("long_bodies")
+        self._beside: set[Call] = set()
         self.signature: Signature | None = None
         self.exchanges: list[Exchange] = []
         self.exchange: Exchange | None = None
@@ -148,6 +146,7 @@ class Service:
             not self.arriving
             and not self._staged
             and not self._turns
+            and not self._beside
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
             and self.larger_rows.idle
@@ -172,16 +171,10 @@ class Service:
         """Choose here how bodies are read and answers written, so that no request has to ask."""
         if self.images is not None:
             self.images.attach(signature)
-        if signature.script is not None:
-            return ScriptDialect(self.name, signature.script)
-        numbers: JsonDialect
-        if signature.tensors is None:
-            numbers = RowsDialect(self.name, signature, self.non_finite)
-        else:
-            numbers = PackedDialect(self.name, signature.tensors, self.non_finite)
-        if self.images is None:
-            return numbers
-        return ImageDialect(self.name, self.images, numbers, self.choose)
+        dialect = loaded_dialect(self.name, signature, self.non_finite)
+        if self.images is None or not isinstance(dialect, JsonDialect):
+            return dialect
+        return ImageDialect(self.name, self.images, dialect, self.choose)
 
     def detach(self, exchange: Exchange) -> None:
         """Stop using an exchange whose device process has gone."""
@@ -229,9 +222,12 @@ class Service:
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
-        for call, *_ in self._turns:
+        for call in (*(call for call, *_ in self._turns), *self._beside):
             if call.wanted and call.deadline_ns <= now_ns:
                 call.refuse(call.lateness(begun=False))
+            if not call.wanted and self._long_bodies is not None:
+                self._beside.discard(call)
+                self._long_bodies.forget(call)
         for exchange in (*self.exchanges, *self.larger_rows.exchanges):
             exchange.sweep(now_ns)
         self.larger_rows.sweep(now_ns)
@@ -274,7 +270,7 @@ class Service:
     def count_refusal(self, error: StokerError) -> None:
         """Count a scoring request that is answered with an error."""
         self.metrics.count_request(error.status)
-        reason = _rejection(error)
+        reason = rejection(error)
         if reason is not None:
             self.metrics.count_rejection(reason)
 
@@ -368,33 +364,35 @@ class Service:
         if exchange.full:
             call.refuse(exchange.overloaded())
             return
+        dialect = call.dialect or self.dialect
+        beside = self._long_bodies if len(body) > LARGE_BODY_BYTES else None
+        if beside is not None and dialect.reads_long(self, body, head):
+            self._beside.add(call)
+            beside.read(call, body, head, partial(self._go_on, call))
+            return
         try:
-            (call.dialect or self.dialect).submit(call, exchange, body, head)
+            dialect.submit(call, exchange, body, head)
         except StokerError as error:
             call.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
             call.refuse_for_fault(error)
 
+    def _go_on(self, call: Call, read: Parcel | BaseException) -> None:
+        """Submit what was found in a long body."""
+        self._beside.discard(call)
+        if not call.wanted:
+            return
+        exchange = self.choose()
+        if exchange is None:
+            call.refuse(self.not_ready())
+            return
+        try:
+            submit_found(call, exchange, read)
+        except StokerError as error:
+            call.refuse(error)
+        except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
+            call.refuse_for_fault(error)
+
     def not_ready(self) -> NotReady:
         """Return the error for a request while no device has the model."""
         return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
-
-
-def _rejection(error: StokerError) -> str | None:
-    match error:
-        case Overloaded():
-            return "overloaded"
-        case NotReady():
-            return "not_ready"
-        case DeadlineExceeded():
-            return "deadline"
-        case Unauthorized():
-            return "unauthorized"
-        case BodyTooLarge() | ImageTooLarge():
-            return "body_too_large"
-        case MethodNotAllowed():
-            return None
-        case RequestError():
-            return "malformed"
-        case _:
-            return None

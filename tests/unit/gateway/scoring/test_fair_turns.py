@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.http.raw_http import rows_body
 from tests.puppets import Joined, puppet_service
@@ -20,6 +20,7 @@ def staged(size: int) -> Any:
     return SimpleNamespace(wanted=True), b"x" * size, None
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 80), st.booleans()), max_size=6), max_size=8))
 def test_each_request_has_its_turn(arrivals: list[list[tuple[int, bool]]]) -> None:
     """Short ones at once, long ones in their order and by portions; none twice, nor if given up."""

@@ -1,0 +1,83 @@
+"""The process that reads the long bodies of a frontend, one after the other: `python -m` this, with `--fd N`.
+
+It ends when its frontend does, or closes the socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from stoker.gateway.scoring.freed_memory import give_back
+from stoker.gateway.scoring.long_body import read_long_body
+from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
+from stoker.system.logs import configure_logging
+
+__all__ = ["main", "serve"]
+
+_MORE_EXPENDABLE: Final = 100
+_MOST_EXPENDABLE: Final = 1000
+
+
+def serve(sock: socket.socket) -> None:
+    """Read what comes, until the other end closes."""
+    while (parcel := receive_parcel(sock)) is not None:
+        _answer(sock, parcel)
+        # A parser's tables are many times a body; the next long one may not come.
+        del parcel
+        give_back()
+
+
+def _answer(sock: socket.socket, parcel: Parcel) -> None:
+    try:
+        body = os.pread(parcel.memory_fd, parcel.size_bytes, 0)
+    finally:
+        os.close(parcel.memory_fd)
+    found, pieces = read_long_body(parcel.content, body)
+    del body
+    memory_fd = os.memfd_create("stoker-read-body", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(memory_fd, "wb", closefd=False) as memory:
+            memory.writelines(pieces)
+        send_parcel(sock, memory_fd, sum(piece.nbytes for piece in pieces), found)
+    finally:
+        os.close(memory_fd)
+
+
+def _be_expendable() -> None:
+    """Where memory runs out, let the kernel end this process before its frontend: that costs one request."""
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        path.write_text(
+            str(min(_MOST_EXPENDABLE, int(path.read_text(encoding="ascii")) + _MORE_EXPENDABLE)),
+            encoding="ascii",
+        )
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(
+        prog="stoker.gateway.scoring.body_reader", description="Started by a frontend."
+    )
+    parser.add_argument("--fd", type=int, required=True)
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _be_expendable()
+    configure_logging("frontend")
+    # As in the frontend, so that both come to the same verdict.
+    np.seterr(over="raise")
+    # Its frontend has gone, and nobody waits.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(socket.socket(fileno=args.fd))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Which dialect a model speaks at its scoring endpoint, as it is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, RowsDialect
+from stoker.gateway.scoring.script_dialect import ScriptDialect
+
+if TYPE_CHECKING:
+    from stoker.non_finite import NonFinite
+    from stoker.tensors import Signature
+
+__all__ = ["loaded_dialect"]
+
+
+def loaded_dialect(name: str, signature: Signature, non_finite: NonFinite) -> JsonDialect | ScriptDialect:
+    """Make the dialect of a model with this signature, whose answers have NaN and infinities so."""
+    if signature.script is not None:
+        return ScriptDialect(name, signature.script)
+    if signature.tensors is None:
+        return RowsDialect(name, signature, non_finite)
+    return PackedDialect(name, signature.tensors, non_finite)

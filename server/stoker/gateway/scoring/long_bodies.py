@@ -1,0 +1,203 @@
+"""Long bodies of a frontend, which a process beside it reads, one after the other.
+
+To parse JSON is to hold Python's interpreter lock: no thread could do it without stopping the loop. The process is
+started when the first long body comes, and ended when none has come for a minute. What it takes is bounded: a body
+waits here until it is its turn, in the memory that the frontend has allowed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from stoker.errors import Overloaded, StokerError
+from stoker.gateway.scoring.long_body import task_for
+from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
+
+if TYPE_CHECKING:
+    from stoker.gateway.scoring.call import Call
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["PORTION_BYTES", "LongBodies", "Reader", "shared_long_bodies"]
+
+logger = logging.getLogger(__name__)
+
+PORTION_BYTES: Final = 1 << 20
+"""So many bytes are copied to the reader in one turn of the loop: half a millisecond."""
+_IDLE_S: Final = 60.0
+_PATIENCE_S: Final = 30.0
+"""No body takes so long to read: a reader that has not answered then is ended."""
+_MODULE: Final = "stoker.gateway.scoring.body_reader"
+
+Take = Callable[[Parcel | BaseException], None]
+"""Takes what was found in a body, or why nothing was; does not raise. The memory is closed when it returns."""
+
+
+class _Waiting(NamedTuple):
+    body: bytes
+    head: RequestHead | None
+    take: Take
+
+
+class Reader(NamedTuple):
+    """A process that reads long bodies.
+
+    Attributes:
+        socket: What parcels go through.
+        end: Ends it and waits for that; called beside the loop, for a large process takes a while.
+    """
+
+    socket: socket.socket
+    end: Callable[[], object]
+
+
+class LongBodies:
+    """The long bodies that wait to be read, and the process that reads them. Belongs to one event loop.
+
+    Args:
+        idle_s: After how many seconds without a long body the process is ended.
+        patience_s: How many seconds it may take for one.
+        start: Starts the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        idle_s: float = _IDLE_S,
+        patience_s: float = _PATIENCE_S,
+        start: Callable[[], Reader] | None = None,
+    ) -> None:
+        self._start = start or _start_process
+        self._idle_s = idle_s
+        self._patience_s = patience_s
+        self._waiting: dict[Call, _Waiting] = {}
+        self._reader: Reader | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._ending: asyncio.TimerHandle | None = None
+
+    def read(self, call: Call, body: bytes, head: RequestHead | None, take: Take) -> None:
+        """Read a body when it is its turn; `take` is called once, later, unless it is forgotten before its turn."""
+        self._waiting[call] = _Waiting(body, head, take)
+        if self._working is None:
+            if self._ending is not None:
+                self._ending.cancel()
+            self._working = asyncio.get_running_loop().create_task(self._work())
+
+    def forget(self, call: Call) -> None:
+        """Drop the body of a request that nobody waits for."""
+        self._waiting.pop(call, None)
+
+    def close(self) -> None:
+        """End the process."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.socket.close()
+            asyncio.get_running_loop().run_in_executor(None, reader.end)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            call = next(iter(self._waiting))
+            waiting = self._waiting.pop(call)
+            take = waiting.take
+            reading = self._read(call, waiting.body, waiting.head)
+            # Only what reads the body has it from here on, for as long as it needs it.
+            del waiting
+            try:
+                parcel = await reading
+            except Exception as error:  # noqa: BLE001  # told to whoever waits for it
+                take(error)
+            else:
+                take(parcel)
+                os.close(parcel.memory_fd)
+            del call, take, reading
+        self._working = None
+        self._ending = asyncio.get_running_loop().call_later(self._idle_s, self.close)
+
+    async def _read(self, call: Call, body: bytes, head: RequestHead | None) -> Parcel:
+        try:
+            self._reader = reader = self._reader or self._start()
+            memory_fd = await _copied(body)
+            size_bytes = len(body)
+            del body
+            try:
+                send_parcel(reader.socket, memory_fd, size_bytes, task_for(call, head))
+            finally:
+                os.close(memory_fd)
+            async with asyncio.timeout(self._patience_s):
+                await _readable(reader.socket)
+            parcel = receive_parcel(reader.socket)
+        except (OSError, TimeoutError) as error:
+            logger.error("a long body could not be read: %s", error or "it took too long")  # noqa: TRY400
+            parcel = None
+        if parcel is None:
+            self.close()
+            raise _not_read()
+        return parcel
+
+
+def _not_read() -> StokerError:
+    return Overloaded("The process that reads long bodies has ended; try again later.", retry_after_s=1)
+
+
+def _start_process() -> Reader:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.setblocking(False)
+    with far:
+        try:
+            process = subprocess.Popen(  # this Python, and a module of this package
+                [sys.executable, "-P", "-m", _MODULE, "--fd", str(far.fileno())],
+                pass_fds=(far.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        except BaseException:
+            near.close()
+            raise
+    return Reader(near, partial(_end, process))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+async def _copied(body: bytes) -> int:
+    """Copy a body into shared memory, and let the loop turn meanwhile."""
+    memory_fd = os.memfd_create("stoker-long-body", os.MFD_CLOEXEC)
+    try:
+        view, copied = memoryview(body), 0
+        while copied < len(view):
+            copied += os.write(memory_fd, view[copied : copied + PORTION_BYTES])
+            await asyncio.sleep(0)
+    except BaseException:
+        os.close(memory_fd)
+        raise
+    return memory_fd
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):
+            ready.set_result(None)
+
+    loop.add_reader(sock.fileno(), tell)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
+@cache
+def shared_long_bodies() -> LongBodies:
+    """Those of this process: all of its models share one reader."""
+    return LongBodies()

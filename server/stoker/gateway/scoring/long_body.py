@@ -1,0 +1,210 @@
+"""Reading one long body beside the loop: what is asked of the reader, and what it has found.
+
+The reader runs the dialect that the frontend would run, with a stand-in of the exchange that keeps what is submitted.
+So both come to the same verdict, in the same words.
+"""
+
+from __future__ import annotations
+
+import mmap
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from stoker.errors import NotReady, StokerError
+from stoker.gateway.http.request_ids import RequestIds
+from stoker.gateway.scoring.call import Call, Dialect
+from stoker.gateway.scoring.loaded_dialect import loaded_dialect
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.ticket import Rows, Ticket
+    from stoker.gateway.scoring.call import Scorer
+    from stoker.gateway.scoring.parcels import Parcel
+    from stoker.non_finite import NonFinite
+    from stoker.tensors import Signature
+    from stoker.wire.envelope import RequestHead
+
+__all__ = ["Found", "LongBody", "read_long_body", "submit_found", "task_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class LongBody:
+    """What the reader is told of a request beside its body.
+
+    Attributes:
+        name, version, signature, non_finite: Of the model.
+        dialect: What the request speaks; None if that is what the model does.
+        head: Method, query and headers, where the dialect wants them.
+        request_id: The request's id.
+        received_ns, deadline_ns: Of the call.
+    """
+
+    name: str
+    version: str
+    signature: Signature
+    non_finite: NonFinite
+    dialect: Dialect | None
+    head: RequestHead | None
+    request_id: bytes
+    received_ns: int
+    deadline_ns: int
+
+
+@dataclass(slots=True)
+class Found:
+    """What a body holds; its bytes are in the shared memory that comes with it.
+
+    Attributes:
+        deadline_ns: When the caller stops waiting, if the body says so.
+        arrays: Per input dtype and shape of its rows, one behind the other; None if the memory is a row of bytes.
+        empty: Whether there are no rows at all.
+        write: As `Call.write`, without the request's arrays; None if the dialect sets none.
+        error: Why the request is refused.
+        fault: The traceback of what should not have been raised.
+    """
+
+    deadline_ns: int
+    arrays: list[tuple[str, tuple[int, ...]]] | None = None
+    empty: bool = False
+    write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]] | None = None
+    error: StokerError | None = None
+    fault: str = ""
+
+
+def submit_found(call: Call, exchange: Exchange, parcel: Parcel | BaseException) -> None:
+    """Submit what was found in a body, as the dialect would have done.
+
+    Args:
+        call: The request.
+        exchange: Where it goes.
+        parcel: The reader's, whose content is a `Found`; or why there is none.
+
+    Raises:
+        StokerError: The request is refused.
+        Exception: It should not have been.
+    """
+    if isinstance(parcel, BaseException):
+        raise parcel
+    found: Found = parcel.content
+    if found.error is not None:
+        raise found.error
+    if found.fault:
+        raise RuntimeError(f"a long body could not be read:\n{found.fault}")
+    call.deadline_ns = found.deadline_ns
+    if found.write is not None:
+        call.write = found.write
+    if found.empty:
+        call.complete_empty(exchange)
+        return
+    # What is made of the mapping keeps it, and it goes with that.
+    memory = mmap.mmap(parcel.memory_fd, 0, prot=mmap.PROT_READ)
+    if found.arrays is None:
+        exchange.submit_body(call, memoryview(memory)[: parcel.size_bytes])
+    else:
+        exchange.submit(call, _arrays_in(memory, found.arrays))
+
+
+def _arrays_in(memory: mmap.mmap, described: list[tuple[str, tuple[int, ...]]]) -> list[np.ndarray]:
+    arrays, start = [], 0
+    for dtype, shape in described:
+        array: np.ndarray = np.ndarray(shape, dtype, memory, start)
+        arrays.append(array)
+        start += array.nbytes
+    return arrays
+
+
+def task_for(call: Call, head: RequestHead | None) -> LongBody:
+    """What the reader is told of a request to a model that is loaded."""
+    service = call.service
+    assert service.signature is not None, "it is loaded"
+    return LongBody(
+        service.name,
+        service.version,
+        service.signature,
+        service.non_finite,
+        call.dialect,
+        head,
+        call.ids.request_id,
+        call.received_ns,
+        call.deadline_ns,
+    )
+
+
+def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]]:
+    """Read a body; returns what it holds, and the bytes of that one behind the other."""
+    model = _Model(task.name, task.version, task.signature, task.non_finite)
+    call = _Call(
+        cast("Scorer", model), RequestIds(task.request_id), lambda *_: None, task.received_ns, task.dialect
+    )
+    call.deadline_ns = task.deadline_ns
+    dialect = task.dialect or loaded_dialect(task.name, task.signature, task.non_finite)
+    kept = _Kept(task.signature)
+    found = Found(task.deadline_ns)
+    try:
+        dialect.submit(call, cast("Exchange", kept), body, task.head)
+    except StokerError as error:
+        found.error = error
+        return found, []
+    except Exception:  # noqa: BLE001  # told to the frontend, which has the request's id
+        found.fault = traceback.format_exc()
+        return found, []
+    found.deadline_ns = call.deadline_ns
+    found.write = getattr(call, "write", None)
+    found.empty = call.is_empty
+    if kept.rows is None:
+        return found, [memoryview(kept.body)]
+    rows = [np.ascontiguousarray(array) for array in kept.rows]
+    found.arrays = [(array.dtype.str, array.shape) for array in rows]
+    return found, [array.reshape(-1).view(np.uint8).data for array in rows]
+
+
+@dataclass
+class _Model:
+    """Stands for the service, for dialects that ask what they decode for."""
+
+    name: str
+    version: str
+    signature: Signature
+    non_finite: NonFinite
+    codecs: dict[type, Any] = field(default_factory=dict)
+    timeout_ns: int = 0
+
+    def not_ready(self) -> NotReady:
+        return NotReady(f"{self.name} is not ready.", retry_after_s=1)
+
+
+class _Kept:
+    """Stands for the exchange: keeps what is submitted."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.arena = SimpleNamespace(signature=signature)
+        self.rows: Rows | None = None
+        self.body = b""
+
+    def submit(self, ticket: Ticket, rows: Rows) -> None:
+        del ticket
+        self.rows = rows
+
+    def submit_body(self, ticket: Ticket, body: bytes) -> None:
+        del ticket
+        self.body = body
+
+
+class _Call(Call):
+    """Stands for the call: does not answer."""
+
+    __slots__ = ("is_empty",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.is_empty = False
+
+    def complete_empty(self, exchange: Exchange) -> None:
+        """Note that there are no rows."""
+        del exchange
+        self.is_empty = True

@@ -1,0 +1,85 @@
+"""What a frontend and the reader of its long bodies hand each other: shared memory with bytes, and a pickle behind.
+
+Both are processes of one server that run the same code, and nobody else has an end of their socket. The packet that
+brings the memory says only where in it the pickle is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+import struct
+from array import array
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+__all__ = ["Parcel", "receive_parcel", "send_parcel"]
+
+_PLACE: Final = struct.Struct("<qq")
+_ROOM_FOR_FD: Final = socket.CMSG_LEN(array("i").itemsize)
+
+
+class Parcel(NamedTuple):
+    """What has come.
+
+    Attributes:
+        memory_fd: The shared memory; the receiver closes it.
+        size_bytes: How many bytes it begins with.
+        content: What was pickled behind them.
+    """
+
+    memory_fd: int
+    size_bytes: int
+    content: Any
+
+
+def send_parcel(sock: socket.socket, memory_fd: int, size_bytes: int, content: object) -> None:
+    """Send memory that begins with so many bytes, and an object; arrays in that arrive as None.
+
+    Raises:
+        OSError: The other process has gone, or there is no memory.
+    """
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(content)
+    pickled = file.getvalue()
+    # Whoever maps the memory finds all of it there, be it empty.
+    os.ftruncate(memory_fd, size_bytes + len(pickled))
+    os.pwrite(memory_fd, pickled, size_bytes)
+    socket.send_fds(sock, [_PLACE.pack(size_bytes, len(pickled))], [memory_fd])
+
+
+def receive_parcel(sock: socket.socket) -> Parcel | None:
+    """Wait for a parcel; None if the other process has gone.
+
+    Raises:
+        BlockingIOError: There is none, on an end that does not block.
+        OSError: This process may not have more descriptors open.
+    """
+    try:
+        packet, ancillary, _, _ = sock.recvmsg(_PLACE.size, _ROOM_FOR_FD, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    if not packet:
+        return None
+    fds = array("i")
+    for _, _, data in ancillary:
+        fds.frombytes(data)
+    if not fds:
+        raise OSError("a long body was lost: too many open files")
+    size_bytes, pickled_bytes = _PLACE.unpack(packet)
+    content = _Unpickler(io.BytesIO(os.pread(fds[0], pickled_bytes, size_bytes))).load()
+    return Parcel(fds[0], size_bytes, content)
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, thing: object) -> str | None:
+        # What a request came with is submitted, and not needed to write its answer.
+        return "array" if isinstance(thing, np.ndarray) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: object) -> None:
+        del pid
