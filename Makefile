@@ -32,12 +32,17 @@ $(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
 	VIRTUAL_ENV=$(KSERVE) $(BIN)/uv pip install --no-config --quiet -r $(KSERVE_NEEDS)
 	touch $@
 
+# A test process a core, and one for the time that tests wait for servers. Those of servers are the long ones: they come
+# first, as they are collected, and the many small ones fill what is left.
+WORKERS ?= 3
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python $(PYTEST)
 
 coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach
 	rm -rf .coverage
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
+	$(BIN)/coverage run $(PYTEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
