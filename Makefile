@@ -9,7 +9,7 @@ KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test coverage lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test examples coverage lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python $(PYTEST)
+
+examples: install  ## the property tests of bodies and messages with four times as many examples
+	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire
 
 coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach
 	rm -rf .coverage

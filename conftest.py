@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from hypothesis import settings
 
 
 def pytest_configure() -> None:
@@ -11,6 +12,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Some tests import ONNX Runtime before Stoker.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # `make examples`: four times as many where a test does not say how many.
+    settings.register_profile("long", max_examples=400)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from tests.puppets import STEADY
@@ -12,7 +12,7 @@ from tests.puppets import STEADY
 from stoker.wire.nested_lists import RaggedLists, elements_of, fits_kind, numbers
 
 
-@settings(STEADY, max_examples=200)
+@STEADY
 @given(
     st.sampled_from(["float64", "int64", "uint64", "bool"]).flatmap(
         lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3))
@@ -33,7 +33,7 @@ odd_lists = st.recursive(
 )
 
 
-@settings(STEADY, max_examples=300)
+@STEADY
 @given(odd_lists)
 def test_lists_are_ragged_where_numpy_says_so(value: Any) -> None:
     """The same lists are a tensor to both, of the same shape."""

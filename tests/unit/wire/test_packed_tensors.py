@@ -36,7 +36,7 @@ TENSORS = st.one_of(
 )
 
 
-@settings(STEADY, max_examples=200)
+@STEADY
 @given(st.dictionaries(st.text(max_size=5), TENSORS, max_size=4))
 def test_packed_tensors_come_back(tensors: dict[str, np.ndarray]) -> None:
     """Names, order, dtypes, shapes and contents survive, bit for bit."""

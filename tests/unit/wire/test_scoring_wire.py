@@ -177,7 +177,7 @@ def good_bodies(draw: st.DrawFn) -> tuple[str, bytes]:
     return name, draw(st.sampled_from([b"", BOM, b" \n"])) + text + draw(st.sampled_from([b"", b"\r\n "]))
 
 
-@settings(STEADY, max_examples=200)
+@STEADY
 @given(good_bodies())
 def test_good_bodies_are_read_as_the_reference_reads_them(case: tuple[str, bytes]) -> None:
     """Whatever shape, dtype, number of inputs and white space, the arrays hold what the body says."""
@@ -196,7 +196,7 @@ TOKENS = [
 edits = st.tuples(st.integers(0, 400), st.integers(0, 6), st.sampled_from([b"", *TOKENS]))
 
 
-@settings(STEADY, max_examples=400)
+@STEADY
 @given(good_bodies(), st.lists(edits, min_size=1, max_size=4))
 def test_mutated_bodies_are_never_misread(
     case: tuple[str, bytes], changes: list[tuple[int, int, bytes]]
@@ -219,7 +219,7 @@ odd_values = st.recursive(
 )
 
 
-@settings(STEADY, max_examples=400)
+@STEADY
 @given(names, odd_values)
 @example("x float32[n,3] -> y float32[n,1]", [[], [1, 2, 3, 4, 5, 6]])
 @example("x float32[n,3] -> y float32[n,1]", [[1, 2], [3, 4, 5, 6]])
@@ -247,7 +247,7 @@ COLUMNS = "a float32[n], k int64[n], on uint64[n,2] -> "
 odd_columns = st.lists(st.integers(0, 3) | odd_values, max_size=3)
 
 
-@settings(STEADY, max_examples=200)
+@STEADY
 @given(st.fixed_dictionaries({"a": odd_columns, "k": odd_columns, "on": odd_columns | odd_values}))
 @example({"a": [1], "k": [2], "on": [[3], [4, 5]]})
 @example({"a": [1, 2], "k": [1, 2], "on": [[1], [2, 3, 4]]})
@@ -432,7 +432,7 @@ OUTPUT_DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "
 FLOAT_DTYPES = ["float16", "float32", "float64"]
 
 
-@settings(STEADY, max_examples=150)
+@STEADY
 @given(
     st.sampled_from([*OUTPUT_DTYPES, *FLOAT_DTYPES]).flatmap(
         lambda dtype: arrays(dtype, st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(1, 2)))
@@ -453,7 +453,7 @@ def test_what_is_not_finite_is_written_as_azure_does(dtype: str) -> None:
     assert encode_outputs([TensorSpec("y", dtype, (4,))], [output]) == b"[[NaN, Infinity, -Infinity, 0.5]]"
 
 
-@settings(STEADY, max_examples=150)
+@STEADY
 @given(
     st.sampled_from([*OUTPUT_DTYPES, *FLOAT_DTYPES]).flatmap(
         lambda dtype: arrays(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
@@ -139,7 +139,7 @@ def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
         decode_predict(only(model(X)), body)
 
 
-@settings(STEADY, max_examples=200)
+@STEADY
 @given(
     st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=9)
 )
