@@ -149,7 +149,7 @@ class Listener:
         for sock in self._sockets:
             # Copies, because a server closes its socket before the last connections have been taken from it.
             for _ in range(_ACCEPTED_A_TURN):
-                self._servers.append(await loop.create_server(self._protocol, sock=sock.dup(), backlog=2048))
+                self._servers.append(await loop.create_server(self._protocol, sock=_copy(sock), backlog=2048))
         self._ticker = loop.call_later(1, self._tick)
 
     def _tick(self) -> None:
@@ -187,11 +187,12 @@ class Listener:
             server.close()
         for sock in self._sockets:
             sock.close()
-        self._sockets = ()
+        self._servers.clear()
 
     async def stop_listening(self) -> None:
         """Stop accepting, but take every connection that the kernel has accepted already."""
-        if not self._sockets:
+        if not self._servers:
+            # It has never listened, or has left: others do on these sockets, and are not to be shut off.
             return
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
@@ -235,6 +236,15 @@ class Listener:
                 await asyncio.sleep(0)
             if not (connection.busy or connection.receiving or (connection.fresh and patient)):
                 _close_unless_readable(connection)
+
+
+def _copy(sock: socket.socket) -> socket.socket:
+    """A copy of a listening socket that blocks nobody.
+
+    `socket.dup` lets the copy block for a moment, and with it all copies of other processes: a predecessor that looks
+    for one more connection just then would stand still until it comes.
+    """
+    return socket.socket(fileno=os.dup(sock.fileno()))
 
 
 def _close_unless_readable(connection: DirectProtocol) -> None:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -181,3 +182,50 @@ async def test_connections_of_any_age_are_kept_unless_asked() -> None:
         (connection,) = stage.listener.connections
         assert connection.retires_s == math.inf
         caller.close()
+
+
+async def test_a_listener_that_serves_nobody_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
+    """Who shares a socket goes on taking connections, whether this listener never began or has left the port."""
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    with socket.create_server(("127.0.0.1", 0)) as shared:
+        idle = Listener(PuppetApp(), Gateway({}, memory), [shared.dup()])
+        await idle.stop_listening()
+        left = Listener(PuppetApp(), Gateway({}, memory), [shared.dup()])
+        await left.start()
+        left.leave_port()
+        await left.stop_listening()
+        await left.finish(0)
+        idle.leave_port()
+        with socket.create_connection(shared.getsockname(), timeout=PATIENCE_S) as caller:
+            shared.setblocking(True)
+            taken, _ = shared.accept()
+            with taken:
+                taken.send(b"taken")
+            assert caller.recv(5) == b"taken"
+
+
+async def test_a_listener_that_begins_never_lets_a_shared_socket_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process may look for a connection on it at any time, and would stand still if there is none."""
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    loop, create_server = asyncio.get_running_loop(), asyncio.get_running_loop().create_server
+    blocked = []
+
+    async def create(*arguments: Any, sock: socket.socket, **more: Any) -> asyncio.Server:
+        blocked.append(os.get_blocking(sock.fileno()))
+        return await create_server(*arguments, sock=sock, **more)
+
+    monkeypatch.setattr(loop, "create_server", create)
+    with socket.create_server(("127.0.0.1", 0)) as shared:
+        os.set_blocking(shared.fileno(), False)
+        listener = Listener(PuppetApp(), Gateway({}, memory), [socket.socket(fileno=os.dup(shared.fileno()))])
+        await listener.start()
+        listener.leave_port()
+        await listener.finish(0)
+    assert blocked
+    assert not any(blocked)
