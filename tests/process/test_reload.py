@@ -11,6 +11,8 @@ from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
 from tests.tiny_models import write_doubler
 
+from stoker.models.labels import change_labels
+
 
 def _configured(folder: Path, model: Path, **settings: object) -> Path:
     """A deployment file with one model."""
@@ -72,6 +74,27 @@ def test_a_server_whose_successor_does_not_start_goes_on(serve: Serve, doubler: 
     os.kill(server.process.pid, signal.SIGKILL)
     server.wait()
     wait_until(lambda: not set(serving) & set(server.pids()), "the last one has ended with its guardian")
+
+
+def test_labels_keep_their_meaning_through_reloads(serve: Serve, tmp_path: Path) -> None:
+    """A label that is ahead of its version means the old one in the successor and in its own, by SIGUSR2 too."""
+    base = tmp_path / "models" / "doubler"
+    for version in (1, 2):
+        write_doubler(base / str(version) / "model.onnx")
+    change_labels(base, {"stable": 1})
+    server = serve("--config", _configured(tmp_path, base, frontends=1))
+    change_labels(base, {"stable": 3})
+
+    def meant() -> list[str]:
+        status = server.get("/v1/models/doubler/labels/stable").json()
+        return [version["version"] for version in status.get("model_version_status", [])]
+
+    assert _reload(server)[0] == 0
+    assert meant() == ["1"]
+    before = set(server.frontend_pids())
+    server.signal(signal.SIGUSR2)
+    wait_until(lambda: not before & set(server.pids()), "the successor has ended", timeout_s=60)
+    assert meant() == ["1"]
 
 
 def test_a_successor_needs_all_its_models(serve: Serve, doubler: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ __all__ = [
     "PREDECESSOR_END",
     "SUCCESSOR_END",
     "FromSuccessor",
+    "Labels",
     "Leave",
     "NotReloaded",
     "NotStarted",
@@ -18,6 +20,20 @@ __all__ = [
     "Sockets",
     "ToSuccessor",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the labels of models mean; a successor gets it before the sockets.
+
+    A label that has been moved to a version which has not come yet goes on meaning the old one, and nothing on the
+    disk says which that is.
+
+    Attributes:
+        by_model: The versions by label, by the name of the model.
+    """
+
+    by_model: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +62,13 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The successor wants one for itself; answered by `Leave` or `NotReloaded`."""
+    """The successor wants one for itself; answered by `Leave` or `NotReloaded`.
+
+    Attributes:
+        labels: What labels mean in it.
+    """
+
+    labels: Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +87,7 @@ class NotReloaded:
     error: str
 
 
-ToSuccessor = Sockets | Leave | NotReloaded
+ToSuccessor = Labels | Sockets | Leave | NotReloaded
 """What a server tells its successor."""
 
 FromSuccessor = Sockets | NotStarted | Reload

@@ -12,6 +12,7 @@ import hashlib
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 
 from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import InvalidSettings, OperatorError
@@ -19,7 +20,7 @@ from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.mlflow_serving import folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
 from stoker.models.model_terms import terms_of
-from stoker.models.offers import Offer, find_offers
+from stoker.models.offers import Meant, Offer, find_offers
 from stoker.models.placement import Placement, place
 from stoker.models.repository import Repository
 from stoker.models.servables import servable_of
@@ -75,7 +76,11 @@ class Deployed:
 
 
 def resolve(
-    settings: ServerSettings, workspace: Workspace, leases: ExitStack, broken: Broken | None = None
+    settings: ServerSettings,
+    workspace: Workspace,
+    leases: ExitStack,
+    broken: Broken | None = None,
+    meant: Meant = MappingProxyType({}),
 ) -> list[Deployed]:
     """Find what the settings name, in the versions that they ask for; with none named, every registered model.
 
@@ -87,6 +92,7 @@ def resolve(
         workspace: Where registered models are.
         leases: Receives what holds the registered versions.
         broken: Receives the versions that cannot be served; without it the first of them is an error.
+        meant: See `find_offers`.
 
     Raises:
         RepositoryError: A model is unknown, ambiguous, or has changed since it was registered.
@@ -95,7 +101,7 @@ def resolve(
         EnvironmentUnusable: A file with the packages of a model cannot be read.
     """
     chosen = []
-    for offer in find_offers(settings, workspace).values():
+    for offer in find_offers(settings, workspace, meant).values():
         try:
             chosen += [(offer, version) for version in offer.wanted()]
         except OperatorError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
     from stoker.workspace import Workspace
 
-__all__ = ["Offer", "find_offers", "left_out", "registered_offer"]
+__all__ = ["Meant", "Offer", "find_offers", "left_out", "registered_offer"]
+
+Meant = Mapping[str, Mapping[str, int]]
+"""What labels mean, by the name of the model."""
 
 # The settings of a server that a model's config.pbtxt may give too.
 _FOR_ALL: Final = ("max_batch_rows", "max_delay_ms", "device")
@@ -42,6 +46,7 @@ class Offer:
         broken: Further versions that hold no model, for instance because they are still being written.
         base: The folder with all versions; None where the layout has none.
         error: Why nothing of it could be found; then there are no versions.
+        meant: What its labels meant in the server whose place this one takes.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Offer:
     broken: Mapping[int, OperatorError] = dataclasses.field(default_factory=dict)
     base: Path | None = None
     error: OperatorError | None = None
+    meant: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def policy(self) -> VersionPolicy:
@@ -98,6 +104,8 @@ class Offer:
     def wanted(self) -> list[int]:
         """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
 
+        A label whose version has not come goes on meaning what it meant.
+
         Raises:
             OperatorError: Nothing of the model could be found.
             InvalidSettings: The settings name a version that there is not.
@@ -108,7 +116,10 @@ class Offer:
         there = self.there
         check_named(self.name, self.policy, there)
         check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), there)
-        return sorted({*self.policy.choose(there), *there.intersection(self.labels().values())})
+        labels = self.labels()
+        waiting = {label for label, version in labels.items() if version not in there}
+        labelled = {*labels.values(), *(version for label, version in self.meant.items() if label in waiting)}
+        return sorted({*self.policy.choose(there), *there.intersection(labelled)})
 
     def source(self, version: int) -> ModelSource:
         """Find one version.
@@ -134,10 +145,17 @@ class Offer:
         return self.source(version).fingerprint()
 
 
-def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Offer]:
+def find_offers(
+    settings: ServerSettings, workspace: Workspace, meant: Meant = MappingProxyType({})
+) -> dict[str, Offer]:
     """Find the models that the settings name; with none named, every registered model that can be served.
 
     Of several, one that cannot be found does not hide the others: it is an offer with that error.
+
+    Args:
+        settings: The server's settings.
+        workspace: Where registered models are.
+        meant: What labels meant in the server whose place this one takes, by model.
 
     Returns:
         The models by name, in the order of the settings.
@@ -167,7 +185,7 @@ def find_offers(settings: ServerSettings, workspace: Workspace) -> dict[str, Off
     for name, count in Counter(offer.name for offer in found).items():
         if count > 1:
             raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
-    return {offer.name: offer for offer in found}
+    return {offer.name: dataclasses.replace(offer, meant=meant.get(offer.name, {})) for offer in found}
 
 
 def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:

@@ -300,6 +300,7 @@ class Catalogue:
         for name, model in self.models.items():
             if name in offers and offers[name].error is None:
                 model.chosen = set(offers[name].policy.choose(model.chosen))
+                model.labels = dict(offers[name].meant)
                 model.wish(offers[name].labels(), offers[name].there)
                 model.canary = offers[name].canary()
             model.settle()
@@ -310,6 +311,11 @@ class Catalogue:
         """All versions that frontends score with, or will as soon as they are loaded."""
         versions = (version for model in self.models.values() for version in model.versions.values())
         return [version.served for version in versions if version.served is not None]
+
+    @property
+    def labels(self) -> dict[str, dict[str, int]]:
+        """What the labels of each model mean now."""
+        return {name: model.labels for name, model in self.models.items()}
 
     def index(self, offers: Mapping[str, Offer] = MappingProxyType({})) -> list[dict[str, str]]:
         """Return an entry for each version and each model without one, as the model repository extension has them.

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 from typing import Final
 
+from stoker.control.handover_messages import Labels
 from stoker.errors import StokerError
 from stoker.supervisor.handover import Successor
 
 __all__ = ["Guardian"]
-
-logger = logging.getLogger(__name__)
 
 _ENDED_BY_SIGNAL: Final = 128
 
@@ -33,14 +31,14 @@ class Guardian:
     async def run(self) -> int:
         """Wait until the server that serves ends, and return its exit code, as shells have it."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # The one for a reload too: the server that serves then asks for its successor, and says what that needs.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             loop.add_signal_handler(number, self._pass_on, number)
-        loop.add_signal_handler(signal.SIGUSR2, self._reload)
         while True:
             serving = self._serving
             serving.on_reload = self._reload
-            if serving.wants_reload:
-                self._reload()
+            if serving.wanted is not None:
+                self._reload(serving.wanted.labels)
             await serving.ended
             if serving is self._serving:
                 break
@@ -56,17 +54,16 @@ class Guardian:
     def _pass_on(self, number: signal.Signals) -> None:
         self._serving.send_signal(number)
 
-    def _reload(self) -> None:
+    def _reload(self, labels: Labels) -> None:
         if self._replacing is None:
-            self._replacing = asyncio.get_running_loop().create_task(self._replace())
+            self._replacing = asyncio.get_running_loop().create_task(self._replace(labels))
 
-    async def _replace(self) -> None:
+    async def _replace(self, labels: Labels) -> None:
         old = self._serving
         try:
-            successor = await Successor.start(old.sockets)
+            successor = await Successor.start(old.sockets, labels)
             await successor.ready()
         except (StokerError, OSError) as error:
-            logger.error("%s", error)  # noqa: TRY400  # an operator's
             old.refuse(str(error))
         else:
             for sock in old.sockets:

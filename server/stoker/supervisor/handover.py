@@ -20,6 +20,7 @@ from stoker.control.handover_messages import (
     PREDECESSOR_END,
     SUCCESSOR_END,
     FromSuccessor,
+    Labels,
     Leave,
     NotReloaded,
     NotStarted,
@@ -52,16 +53,20 @@ class Predecessor:
 
     Attributes:
         sockets: What it listens on.
+        labels: What the labels of its models mean.
     """
 
     def __init__(self, channel: ControlChannel[FromSuccessor, ToSuccessor]) -> None:
-        """Take its sockets, which it sends first."""
+        """Take its labels and sockets, which it sends first."""
         self._channel = channel
         self._reloading: asyncio.Future[None] | None = None
         self.sockets: list[socket.socket] = []
+        self.labels = Labels({})
         while (received := channel.receive()) is not None:
             message, fds = received
             self.sockets += _opened(fds)
+            if isinstance(message, Labels):
+                self.labels = message
             if isinstance(message, Sockets) and message.last:
                 break
         os.set_blocking(channel.fileno(), False)
@@ -103,14 +108,14 @@ class Predecessor:
         """Say why this server ends without having served."""
         self._channel.send(NotStarted(error))
 
-    async def reload(self) -> None:
-        """Let it start a successor of this server; returns when that serves.
+    async def reload(self, labels: Labels) -> None:
+        """Let it start a successor of this server, which gets its labels; returns when that serves.
 
         Raises:
             ReloadFailed: It did not start.
         """
         self._reloading = asyncio.get_running_loop().create_future()
-        self._channel.send(Reload())
+        self._channel.send(Reload(labels))
         await self._reloading
 
 
@@ -139,20 +144,21 @@ class Successor:
         self._error = ""
         loop = asyncio.get_running_loop()
         self._serves = asyncio.Event()
-        self.on_reload: Callable[[], object] = lambda: None
-        """Called when it wants a successor itself."""
-        self.wants_reload = False
-        """Whether it has asked for one that it has not got, perhaps before anybody listened."""
+        self.on_reload: Callable[[Labels], object] = lambda _: None
+        """Called with its labels when it wants a successor itself."""
+        self.wanted: Reload | None = None
+        """With what it has asked for one that it has not got, perhaps before anybody listened."""
         self.ended = loop.create_task(process.wait())
         """Done when its process has ended, with its exit code."""
         loop.add_reader(channel.fileno(), self._read)
 
     @classmethod
-    async def start(cls, sockets: Sequence[socket.socket]) -> Successor:
+    async def start(cls, sockets: Sequence[socket.socket], labels: Labels) -> Successor:
         """Start a server as this one was started: by the same command, in the same folder.
 
         Args:
-            sockets: What this one listens on.
+            sockets: What the server before it listens on.
+            labels: What labels mean in that.
 
         Raises:
             OSError: The system has no room for one more process.
@@ -164,6 +170,7 @@ class Successor:
                 pass_fds=(far.fileno(),),
                 env={**os.environ, _VARIABLE: str(far.fileno())},
             )
+        channel.send(labels)
         _hand_over(channel.send, sockets)
         return cls(process, channel)
 
@@ -191,7 +198,7 @@ class Successor:
 
     def refuse(self, error: str) -> None:
         """Say that the successor it wanted did not start."""
-        self.wants_reload = False
+        self.wanted = None
         self._channel.send(NotReloaded(error))
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -212,9 +219,9 @@ class Successor:
                     self._serves.set()
             case NotStarted(error):
                 self._error = error
-            case Reload():
-                self.wants_reload = True
-                self.on_reload()
+            case Reload(labels):
+                self.wanted = message
+                self.on_reload(labels)
             case _:
                 assert_never(message)
 
@@ -244,8 +251,11 @@ class Succession:
         if self.predecessor is not None:
             self.predecessor.tell_ready(self._sockets)
 
-    async def hand_over(self) -> None:
+    async def hand_over(self, labels: Labels) -> None:
         """Have a successor started, by the predecessor if there is one, and return when it serves.
+
+        Args:
+            labels: What labels mean in this server.
 
         Raises:
             ReloadFailed: It did not start.
@@ -256,10 +266,10 @@ class Succession:
         self._starting = True
         try:
             if self.predecessor is not None:
-                await self.predecessor.reload()
+                await self.predecessor.reload(labels)
                 return
             logger.info("a new server starts, to take the place of this one")
-            successor = await Successor.start(self._sockets)
+            successor = await Successor.start(self._sockets, labels)
             await successor.ready()
             self.successor = successor
         except OSError as error:

@@ -57,7 +57,8 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         # What the old server serves is not to be lost to a file that has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
     with ExitStack() as resources:
-        stock = resources.enter_context(Stock(settings, workspace, _say))
+        meant = {} if predecessor is None else predecessor.labels.by_model
+        stock = resources.enter_context(Stock(settings, workspace, _say, meant))
         offers = stock.offers()
         broken: Broken = {}
         models = stock.take_first(None if settings.ends_on_error(len(offers)) else broken)

@@ -7,13 +7,14 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import AdminKey, Keyring, Keys
 from stoker.keys.mounted import KeysFolder
 from stoker.models.deployed import Deployed, deploy, resolve
-from stoker.models.offers import Offer, find_offers, registered_offer
+from stoker.models.offers import Meant, Offer, find_offers, registered_offer
 from stoker.models.sources import Broken
 from stoker.settings.endpoint import keys_owner
 
@@ -35,8 +36,20 @@ class Stock:
     All of it may block for long, and may be called on any thread, for several versions at once.
     """
 
-    def __init__(self, settings: ServerSettings, workspace: Workspace, say: Callable[[str], None]) -> None:
-        """Prepare models of settings and a workspace; `say` tells the operator what takes long.
+    def __init__(
+        self,
+        settings: ServerSettings,
+        workspace: Workspace,
+        say: Callable[[str], None],
+        meant: Meant = MappingProxyType({}),
+    ) -> None:
+        """Prepare models of settings and a workspace.
+
+        Args:
+            settings: The server's settings.
+            workspace: Where registered models and keys are.
+            say: Tells the operator what takes long.
+            meant: What labels meant in the server whose place this one takes, by model.
 
         Raises:
             InvalidSettings: The folder of keys that they name lacks some, or there are keys besides.
@@ -44,6 +57,7 @@ class Stock:
         self._settings = settings
         self._workspace = workspace
         self._say = say
+        self._meant = meant
         self._leases: dict[int, ExitStack] = {}
         self._first = ExitStack()
         self._keys_folder = _keys_folder(settings, workspace)
@@ -65,7 +79,7 @@ class Stock:
             broken: Receives what cannot be loaded; without it the first of that is an error.
         """
         models = []
-        for model in resolve(self._settings, self._workspace, self._first, broken):
+        for model in resolve(self._settings, self._workspace, self._first, broken, self._meant):
             try:
                 models.append(self._equipped(model))
             except OperatorError as error:
@@ -78,7 +92,7 @@ class Stock:
 
     def offers(self) -> dict[str, Offer]:
         """Find the models that the settings name, as they are now; see `stoker.models.offers.find_offers`."""
-        return find_offers(self._settings, self._workspace)
+        return find_offers(self._settings, self._workspace, self._meant)
 
     def offer(self, name: str) -> Offer:
         """Find one model: of the settings, else one that is registered in the workspace.

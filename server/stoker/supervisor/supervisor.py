@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.control.asks import Ask
 from stoker.control.frontend_messages import Drain, Stop
+from stoker.control.handover_messages import Labels
 from stoker.errors import NotReady, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
@@ -177,7 +178,7 @@ class Supervisor:
     def _on_reload_signal(self) -> None:
         if self._succession.successor is not None:
             # This process becomes its guardian in a moment.
-            self._succession.successor.wants_reload = True
+            self._succession.successor.send_signal(signal.SIGUSR2)
             return
 
         async def reload() -> None:
@@ -197,7 +198,7 @@ class Supervisor:
         """
         if not self._announced or self._background.stopping:
             raise NotReady("The server is starting or stopping.")
-        await self._succession.hand_over()
+        await self._succession.hand_over(Labels(self._catalogue.labels))
         if self._succession.successor is not None:
             self._leave()
 

@@ -21,6 +21,7 @@ from stoker.models.sources import Broken
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.takeover import Canary
+from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.summary import notes
 from stoker.workspace import Workspace
 
@@ -85,6 +86,21 @@ def test_what_the_settings_name_has_to_be_there(workspace: Workspace, base: Path
     (base / LABELS_FILE).write_text("[1]")
     with pytest.raises(RepositoryError, match="cannot be read as labels"):
         loaded(workspace, path=base)
+
+
+def test_a_label_ahead_of_its_version_means_what_it_meant_in_the_server_before(
+    workspace: Workspace, base: Path
+) -> None:
+    """That version is loaded for it; labels that wait for nothing, and versions that are gone, do not count."""
+    change_labels(base, {"stable": 99, "canary": 10, "lost": 98})
+    settings = ServerSettings(models=(ModelSettings(path=base),))
+    meant = {"digits": {"stable": 3, "canary": 2, "lost": 1}, "other": {"stable": 2}}
+    with ExitStack() as leases:
+        deployed = resolve(settings, workspace, leases, meant=meant)
+    catalogue = Catalogue(deployed, find_offers(settings, workspace, meant))
+    assert [model.servable.version for model in deployed] == [3, 10]
+    assert catalogue.labels == {"digits": {"stable": 3, "canary": 10}}
+    assert catalogue.models["digits"].chosen == {10}
 
 
 def test_a_version_without_a_model_matters_only_if_it_is_asked_for(workspace: Workspace, base: Path) -> None:
