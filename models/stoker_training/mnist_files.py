@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from stoker.errors import OperatorError
-from stoker.idx import Bytes, read_idx
+from stoker.idx import Bytes, find_idx, read_idx
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,6 +14,7 @@ __all__ = ["read_mnist_part"]
 
 _SIDE = 28
 _CLASSES = 10
+_TAKES = "--data takes the four IDX files of MNIST"
 
 
 def read_mnist_part(folder: Path, part: Literal["train", "t10k"]) -> tuple[Bytes, Bytes]:
@@ -29,8 +30,8 @@ def read_mnist_part(folder: Path, part: Literal["train", "t10k"]) -> tuple[Bytes
         raise OperatorError(
             f"{folder} is not a folder; --data takes the folder that holds the four IDX files"
         )
-    images_path = _find(folder, f"{part}-images", "idx3-ubyte")
-    labels_path = _find(folder, f"{part}-labels", "idx1-ubyte")
+    images_path = find_idx(folder, f"{part}-images", "idx3-ubyte", _TAKES)
+    labels_path = find_idx(folder, f"{part}-labels", "idx1-ubyte", _TAKES)
     images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
     if images.shape[1:] != (_SIDE, _SIDE):
         height, width = images.shape[1:]
@@ -42,14 +43,3 @@ def read_mnist_part(folder: Path, part: Literal["train", "t10k"]) -> tuple[Bytes
     if labels.max() >= _CLASSES:
         raise OperatorError(f"{labels_path} holds the label {labels.max()}; labels are 0 to {_CLASSES - 1}")
     return images, labels
-
-
-def _find(folder: Path, stem: str, suffix: str) -> Path:
-    """The file under one of its usual names: some mirrors write a dot for the last dash."""
-    names = [f"{stem}{joint}{suffix}{compressed}" for compressed in (".gz", "") for joint in "-."]
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise OperatorError(
-        f"{folder} has neither {names[0]} nor {names[2]}; --data takes the four IDX files of MNIST"
-    )

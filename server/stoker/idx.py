@@ -20,12 +20,31 @@ from stoker.errors import OperatorError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Bytes", "read_idx"]
+__all__ = ["Bytes", "find_idx", "read_idx"]
 
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
 
 Bytes = NDArray[np.uint8]
+
+
+def find_idx(folder: Path, stem: str, suffix: str, takes: str) -> Path:
+    """Find a file of MNIST under one of its usual names: some mirrors write a dot for the last dash.
+
+    Args:
+        folder: Where it is.
+        stem: What its name begins with, such as `train-images`.
+        suffix: What it ends with, such as `idx3-ubyte`; a compressed file has `.gz` behind that.
+        takes: Ends the error: which option takes what.
+
+    Raises:
+        OperatorError: It is not there.
+    """
+    names = [f"{stem}{joint}{suffix}{compressed}" for compressed in (".gz", "") for joint in "-."]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise OperatorError(f"{folder} has neither {names[0]} nor {names[2]}; {takes}")
 
 
 def read_idx(path: Path, *, dimensions: int) -> Bytes:

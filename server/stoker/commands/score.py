@@ -273,26 +273,16 @@ def _has_rows(value: object, row_count: int | None) -> bool:
 def _score_digit(client: Client, folder: Path, index: int) -> None:
     import numpy as np
 
-    from stoker.idx import read_idx
+    from stoker.idx import find_idx, read_idx
 
-    images = read_idx(_idx_file(folder, "t10k-images", "idx3-ubyte"), dimensions=3)
-    labels = read_idx(_idx_file(folder, "t10k-labels", "idx1-ubyte"), dimensions=1)
+    takes = "--data-dir takes MNIST's test files"
+    images = read_idx(find_idx(folder, "t10k-images", "idx3-ubyte", takes), dimensions=3)
+    labels = read_idx(find_idx(folder, "t10k-labels", "idx1-ubyte", takes), dimensions=1)
     if not 0 <= index < min(len(images), len(labels)):
         raise InvalidSettings(f"--mnist has to be 0 to {min(len(images), len(labels)) - 1}, not {index}")
     rows = images[index].reshape(1, -1).astype(np.float32) / np.float32(255)
     (entry, *_) = _entries(client.score_json({"data": rows}), 1)
     sys.stdout.write(f"{_art(images[index])}\nlabel   {labels[index]}\nanswer  {_described(entry)}\n")
-
-
-def _idx_file(folder: Path, stem: str, suffix: str) -> Path:
-    """The file under one of its usual names: some mirrors write a dot for the last dash."""
-    names = [f"{stem}{joint}{suffix}{compressed}" for compressed in (".gz", "") for joint in "-."]
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise InvalidSettings(
-        f"{folder} has neither {names[0]} nor {names[2]}; --data-dir takes MNIST's test files"
-    )
 
 
 def _art(image: Image) -> str:

@@ -12,12 +12,12 @@ import errno
 import logging
 import os
 import socket
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
 from stoker.control.message_codec import Codec
+from stoker.system.passed_memory import memory_with, receive_packet
 
 __all__ = ["ControlChannel"]
 
@@ -31,10 +31,6 @@ _PACKET_BYTES: Final = 1 << 16
 # No codec writes a message so.
 _IN_MEMORY: Final = b'"in memory"'
 _MAX_FDS: Final = 16
-_ROOM_FOR_FDS: Final = socket.CMSG_LEN(_MAX_FDS * array("i").itemsize)
-# A script may start processes at any time, which must not hold open what tells others that this one has ended.
-# `socket.recv_fds` takes flags, and does not use them.
-_NOT_INHERITED: Final = socket.MSG_CMSG_CLOEXEC
 
 
 class ControlChannel(Generic[_Sent, _Received]):
@@ -75,7 +71,7 @@ class ControlChannel(Generic[_Sent, _Received]):
         packet = self._codec.encode(message)
         if len(packet) <= _PACKET_BYTES:
             return self._send(packet, fds)
-        memory_fd = _memory_with(packet)
+        memory_fd = memory_with("stoker-message", [packet])
         try:
             return self._send(_IN_MEMORY, [memory_fd, *fds])
         finally:
@@ -123,44 +119,27 @@ class ControlChannel(Generic[_Sent, _Received]):
             BlockingIOError: There is none, on an end that does not block.
             OSError: Not even the message could be had, because this process may not have more descriptors open.
         """
-        try:
-            packet, ancillary, flags, _ = self._socket.recvmsg(_PACKET_BYTES, _ROOM_FOR_FDS, _NOT_INHERITED)
-        except ConnectionResetError:
+        packet = receive_packet(self._socket, _PACKET_BYTES, _MAX_FDS)
+        if packet is None:
             return None
-        if not packet:
-            return None
-        fds = array("i")
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-        if packet == _IN_MEMORY:
+        content, fds, incomplete = packet
+        if content == _IN_MEMORY:
             if not fds:
                 raise OSError(errno.EMFILE, "a message of another process was lost: too many open files")
             with os.fdopen(fds.pop(0), "rb") as memory:
                 memory.seek(0)
-                packet = memory.read()
-        if flags & socket.MSG_CTRUNC:
+                content = memory.read()
+        if incomplete:
             logger.error("too many open files (ulimit -n): the descriptors of a message were lost")
             _close_all(fds)
-            return self._codec.decode(packet), []
-        return self._codec.decode(packet), fds.tolist()
+            fds = []
+        return self._codec.decode(content), fds
 
     def close(self) -> None:
         """Close this end."""
         if self._unsent:
             self._forget_unsent()
         self._socket.close()
-
-
-def _memory_with(packet: bytes) -> int:
-    fd = os.memfd_create("stoker-message", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(fd, "wb", closefd=False) as memory:
-            memory.write(packet)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from stoker.control.channel import ControlChannel
 from stoker.control.message_codec import Codec
 from stoker.environments.interpreters import variables_for
-from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL
+from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable
 
 __all__ = ["Backoff", "Child"]
 
@@ -29,7 +29,6 @@ _Received = TypeVar("_Received")
 # A process that yields the cores may be given none for a while, where they are busy.
 _STACKS_S: Final = 2.0
 _LAST_STACKS_S: Final = 1.0
-_MOST_EXPENDABLE: Final = 1000
 _KEY: Final = re.compile(r"STOKER_\w+_KEY")
 
 _ENVIRONMENT: Final = {
@@ -37,13 +36,6 @@ _ENVIRONMENT: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
-
-
-def _give_up_sooner(pid: int, by: int) -> None:
-    """Let the kernel end a process sooner than this one, which starts it again; that takes no privilege."""
-    with contextlib.suppress(OSError):
-        own = int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(_MOST_EXPENDABLE, own + by)), encoding="ascii")
 
 
 def _without_keys(environ: Mapping[str, str]) -> dict[str, str]:
@@ -126,7 +118,7 @@ class Child(Generic[_Sent, _Received]):
             )
         finally:
             far.close()
-        _give_up_sooner(process.pid, expendable)
+        be_expendable(expendable, process.pid)
         child = cls(name, module, channel, process)
         child._watch(on_message, on_exit)
         return child

@@ -1,4 +1,4 @@
-"""How a device process ends where only a new one helps: by itself, or ended by the supervisor, which starts that."""
+"""How processes end where only a new one helps: by themselves, by the supervisor, or by the kernel for its memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = [
     "LAST_STACKS_SIGNAL",
     "STACKS_SIGNAL",
     "ExitCode",
+    "be_expendable",
     "end_process",
     "keep_memory_out_of_cores",
     "write_stacks_when_asked",
@@ -29,6 +30,7 @@ LAST_STACKS_SIGNAL: Final = signal.SIGRTMAX
 
 
 _STANDARD_ERROR: Final = 2
+_MOST_EXPENDABLE: Final = 1000
 
 
 class ExitCode(IntEnum):
@@ -58,6 +60,19 @@ def keep_memory_out_of_cores() -> None:
     # A kernel without cores has no such file.
     with contextlib.suppress(OSError):
         Path("/proc/self/coredump_filter").write_text("0", encoding="ascii")
+
+
+def be_expendable(by: int, pid: int | None = None) -> None:
+    """Where memory runs out, let the kernel end a process before this one; that takes no privilege.
+
+    Args:
+        by: How many thousandths of the memory sooner.
+        pid: The process; by default this one, compared with what it was itself.
+    """
+    own = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        score = min(_MOST_EXPENDABLE, int(own.read_text(encoding="ascii")) + by)
+        Path("/proc", "self" if pid is None else str(pid), own.name).write_text(str(score), encoding="ascii")
 
 
 def write_stacks_when_asked() -> None:

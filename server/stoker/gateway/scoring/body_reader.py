@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,11 +18,12 @@ from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.long_body import read_long_body
 from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
 from stoker.system.logs import configure_logging
+from stoker.system.passed_memory import memory_with
+from stoker.system.process_end import be_expendable
 
 __all__ = ["main", "serve"]
 
 _MORE_EXPENDABLE: Final = 100
-_MOST_EXPENDABLE: Final = 1000
 
 
 def serve(sock: socket.socket) -> None:
@@ -42,23 +42,11 @@ def _answer(sock: socket.socket, parcel: Parcel) -> None:
         os.close(parcel.memory_fd)
     found, pieces = read_long_body(parcel.content, body)
     del body
-    memory_fd = os.memfd_create("stoker-read-body", os.MFD_CLOEXEC)
+    memory_fd = memory_with("stoker-read-body", pieces)
     try:
-        with os.fdopen(memory_fd, "wb", closefd=False) as memory:
-            memory.writelines(pieces)
         send_parcel(sock, memory_fd, sum(piece.nbytes for piece in pieces), found)
     finally:
         os.close(memory_fd)
-
-
-def _be_expendable() -> None:
-    """Where memory runs out, let the kernel end this process before its frontend: that costs one request."""
-    path = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError, ValueError):
-        path.write_text(
-            str(min(_MOST_EXPENDABLE, int(path.read_text(encoding="ascii")) + _MORE_EXPENDABLE)),
-            encoding="ascii",
-        )
 
 
 def main() -> None:
@@ -70,7 +58,8 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _be_expendable()
+    # Before its frontend: that costs one request.
+    be_expendable(_MORE_EXPENDABLE)
     configure_logging("frontend")
     # As in the frontend, so that both come to the same verdict.
     np.seterr(over="raise")

@@ -11,15 +11,15 @@ import os
 import pickle
 import socket
 import struct
-from array import array
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from stoker.system.passed_memory import receive_packet
+
 __all__ = ["Parcel", "receive_parcel", "send_parcel"]
 
 _PLACE: Final = struct.Struct("<qq")
-_ROOM_FOR_FD: Final = socket.CMSG_LEN(array("i").itemsize)
 
 
 class Parcel(NamedTuple):
@@ -58,20 +58,15 @@ def receive_parcel(sock: socket.socket) -> Parcel | None:
         BlockingIOError: There is none, on an end that does not block.
         OSError: This process may not have more descriptors open.
     """
-    try:
-        packet, ancillary, _, _ = sock.recvmsg(_PLACE.size, _ROOM_FOR_FD, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
+    packet = receive_packet(sock, _PLACE.size, 1)
+    if packet is None:
         return None
-    if not packet:
-        return None
-    fds = array("i")
-    for _, _, data in ancillary:
-        fds.frombytes(data)
-    if not fds:
+    if not packet.fds:
         raise OSError("a long body was lost: too many open files")
-    size_bytes, pickled_bytes = _PLACE.unpack(packet)
-    content = _Unpickler(io.BytesIO(os.pread(fds[0], pickled_bytes, size_bytes))).load()
-    return Parcel(fds[0], size_bytes, content)
+    (memory_fd,) = packet.fds
+    size_bytes, pickled_bytes = _PLACE.unpack(packet.content)
+    content = _Unpickler(io.BytesIO(os.pread(memory_fd, pickled_bytes, size_bytes))).load()
+    return Parcel(memory_fd, size_bytes, content)
 
 
 class _Pickler(pickle.Pickler):
