@@ -18,7 +18,7 @@ StokerError                     500 internal
 │  └─ HeaderTooLarge            431 header_too_large
 ├─ ServingError                 the server cannot answer this request
 │  ├─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
-│  ├─ Overloaded                503 overloaded          Retry-After from the measured service rate
+│  ├─ Overloaded                503 overloaded          no row, or no memory; Retry-After
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
 │  ├─ DeviceOutOfMemory         503 device_out_of_memory  the device had no memory for the rows

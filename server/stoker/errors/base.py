@@ -21,8 +21,3 @@ class StokerError(Exception):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """Whole seconds after which a retry makes sense, or None."""
-
-    @staticmethod
-    def unexpected() -> StokerError:
-        """Return what a caller is told of an error that nobody raised on purpose; the log says more."""
-        return StokerError("An unexpected internal error occurred. Check the logs for more info.")

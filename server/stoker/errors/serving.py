@@ -16,6 +16,7 @@ __all__ = [
     "Overloaded",
     "ScoringTimeout",
     "ServingError",
+    "unforeseen",
 ]
 
 
@@ -30,7 +31,7 @@ class NotSupported(ServingError):
 
 
 class Overloaded(ServingError):
-    """Every row of the model's arena is taken."""
+    """Every row of the model's arena is taken, or there is no memory for the request."""
 
     status, code = 503, "overloaded"
 
@@ -104,3 +105,13 @@ class NonFiniteOutput(ServingError):
 
     def __init__(self) -> None:
         super().__init__("The model's answer holds NaN or infinity.")
+
+
+def unforeseen(error: BaseException) -> StokerError:
+    """Return what a caller is told of an error that nobody raised on purpose; the log says more.
+
+    A request that there was no memory for may be answered when others have ended.
+    """
+    if isinstance(error, MemoryError):
+        return Overloaded("There is no memory for this request now.", retry_after_s=1)
+    return StokerError("An unexpected internal error occurred. Check the logs for more info.")

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.azure.flask_context import flask_context, uses_flask
 from stoker.errors import MalformedBody, ModelFailed, RequestError, ScoringTimeout, StokerError
+from stoker.errors.serving import unforeseen
 from stoker.script_form import ScriptForm
 from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
@@ -116,7 +117,7 @@ class ScriptCalls:
             return ScriptAnswer(contain(lambda: encode_result(result)), exec_ns=exec_ns)
         except Exception as error:  # noqa: BLE001  # a script's object may raise anything when it is looked at
             error_id = _log_failure("the result of run() cannot be sent", error)
-            return _told(StokerError.unexpected(), failed=True, error_id=error_id)
+            return _told(unforeseen(error), failed=True, error_id=error_id)
 
     def refusal(self, error: BaseException, request: ScriptRequest) -> ScriptAnswer:
         """Return the answer for a request that failed; what the script is to blame for goes to the log.

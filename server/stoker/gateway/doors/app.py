@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
+from stoker.errors.serving import unforeseen
 from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
@@ -233,5 +234,4 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     # The error is raised again after the answer, and logged by the server.
-    del error
-    return await _on_error(request, StokerError.unexpected())
+    return await _on_error(request, unforeseen(error))

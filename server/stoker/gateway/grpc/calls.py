@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stoker.errors import BodyTooLarge, DeadlineExceeded, MalformedBody, StokerError
+from stoker.errors.serving import unforeseen
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.http.request_ids import RequestIds
 
@@ -196,7 +197,7 @@ def fault(error: Exception, call: RpcCall | None = None, model: str = "") -> Sto
     """Log an error that should not have been, and return what the caller is told."""
     name = "without id" if call is None else call.ids.request_id.decode("latin-1")
     logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)
-    return StokerError.unexpected()
+    return unforeseen(error)
 
 
 def _refuse(context: Any, error: StokerError) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from stoker.arena import Arena
-from stoker.errors import StokerError
+from stoker.errors.serving import unforeseen
 from stoker.gateway.rows.ticket import Rows, RowsHolder, SlicedAnswer, Ticket
 
 __all__ = ["Feeding", "SliceHolder"]
@@ -178,4 +178,4 @@ class Feeding:
 def _fail(ticket: Ticket, error: Exception) -> None:
     """Fail a request that a fault of ours would leave without an answer."""
     logger.error("a slice of a large request failed", exc_info=error)
-    ticket.fail(StokerError.unexpected())
+    ticket.fail(unforeseen(error))

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
+from stoker.errors.serving import unforeseen
 from stoker.gateway.http.answers import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.rows.ticket import Ticket
@@ -291,7 +292,7 @@ class Call(Ticket):
         logger.error("request %s: scoring %s failed", request_id, self._service.name, exc_info=error)
         # What raised may have been the answer's last step.
         if self.wanted:
-            self.refuse(StokerError("An unexpected internal error occurred. Check the logs for more info."))
+            self.refuse(unforeseen(error))
 
     def abandon(self) -> None:
         """The caller has gone: rows that have not started do not run."""

@@ -580,7 +580,7 @@ def test_a_large_request_that_cannot_go_on_is_told(slices: int, monkeypatch: pyt
         large, small = joined.submit(*range(100)), joined.submit(7)
         joined.settle()
         assert queued == [2] * slices
-        assert (large.completions, large.failure()) == (1, StokerError)
+        assert (large.completions, large.failure()) == (1, Overloaded)
         assert answer_of(small) == doubled(7)
         assert joined.exchange.idle
 
@@ -604,7 +604,7 @@ def test_a_large_request_whose_answer_cannot_be_kept_is_told(monkeypatch: pytest
         large = joined.submit(*range(100))
         monkeypatch.setattr(SlicedAnswer, "put", raise_memory_error)
         joined.settle()
-        assert (large.completions, large.failure()) == (1, StokerError)
+        assert (large.completions, large.failure()) == (1, Overloaded)
         assert joined.runtime.rows_run == [0, 1, 2, 3]
         assert joined.exchange.idle
 

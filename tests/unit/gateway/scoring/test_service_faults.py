@@ -55,7 +55,7 @@ def joined() -> Iterator[Joined]:
 
 
 def fail(*_: Any) -> Any:
-    raise MemoryError("a fault of the test")
+    raise LookupError("a fault of the test")
 
 
 def test_a_batch_that_cannot_be_encoded_is_encoded_row_by_row(
@@ -104,6 +104,28 @@ def test_an_answer_that_cannot_be_encoded_leaves_its_place_to_the_next(
     callers.score(2)
     joined.settle()
     assert callers.answers == [(500, INTERNAL), (200, [[4.0, 0.0]])]
+
+
+def test_a_request_that_there_is_no_memory_for_may_come_again(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may fit when others have ended: 503 with Retry-After, before the run and after it."""
+    callers = Callers(joined)
+
+    def no_memory(*_: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(callers.service.dialect, "_decode", no_memory)
+        callers.score(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(callers.service.dialect, "_encode_each", no_memory)
+        patched.setattr(callers.service.dialect, "encode", no_memory)
+        callers.score(2)
+        joined.settle()
+    callers.score(3)
+    joined.settle()
+    assert callers.answers == [(503, "overloaded"), (503, "overloaded"), (200, [[6.0, 0.0]])]
 
 
 class ClumsyDialect(TensorDialect):
