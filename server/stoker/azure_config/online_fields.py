@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from stoker.azure_config.fields import KEPT_BECAUSE
 from stoker.azure_config.json_file import unknown
 from stoker.azure_config.values import flag, text, texts, whole
 from stoker.errors import InvalidSettings
@@ -41,15 +42,15 @@ OnlineGroup = Literal[
 """`here`: it has an effect on this machine. `silent`: it says nothing. Else it has none, and the group says why."""
 
 KEPT_ONLINE_BECAUSE: Final[Mapping[OnlineGroup, str]] = {
-    "autoscaling": "the number of replicas is fixed on one machine",
-    "resources": "a process is given no share of the machine",
+    "autoscaling": KEPT_BECAUSE["autoscaling"],
+    "resources": KEPT_BECAUSE["resources"],
     "probes": "the supervisor sees at once when a process ends; /v2/health/live and /v2/health/ready are there for "
     "probes",
-    "placement": "there is no cluster here",
-    "network": "Stoker speaks plain HTTP; put a proxy with TLS before it",
-    "monitoring": "metrics are at /metrics",
+    "placement": KEPT_BECAUSE["placement"],
+    "network": KEPT_BECAUSE["network"],
+    "monitoring": KEPT_BECAUSE["monitoring"],
     "image": "no container is built here",
-    "labels": "they are said here and do nothing",
+    "labels": KEPT_BECAUSE["labels"],
 }
 
 _CPU: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m?)", re.ASCII)

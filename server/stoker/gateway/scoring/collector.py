@@ -43,7 +43,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
-class _Offer(NamedTuple):
+class _Scored(NamedTuple):
     """One request as the event loop hands it over."""
 
     time_s: float
@@ -90,9 +90,9 @@ class Collector:
         self._keeps_outputs = "outputs" in settings.collections
         self._as_text = settings.format == "parquet"
         self._parser = simdjson.Parser()
-        self._queue: deque[_Offer] = deque()
+        self._queue: deque[_Scored] = deque()
         # Each is written by one thread alone: the event loop's and the writer's.
-        self._offered_bytes = 0
+        self._enqueued_bytes = 0
         self._taken_bytes = 0
         self._warned_s = -_WARN_EVERY_S
         self._closing = threading.Event()
@@ -113,22 +113,22 @@ class Collector:
         return is_sampled(request_id, self._sample_rate)
 
     def watch(self, body: bytes, content_type: bytes, request_id: bytes, respond: Respond) -> Respond:
-        """Return what answers a request: `respond`, and for a sampled one its record is offered thereafter."""
+        """Return what answers a request: `respond`, and for a sampled one its record is queued thereafter."""
         if not self.samples(request_id):
             return respond
         input_bytes = len(body)
         # A body that is too long must not live until its answer.
         kept = body if self._keeps_inputs and input_bytes <= LARGEST_BODY_BYTES else None
 
-        def respond_and_offer(status: int, lines: bytes, answer: bytes) -> None:
+        def respond_and_enqueue(status: int, lines: bytes, answer: bytes) -> None:
             respond(status, lines, answer)
             # A server that refuses for want of room or of a device has not looked at the request.
             if status != 503:
-                self._offer(request_id, content_type, status, input_bytes, kept, answer)
+                self._enqueue(request_id, content_type, status, input_bytes, kept, answer)
 
-        return respond_and_offer
+        return respond_and_enqueue
 
-    def _offer(
+    def _enqueue(
         self,
         request_id: bytes,
         content_type: bytes,
@@ -138,16 +138,16 @@ class Collector:
         answer: bytes,
     ) -> None:
         outputs = answer if self._keeps_outputs and len(answer) <= LARGEST_BODY_BYTES else None
-        offer = _Offer(
+        scored = _Scored(
             self._clock_s(), request_id, content_type, status, input_bytes, inputs, len(answer), outputs
         )
-        size_bytes = offer.kept_bytes
-        queued_bytes = self._offered_bytes - self._taken_bytes
+        size_bytes = scored.kept_bytes
+        queued_bytes = self._enqueued_bytes - self._taken_bytes
         if len(self._queue) >= _MAX_QUEUED_RECORDS or queued_bytes + size_bytes > _MAX_QUEUED_BYTES:
             self._metrics.count_collection_dropped("queue_full", 1)
             return
-        self._offered_bytes += size_bytes
-        self._queue.append(offer)
+        self._enqueued_bytes += size_bytes
+        self._queue.append(scored)
 
     # --- the writer's thread ---
 
@@ -164,9 +164,9 @@ class Collector:
             begun_s = time.thread_time()
             records = []
             while self._queue and time.thread_time() - begun_s < _SLICE_S:
-                offer = self._queue.popleft()
-                self._taken_bytes += offer.kept_bytes
-                records.append((offer.time_s, self._line(offer)))
+                scored = self._queue.popleft()
+                self._taken_bytes += scored.kept_bytes
+                records.append((scored.time_s, self._line(scored)))
             for _, hour in groupby(records, lambda record: record[0] // 3600):
                 self._write(list(hour))
             self._closing.wait(_REST_RATIO * (time.thread_time() - begun_s))
@@ -182,22 +182,22 @@ class Collector:
         else:
             self._metrics.count_collected(len(records))
 
-    def _line(self, offer: _Offer) -> bytes:
-        moment = datetime.fromtimestamp(offer.time_s, UTC).isoformat(timespec="milliseconds")
+    def _line(self, scored: _Scored) -> bytes:
+        moment = datetime.fromtimestamp(scored.time_s, UTC).isoformat(timespec="milliseconds")
         record: dict[str, Any] = {
             "time": moment.replace("+00:00", "Z"),
-            "request_id": offer.request_id.decode("latin-1"),
+            "request_id": scored.request_id.decode("latin-1"),
             **self._common,
-            "status": offer.status,
-            "input_bytes": offer.input_bytes,
-            "output_bytes": offer.output_bytes,
+            "status": scored.status,
+            "input_bytes": scored.input_bytes,
+            "output_bytes": scored.output_bytes,
         }
-        if offer.content_type:
-            record["content_type"] = offer.content_type.decode("latin-1")
+        if scored.content_type:
+            record["content_type"] = scored.content_type.decode("latin-1")
         dropped = []
         for name, kept, content in (
-            ("inputs", self._keeps_inputs, offer.inputs),
-            ("outputs", self._keeps_outputs, offer.outputs),
+            ("inputs", self._keeps_inputs, scored.inputs),
+            ("outputs", self._keeps_outputs, scored.outputs),
         ):
             if content is not None:
                 record[name] = self._embedded(content)

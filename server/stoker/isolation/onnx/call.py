@@ -8,6 +8,7 @@ from itertools import count
 from typing import Final, NoReturn, TypeVar
 
 from stoker.isolation.onnx.graph import Attribute, Node
+from stoker.isolation.onnx.reasons import CONSTANT_BY_PLACE
 from stoker.isolation.onnx.values import (
     Content,
     Dim,
@@ -156,7 +157,7 @@ class Call:
         for value, shape in zip(values, shapes, strict=True):
             for place, size in enumerate(shape, rank - len(shape)):
                 if place == axis and not value.is_rows and size != 1:
-                    self.undecided("takes a constant with something for each place in the batch")
+                    self.undecided(CONSTANT_BY_PLACE)
                 sizes[place] = _wider(sizes[place], size)
         return self.give(sizes, axis)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from stoker.isolation.onnx.call import MICROSOFT, Call, rule
 from stoker.isolation.onnx.number_rules import per_row
+from stoker.isolation.onnx.reasons import ANOTHER_AXIS, BY_PLACE, MEAN_OF_ALL
 from stoker.isolation.onnx.values import Dim, Shape, Value, product, quotient, same
 
 __all__: list[str] = []
@@ -93,7 +94,7 @@ def _transposed_convolution(call: Call) -> Value:
 def _regions(call: Call) -> Value:
     if call.batch_axis(0) is not None and call.batch_axis(2) is not None:
         call.mixed("reads the rows that another input names")
-    call.undecided("treats rows by their place in the batch")
+    call.undecided(BY_PLACE)
 
 
 @rule("MaxPool", "AveragePool", "LpPool")
@@ -169,7 +170,7 @@ def _batch_normalization(call: Call) -> list[Value]:
     outputs = sum(map(bool, call.node.outputs))
     if value.is_rows:
         if call.integer("training_mode", 0) or (call.opset < 14 and outputs > 1):
-            call.mixed("takes mean and variance from all rows of the batch")
+            call.mixed(MEAN_OF_ALL)
         if value.axis == 1 or not call.integer("spatial", 1):
             call.undecided("takes the rows for channels")
     return [value if value.is_rows else same(value.shape), *[same()] * (len(call.node.outputs) - 1)]
@@ -199,7 +200,7 @@ def _skip_normalization(call: Call) -> list[Value]:
     call.only(0, 1)
     first, second = call.value(0), call.value(1)
     if not (first.is_rows and first.axis == 0) or (second.is_rows and second.axis):
-        call.undecided("takes its rows along another axis than the first")
+        call.undecided(ANOTHER_AXIS)
     if len(call.shape(0)) < 2:
         call.mixed("goes over the rows of the batch")
     total = call.broadcast([first, second])
@@ -213,7 +214,7 @@ def _mean_variance(call: Call) -> Value:
     axes = call.integers("axes") or (0, 2, 3)
     rank = len(call.shape(0))
     if value.is_rows and value.axis in {call.from_front(axis, rank) for axis in axes}:
-        call.mixed("takes mean and variance from all rows of the batch")
+        call.mixed(MEAN_OF_ALL)
     return per_row(call)
 
 
@@ -247,7 +248,7 @@ def _recurrent(call: Call) -> list[Value]:
 @rule("Attention")
 def _attention(call: Call) -> list[Value]:
     if not (call.batch_axis(0) == call.batch_axis(1) == call.batch_axis(2) == 0):
-        call.undecided("takes its rows along another axis than the first")
+        call.undecided(ANOTHER_AXIS)
     rank = len(call.shape(0))
     for index, value in enumerate(call.inputs[3:], 3):
         if value is not None and value.is_rows and (value.axis != 0 or (index == 3 and value.rank != 4)):
@@ -266,7 +267,7 @@ def _attention(call: Call) -> list[Value]:
 def _multi_head_attention(call: Call) -> list[Value]:
     for index in (0, 1, 2):
         if call.has(index) and call.batch_axis(index) != 0:
-            call.undecided("takes its rows along another axis than the first")
+            call.undecided(ANOTHER_AXIS)
     if not call.has(2) or len(call.shape(0)) != 3 or len(call.shape(2)) != 3:
         call.undecided("takes packed numbers, which are not followed")
     call.only(0, 1, 2, 4, 5)
@@ -278,7 +279,7 @@ def _multi_head_attention(call: Call) -> list[Value]:
 @rule("Attention", domain=MICROSOFT)
 def _packed_attention(call: Call) -> list[Value]:
     if call.batch_axis(0) != 0 or len(call.shape(0)) != 3:
-        call.undecided("takes its rows along another axis than the first")
+        call.undecided(ANOTHER_AXIS)
     call.only(0, 3, 5)
     _masked(call, mask=3, bias=5, past=6)
     if call.has(4):
@@ -292,7 +293,7 @@ def _packed_attention(call: Call) -> list[Value]:
 @rule("QAttention", domain=MICROSOFT)
 def _quantised_attention(call: Call) -> list[Value]:
     if call.batch_axis(0) != 0 or len(call.shape(0)) != 3:
-        call.undecided("takes its rows along another axis than the first")
+        call.undecided(ANOTHER_AXIS)
     call.only(0, 5)
     _masked(call, mask=5, bias=9, past=8)
     shape, weights = call.shape(0), call.shape(1)
@@ -317,7 +318,7 @@ def _embedding(call: Call) -> list[Value]:
     call.only(0, 1, 7, 8)
     for index in (0, 1, 7, 8):
         if call.has(index) and (call.batch_axis(index) != 0 or len(call.shape(index)) != 2):
-            call.undecided("takes its rows along another axis than the first")
+            call.undecided(ANOTHER_AXIS)
     words, table = call.shape(0), call.shape(2)
     embedded = call.give([*words, table[1]], 0)
     return [embedded, call.give(words[:1], 0), embedded]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.isolation.onnx.call import MICROSOFT, Call, rule
+from stoker.isolation.onnx.reasons import ALIGNED, CONSTANT_BY_PLACE
 from stoker.isolation.onnx.values import Dim, Value, same
 
 __all__ = ["matrix_product"]
@@ -104,7 +105,7 @@ def _gemm(call: Call) -> Value:
     if not call.has(2):
         return product
     if call.opset < 7 and not call.node.domain:
-        call.undecided("is of a version whose sizes are aligned by an attribute")
+        call.undecided(ALIGNED)
     return call.broadcast([product, call.value(2)])
 
 
@@ -124,7 +125,7 @@ def _einsum(call: Call) -> Value:
                 sizes[label] = size
             of_rows = call.value(index).is_rows and call.value(index).axis == place
             if label in labels and not of_rows and size != 1 and len(labels) == 1:
-                call.undecided("takes a constant with something for each place in the batch")
+                call.undecided(CONSTANT_BY_PLACE)
     if len(labels) > 1:
         call.mixed("puts every row beside every other one")
     if not labels:

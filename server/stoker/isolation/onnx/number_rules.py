@@ -7,6 +7,7 @@ from typing import Final
 
 from stoker.isolation.onnx.call import MICROSOFT, Call, rule
 from stoker.isolation.onnx.graph import Tensor
+from stoker.isolation.onnx.reasons import ALIGNED, BY_PLACE, CONSTANT_BY_PLACE, SCALE_OF_ALL
 from stoker.isolation.onnx.values import Size, Value, same
 
 __all__ = ["per_row"]
@@ -43,21 +44,21 @@ def _dropout(call: Call) -> list[Value]:
 @rule("BiasGelu", "FastGelu", domain=MICROSOFT)
 def _broadcasting(call: Call) -> Value:
     if call.opset < 7 and not call.node.domain:
-        call.undecided("is of a version whose sizes are aligned by an attribute")
+        call.undecided(ALIGNED)
     return call.broadcast([value for value in call.inputs if value is not None])
 
 
 @rule("DynamicQuantizeLinear")
 def _dynamic_quantize(call: Call) -> list[Value]:
     if call.value(0).is_rows:
-        call.mixed("takes its scale from all rows of the batch")
+        call.mixed(SCALE_OF_ALL)
     return [same(call.value(0).shape), same(()), same(())]
 
 
 @rule("DynamicQuantizeMatMul", "DynamicQuantizeLSTM", domain=MICROSOFT)
 def _dynamic_quantize_within(call: Call) -> Value:
     if any(value is not None and value.is_rows for value in call.inputs):
-        call.mixed("takes its scale from all rows of the batch")
+        call.mixed(SCALE_OF_ALL)
     return same()
 
 
@@ -73,7 +74,7 @@ def _quantize(call: Call) -> Value:
         call.undecided("takes its scale from the rows")
     by_axis = not scale.is_rows and scale.shape not in {(), (1,)}
     if by_axis and (scale.shape is None or axis == value.axis or call.integer("block_size", 0)):
-        call.undecided("takes a constant with something for each place in the batch")
+        call.undecided(CONSTANT_BY_PLACE)
     if call.has(2) and call.value(2).is_rows and not scale.is_rows:
         call.undecided("takes its zero point from the rows")
     return value
@@ -183,7 +184,7 @@ def _triangle(call: Call) -> Value:
     call.only(0)
     value = call.value(0)
     if value.is_rows and value.axis >= len(call.shape(0)) - 2:
-        call.undecided("treats rows by their place in the batch")
+        call.undecided(BY_PLACE)
     return per_row(call)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from stoker.isolation.onnx.call import MICROSOFT, Call, rule
+from stoker.isolation.onnx.reasons import BY_PLACE, UNKNOWN_AXIS
 from stoker.isolation.onnx.values import (
     Dim,
     Shape,
@@ -42,7 +43,7 @@ def _rearranged(call: Call, value: Value, sizes: Sequence[Dim]) -> Value:
             break
         if product(sizes[:axis]) == before and product([behind, Size(1, 1)]) == size:
             return call.give(sizes, axis)
-    return call.undecided("makes an axis of which it is not known how it holds the rows")
+    return call.undecided(UNKNOWN_AXIS)
 
 
 @rule("Reshape", parameters=(1,))
@@ -277,7 +278,7 @@ def _gather_elements(call: Call) -> Value:
         call.mixed("takes rows by their place in the batch")
     looked_up = of_data is None and of_places == axis
     if of_places is None or not (looked_up or of_data == of_places):
-        call.undecided("treats rows by their place in the batch")
+        call.undecided(BY_PLACE)
     return call.value(1)
 
 
@@ -292,9 +293,9 @@ def _gather_nd(call: Call) -> Value:
     if of_places == len(places) - 1:
         call.undecided("takes places that are spread over the rows")
     if of_data is not None and (of_data >= shared or of_places != of_data):
-        call.undecided("treats rows by their place in the batch")
+        call.undecided(BY_PLACE)
     if of_data is None and of_places is not None and of_places < shared:
-        call.undecided("treats rows by their place in the batch")
+        call.undecided(BY_PLACE)
     return call.give([*places[:-1], *data[shared + depth :]], of_places)
 
 
@@ -303,7 +304,7 @@ def _scatter_elements(call: Call) -> Value:
     axis = call.axis(0, 0)
     batch = call.batch_axis(0)
     if batch is None or batch == axis or call.batch_axis(1) != batch or call.batch_axis(2) != batch:
-        call.undecided("treats rows by their place in the batch")
+        call.undecided(BY_PLACE)
     return call.value(0)
 
 
@@ -351,7 +352,7 @@ def _reverse_sequence(call: Call) -> Value:
     if value.axis == call.integer("time_axis", 0):
         call.mixed("turns the rows of the batch round")
     if value.axis != call.integer("batch_axis", 1) or call.batch_axis(1) != 0:
-        call.undecided("treats rows by their place in the batch")
+        call.undecided(BY_PLACE)
     return value
 
 

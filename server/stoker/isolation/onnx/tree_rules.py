@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.isolation.onnx.call import MICROSOFT, ML, Call, rule
 from stoker.isolation.onnx.number_rules import per_row
+from stoker.isolation.onnx.reasons import ANOTHER_AXIS
 from stoker.isolation.onnx.values import Dim, Value, same
 
 __all__: list[str] = []
@@ -15,7 +16,7 @@ def _table(call: Call, index: int = 0) -> Dim:
     if call.batch_axis(index) is not None and len(shape) == 1:
         call.mixed("takes the batch for one row")
     if call.batch_axis(index) not in {None, 0} or len(shape) != 2:
-        call.undecided("takes its rows along another axis than the first")
+        call.undecided(ANOTHER_AXIS)
     return shape[0]
 
 

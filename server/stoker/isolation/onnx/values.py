@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from stoker.isolation.onnx.reasons import UNKNOWN_AXIS
+
 __all__ = [
     "ROWS",
     "Content",
@@ -155,7 +157,7 @@ def of_rows(shape: Sequence[Dim], axis: int) -> Value:
     """
     size = shape[axis]
     if not isinstance(size, Size) or size.rows != 1:
-        raise Undecided("makes an axis of which it is not known how it holds the rows")
+        raise Undecided(UNKNOWN_AXIS)
     return Value("rows", tuple(shape), axis)
 
 

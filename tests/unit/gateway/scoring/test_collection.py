@@ -293,7 +293,7 @@ def test_long_bodies_are_noted_and_not_held(tmp_path: Path) -> None:
     long = b"[" + b"1," * (LARGEST_BODY_BYTES // 2) + b"1]"
     scene.ask(long, b"[1]")
     scene.ask(b"[2]", long)
-    assert scene.collector._offered_bytes == 6
+    assert scene.collector._enqueued_bytes == 6
     first, second = scene.records()
     assert (first["dropped_large"], "inputs" in first, first["input_bytes"]) == (["inputs"], False, len(long))
     assert (second["dropped_large"], "outputs" in second, second["inputs"]) == (["outputs"], False, [2])
