@@ -9,10 +9,10 @@ KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test examples coverage lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test test-cluster examples coverage lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(STAMP)  ## make .venv with everything that the other targets need
 
@@ -39,6 +39,11 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python $(PYTEST)
+
+# One process: they share a control plane.
+test-cluster: install  ## what needs a Kubernetes control plane, which Go builds here the first time
+	$(BIN)/python -m tests.cluster.tools
+	$(BIN)/python -m pytest -rs tests/cluster
 
 examples: install  ## the property tests of bodies and messages with four times as many examples
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire

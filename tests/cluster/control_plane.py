@@ -1,0 +1,202 @@
+"""A control plane of this machine: etcd, API server, controllers and scheduler, each as it is released."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import yaml
+from tests.cluster import tools
+from tests.cluster.nodes import Nodes
+
+__all__ = ["ControlPlane", "running"]
+
+_TOKEN: Final = "of-the-administrator"
+_TLS: Final = Path(__file__).parents[1] / "tls"
+_CERTIFICATE, _KEY = _TLS / "localhost.crt", _TLS / "localhost.key"
+_READY_WITHIN_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """A control plane that runs, with simulated nodes.
+
+    Attributes:
+        uri: Where the API server answers.
+        kubeconfig: A kubeconfig of an administrator; its contexts are `test`, whose namespace is `default`.
+        api: Its API as plain HTTP, with the rights of an administrator: `api.get("/api/v1/pods")`.
+        nodes: Its nodes, which only say that they run pods.
+    """
+
+    uri: str
+    kubeconfig: Path
+    api: httpx.Client
+    nodes: Nodes
+
+    def get(self, path: str) -> Any:
+        """What is at a path of the API; None if nothing is."""
+        answer = self.api.get(path)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        answer.raise_for_status()
+        return answer.json()
+
+    def create(self, path: str, content: Any) -> Any:
+        """Post an object to a collection."""
+        answer = self.api.post(path, json=content)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def patch(self, path: str, content: Any) -> Any:
+        """Merge content into an object."""
+        headers = {"Content-Type": "application/merge-patch+json"}
+        answer = self.api.patch(path, json=content, headers=headers)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def eventually(self, path: str, holds: Any, within_s: float = 30.0) -> Any:
+        """Look at a path until what is there is right, and return that; it is None while there is nothing."""
+        deadline_s = time.monotonic() + within_s
+        while not holds(found := self.get(path)):
+            assert time.monotonic() < deadline_s, f"{path} after {within_s:g} s: {found}"
+            time.sleep(0.05)
+        return found
+
+
+@contextlib.contextmanager
+def running(folder: Path, *, controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
+    """Start a control plane without nodes; it ends with the body.
+
+    Args:
+        folder: Where its data, its logs and its kubeconfig are kept.
+        controllers: Further options of kube-controller-manager.
+    """
+    etcd, peers, port = _free_ports(3)
+    uri = f"https://127.0.0.1:{port}"
+    kubeconfig = _kubeconfig(folder, uri)
+    (folder / "tokens.csv").write_text(f"{_TOKEN},admin,1,system:masters\n", encoding="utf-8")
+    with contextlib.ExitStack() as started:
+        _start(started, folder, "etcd", _etcd_options(folder, etcd, peers))
+        api_server = _start(started, folder, "kube-apiserver", _api_server_options(folder, etcd, port))
+        headers = {"Authorization": f"Bearer {_TOKEN}"}
+        api = started.enter_context(
+            httpx.Client(
+                base_url=uri, headers=headers, verify=_context(), trust_env=False, timeout=httpx.Timeout(30.0)
+            )
+        )
+        _await_ready(api, api_server, folder)
+        same = ["--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0"]
+        more = [
+            f"--service-account-private-key-file={_KEY}",
+            f"--root-ca-file={_CERTIFICATE}",
+            # Simulated nodes do not beat.
+            "--node-monitor-grace-period=24h",
+            "--kube-api-qps=300",
+            "--kube-api-burst=600",
+            *controllers,
+        ]
+        _start(started, folder, "kube-controller-manager", [*same, *more])
+        _start(started, folder, "kube-scheduler", [*same, "--kube-api-qps=300", "--kube-api-burst=600"])
+        nodes = started.enter_context(Nodes(api))
+        yield ControlPlane(uri, kubeconfig, api, nodes)
+
+
+def _etcd_options(folder: Path, port: int, peers: int) -> list[str]:
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peers}"
+    return [
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--unsafe-no-fsync",
+        "--log-level=error",
+    ]
+
+
+def _api_server_options(folder: Path, etcd: int, port: int) -> list[str]:
+    return [
+        f"--etcd-servers=http://127.0.0.1:{etcd}",
+        "--bind-address=127.0.0.1",
+        # For documentation, so nobody's: endpoints may not be on the loopback interface.
+        "--advertise-address=192.0.2.1",
+        f"--secure-port={port}",
+        f"--tls-cert-file={_CERTIFICATE}",
+        f"--tls-private-key-file={_KEY}",
+        f"--cert-dir={folder}",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={_CERTIFICATE}",
+        f"--service-account-signing-key-file={_KEY}",
+        "--service-cluster-ip-range=10.0.0.0/16",
+        "--enable-aggregator-routing",
+        # The address of simulated nodes is one of this machine.
+        "--kubelet-preferred-address-types=InternalIP",
+    ]
+
+
+def _start(started: contextlib.ExitStack, folder: Path, name: str, options: Sequence[Any]) -> Any:
+    log = started.enter_context((folder / f"{name}.log").open("wb"))
+    command = [str(tools.folder() / name), *map(str, options)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
+    started.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # Nothing of it is kept, and a polite end takes seconds.
+    process.kill()
+    process.wait()
+
+
+def _await_ready(api: httpx.Client, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline_s = time.monotonic() + _READY_WITHIN_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            # All of it: the roles, and the namespaces that are there from the beginning.
+            if api.get("/readyz").is_success and api.get("/api/v1/namespaces/default").is_success:
+                return
+        log = folder / "kube-apiserver.log"
+        assert process.poll() is None, log.read_text(encoding="utf-8")[-4000:]
+        assert time.monotonic() < deadline_s, log.read_text(encoding="utf-8")[-4000:]
+        time.sleep(0.1)
+
+
+def _kubeconfig(folder: Path, uri: str) -> Path:
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": "test", "cluster": {"server": uri, "certificate-authority": str(_CERTIFICATE)}}
+        ],
+        "users": [{"name": "admin", "user": {"token": _TOKEN}}],
+        "contexts": [
+            {"name": "test", "context": {"cluster": "test", "user": "admin", "namespace": "default"}}
+        ],
+        "current-context": "test",
+    }
+    file = folder / "kubeconfig"
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return file
+
+
+def _context() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(_CERTIFICATE))
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
