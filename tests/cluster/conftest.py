@@ -10,6 +10,8 @@ import pytest
 from tests.cluster import tools
 from tests.cluster.control_plane import ControlPlane, running
 
+from stoker.cluster.access import Cluster
+
 NUMBERS = itertools.count(1)
 
 
@@ -28,6 +30,19 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     with running(folder) as plane:
         plane.nodes.add(8, prefix="gpu", labels={"node.kubernetes.io/instance-type": "Standard_NC6"})
         yield plane
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    """What the API server has warned of."""
+    return []
+
+
+@pytest.fixture
+def cluster(control_plane: ControlPlane, warnings: list[str], monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The cluster as Stoker's own code knows it, by the kubeconfig of an administrator."""
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+    return Cluster.connect("test", warn=warnings.append)
 
 
 @pytest.fixture

@@ -36,6 +36,9 @@ StokerError                     500 internal
    ├─ DeviceUnavailable
    ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
    ├─ ReloadFailed              the new server did not start, and the old one goes on
+   ├─ ClusterError              exit code 1: a cluster cannot be asked, or has not become what was wanted
+   │  └─ ClusterRefusal
+   │     └─ FieldConflict       others have changed fields that belong to what is applied
    └─ LoadFailed                exit code 3, as the Azure inference server has it
       ├─ LoadTimeout            it took longer than load_timeout_s
       └─ ParityFailed           it was not shown to answer as the version that it would take over from
@@ -43,9 +46,12 @@ StokerError                     500 internal
 
 from stoker.errors.base import StokerError
 from stoker.errors.operator import (
+    ClusterError,
+    ClusterRefusal,
     CorruptModel,
     DeviceUnavailable,
     EnvironmentUnusable,
+    FieldConflict,
     InvalidSettings,
     LoadFailed,
     LoadTimeout,
@@ -89,6 +95,8 @@ from stoker.errors.serving import (
 
 __all__ = [
     "BodyTooLarge",
+    "ClusterError",
+    "ClusterRefusal",
     "CorruptModel",
     "DeadlineExceeded",
     "DeviceLost",
@@ -96,6 +104,7 @@ __all__ = [
     "DeviceUnavailable",
     "EnvironmentUnusable",
     "ExpectationFailed",
+    "FieldConflict",
     "Forbidden",
     "HeaderTooLarge",
     "ImageTooLarge",

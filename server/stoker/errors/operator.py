@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from stoker.errors.base import StokerError
 
 __all__ = [
+    "ClusterError",
+    "ClusterRefusal",
     "CorruptModel",
     "DeviceUnavailable",
     "EnvironmentUnusable",
+    "FieldConflict",
     "InvalidSettings",
     "LoadFailed",
     "LoadTimeout",
@@ -103,3 +107,34 @@ class ReloadFailed(OperatorError):
     """A server could not be replaced by a new one, and goes on."""
 
     code = "reload_failed"
+
+
+class ClusterError(OperatorError):
+    """A cluster cannot be asked, or has not become what was wanted."""
+
+    code = "cluster_error"
+    exit_code = 1
+
+
+class ClusterRefusal(ClusterError):
+    """The API server of a cluster refuses.
+
+    Attributes:
+        http_status: Its status, for instance 403.
+    """
+
+    def __init__(self, message: str, http_status: int) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+
+
+class FieldConflict(ClusterRefusal):
+    """Others have changed fields of an object that belong to what is applied.
+
+    Attributes:
+        fields: Who has changed each of them, as the API server says it, by its path.
+    """
+
+    def __init__(self, message: str, http_status: int, fields: Mapping[str, str]) -> None:
+        super().__init__(message, http_status)
+        self.fields = fields

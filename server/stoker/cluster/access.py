@@ -1,0 +1,376 @@
+"""The API of a cluster: the only module that imports a client of Kubernetes, and that when a cluster is asked.
+
+Objects go in and come out as plain dicts. What is applied is applied by the server, as the manager `stoker`: fields
+that others have changed since are reported, and not written over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import ClusterError, ClusterRefusal, FieldConflict
+
+__all__ = ["MANAGER", "Answer", "Cluster", "Reference"]
+
+MANAGER: Final = "stoker"
+"""Who the fields of what is applied belong to."""
+
+_CONNECT_S: Final = 5.0
+_ANSWER_S: Final = 30.0
+_CHUNK_BYTES: Final = 65_536
+_CREATED: Final = 201
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
+_HOW_TO_INSTALL: Final = "the package kubernetes is missing; pip install 'stoker[cluster]'"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Reference:
+    """Which object is meant.
+
+    Attributes:
+        api_version: Its group and version, `apps/v1`, or `v1`.
+        kind: Its kind.
+        namespace: Its namespace; None for those that are in none.
+        name: Its name.
+    """
+
+    api_version: str
+    kind: str
+    namespace: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API server answered: the object as it is now, and whether it is new."""
+
+    content: Any
+    is_new: bool
+
+
+class Cluster:
+    """A cluster, as a context of a kubeconfig names it.
+
+    Args:
+        request: Sends a request, as the method `request` of `kubernetes.dynamic.DynamicClient`.
+        context: What the context is called.
+        namespace: Its namespace, where objects say none.
+        warn: Takes what the API server warns of, a line each.
+
+    Methods raise `ClusterError` if the cluster cannot be asked, and `ClusterRefusal` if it refuses.
+    """
+
+    def __init__(
+        self,
+        request: Callable[..., Any],
+        context: str,
+        namespace: str,
+        warn: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._request = request
+        self.context = context
+        self.namespace = namespace
+        self._warn = warn
+        self._kinds: dict[str, Mapping[str, Any]] = {}
+
+    @classmethod
+    def connect(
+        cls, context: str | None = None, *, warn: Callable[[str], object] = lambda _: None
+    ) -> Cluster:
+        """Take a context of the kubeconfig (`KUBECONFIG`, else `~/.kube/config`), or in a pod the pod's own account.
+
+        Nothing is sent yet.
+
+        Args:
+            context: Its name; the current one by default.
+            warn: As above.
+
+        Raises:
+            ClusterError: The client is not installed, or there is no such context.
+        """
+        try:
+            from kubernetes import client, config
+            from kubernetes.dynamic import DynamicClient
+        except ImportError:
+            raise ClusterError(_HOW_TO_INSTALL) from None
+        settings = client.Configuration()
+        # A server that is not there is said at once, not after three tries.
+        settings.retries = False
+        file = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        try:
+            if context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not _is_there(file):
+                config.load_incluster_config(client_configuration=settings)
+                named, namespace = "in-cluster", _IN_POD.read_text(encoding="utf-8").strip()
+                connected = client.ApiClient(settings)
+            else:
+                contexts, current = config.list_kube_config_contexts(config_file=file)
+                found = {one["name"]: one for one in contexts}.get(context) if context else current
+                if found is None:
+                    known = ", ".join(sorted(one["name"] for one in contexts))
+                    raise ClusterError(f"{file} has no context {context}; it has {known}")
+                named, namespace = found["name"], found["context"].get("namespace") or "default"
+                connected = config.new_client_from_config(
+                    config_file=file, context=named, client_configuration=settings
+                )
+        except config.ConfigException as error:
+            raise ClusterError(
+                f"there is no cluster to ask: {error}; set KUBECONFIG, or name --context"
+            ) from error
+        # Kinds are looked up when they are met, so nothing is to be discovered before.
+        asking = DynamicClient(connected, discoverer=lambda *_: None)
+        return cls(asking.request, str(named), namespace, warn)
+
+    # --- objects ---
+
+    def reference(self, content: Mapping[str, Any]) -> Reference:
+        """Which object this is, in the namespace of the context where it names none."""
+        api_version, kind, metadata = content["apiVersion"], content["kind"], content["metadata"]
+        namespace = metadata.get("namespace") or self.namespace
+        is_in_one = self._kind(api_version, kind)["namespaced"]
+        return Reference(api_version, kind, namespace if is_in_one else None, metadata["name"])
+
+    def knows(self, api_version: str, kind: str) -> bool:
+        """Whether the cluster has objects of this kind."""
+        return kind in self._group(api_version)
+
+    def find(self, reference: Reference) -> dict[str, Any] | None:
+        """Return an object; None if there is none."""
+        found: dict[str, Any] | None = self.get(self._path(reference))
+        return found
+
+    def list(
+        self, api_version: str, kind: str, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> list[dict[str, Any]]:
+        """Return objects of a kind.
+
+        Args:
+            api_version: Their group and version.
+            kind: Their kind.
+            namespace: Their namespace; None is all of the cluster.
+            labels: What their labels are, as `kubectl --selector` has it.
+            fields: What their fields are, as `kubectl --field-selector` has it.
+        """
+        query = {"labelSelector": labels, "fieldSelector": fields}
+        found = self.get(self._collection(api_version, kind, namespace), **query) or {}
+        return [{"apiVersion": api_version, "kind": kind, **one} for one in found.get("items", [])]
+
+    def apply(
+        self,
+        content: Mapping[str, Any],
+        *,
+        manager: str = MANAGER,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> Answer:
+        """Apply an object on the server: fields that it says become so and belong to the manager.
+
+        Args:
+            content: The object.
+            manager: Who says it.
+            force: Take fields over that belong to others.
+            dry_run: Change nothing, and answer what it would be.
+
+        Raises:
+            FieldConflict: Others have changed fields that it says.
+        """
+        query = {"fieldManager": manager, "force": str(force).lower(), "dryRun": "All" if dry_run else ""}
+        return self._send("patch", self._path(self.reference(content)), content, _APPLY, **query)
+
+    def create(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an object that is not there yet."""
+        reference = self.reference(content)
+        path = self._collection(reference.api_version, reference.kind, reference.namespace)
+        made: dict[str, Any] = self._send("post", path, content, fieldManager=MANAGER).content
+        return made
+
+    def merge(self, reference: Reference, change: Mapping[str, Any], part: str = "") -> dict[str, Any]:
+        """Merge a change into an object, or into a part of it such as `scale`; None removes a field."""
+        path = "/".join([self._path(reference), *([part] if part else [])])
+        merged: dict[str, Any] = self._send("patch", path, change, _MERGE, fieldManager=MANAGER).content
+        return merged
+
+    def delete(self, reference: Reference) -> bool:
+        """Delete an object and what it owns; returns whether there was one."""
+        try:
+            self._send("delete", self._path(reference), {"propagationPolicy": "Background"})
+        except ClusterRefusal as error:
+            if error.http_status != _NOT_FOUND:
+                raise
+            return False
+        return True
+
+    def watch(
+        self, api_version: str, kind: str, namespace: str | None, labels: str = "", *, within_s: int
+    ) -> Generator[tuple[str, dict[str, Any]]]:
+        """Give what happens to objects of a kind: first each that is there as `ADDED`, then every change.
+
+        Args:
+            api_version: Their group and version.
+            kind: Their kind.
+            namespace: Their namespace; None is all of the cluster.
+            labels: What their labels are.
+            within_s: The end of watching, in whole seconds.
+        """
+        query = {"labelSelector": labels, "watch": "true", "timeoutSeconds": str(within_s)}
+        path = self._collection(api_version, kind, namespace)
+        for line in self._lines(path, within_s + _ANSWER_S, **query):
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                raise ClusterError(f"the cluster ends watching {kind}: {event['object'].get('message')}")
+            yield event["type"], event["object"]
+
+    def log(
+        self, namespace: str, pod: str, *, lines: int | None = None, follow: bool = False
+    ) -> Iterator[str]:
+        """Give the lines of a pod's log.
+
+        Args:
+            namespace: Its namespace.
+            pod: Its name.
+            lines: How many of the last ones at most.
+            follow: Go on with what it writes.
+        """
+        query = {"tailLines": "" if lines is None else str(lines), "follow": "true" if follow else ""}
+        yield from self._lines(
+            f"/api/v1/namespaces/{namespace}/pods/{pod}/log", None if follow else _ANSWER_S, **query
+        )
+
+    def may(self, verb: str, resource: str, namespace: str | None, group: str = "", part: str = "") -> bool:
+        """Whether the account may do this, as the cluster's own rules say."""
+        asked = {"verb": verb, "resource": resource, "group": group, "subresource": part}
+        attributes = {**asked, "namespace": namespace or ""}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self._send("post", path, body).content["status"]["allowed"])
+
+    def get(self, path: str, **query: str) -> Any:
+        """Return what is at a path of the API; None if nothing is."""
+        try:
+            return self._send("get", path, **query).content
+        except ClusterRefusal as error:
+            if error.http_status != _NOT_FOUND:
+                raise
+            return None
+
+    # --- requests ---
+
+    def _send(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
+    ) -> Answer:
+        with _errors(self.context):
+            response = self._request(
+                method,
+                path,
+                # The client writes JSON itself, but no YAML.
+                body=json.dumps(body) if content_type == _APPLY else body,
+                content_type=content_type,
+                query_params=[(name, value) for name, value in query.items() if value],
+                header_params={"Accept": "application/json"},
+                _request_timeout=(_CONNECT_S, _ANSWER_S),
+                serialize=False,
+            )
+            content = json.loads(response.data)
+        for warning in response.headers.getlist("Warning"):
+            # 299 - "what it says"
+            self._warn(warning.partition('"')[2].rstrip('"') or warning)
+        return Answer(content, response.status == _CREATED)
+
+    def _lines(self, path: str, within_s: float | None, **query: str) -> Iterator[str]:
+        with _errors(self.context):
+            response = self._request(
+                "get",
+                path,
+                query_params=[(name, value) for name, value in query.items() if value],
+                header_params={"Accept": "application/json, */*"},
+                _request_timeout=(_CONNECT_S, within_s),
+                serialize=False,
+            )
+            rest = b""
+            try:
+                for part in response.stream(_CHUNK_BYTES, decode_content=False):
+                    *whole, rest = (rest + part).split(b"\n")
+                    yield from (line.decode(errors="replace") for line in whole)
+            finally:
+                response.close()
+            if rest:
+                yield rest.decode(errors="replace")
+
+    # --- where objects are ---
+
+    def _path(self, reference: Reference) -> str:
+        collection = self._collection(reference.api_version, reference.kind, reference.namespace)
+        return f"{collection}/{reference.name}"
+
+    def _collection(self, api_version: str, kind: str, namespace: str | None) -> str:
+        place = "" if namespace is None else f"namespaces/{namespace}/"
+        return f"{_root(api_version)}/{place}{self._kind(api_version, kind)['name']}"
+
+    def _kind(self, api_version: str, kind: str) -> Mapping[str, Any]:
+        kinds = self._group(api_version)
+        if kind not in kinds:
+            raise ClusterError(
+                f"the cluster {self.context} knows no {kind} of {api_version}; install what brings it, or leave out "
+                "the option that asks for it"
+            )
+        found: Mapping[str, Any] = kinds[kind]
+        return found
+
+    def _group(self, api_version: str) -> Mapping[str, Any]:
+        if api_version not in self._kinds:
+            listed = self.get(_root(api_version)) or {"resources": []}
+            self._kinds[api_version] = {
+                one["kind"]: one for one in listed["resources"] if "/" not in one["name"]
+            }
+        return self._kinds[api_version]
+
+
+def _root(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+
+def _is_there(files: str) -> bool:
+    return any(Path(file).expanduser().exists() for file in files.split(os.pathsep))
+
+
+@contextmanager
+def _errors(context: str) -> Iterator[None]:
+    """Say what the API server said, or that it said nothing."""
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ApiException as error:
+        raise _refusal(error) from error
+    except (HTTPError, OSError) as error:
+        raise ClusterError(f"the cluster {context} cannot be asked: {error}") from error
+
+
+def _refusal(error: Any) -> ClusterRefusal:
+    try:
+        said = json.loads(error.body)
+    except (TypeError, ValueError):
+        said = {}
+    message = said.get("message") or error.reason or "without a reason"
+    causes = (said.get("details") or {}).get("causes") or []
+    if error.status == _CONFLICT and any(one.get("reason") == "FieldManagerConflict" for one in causes):
+        fields = {str(one["field"]): str(one["message"]) for one in causes}
+        return FieldConflict(f"the cluster refuses: {message}", error.status, fields)
+    return ClusterRefusal(f"the cluster refuses: {message}", error.status)

@@ -1,0 +1,230 @@
+"""From the objects of a plan to those of a cluster: applied, compared, pruned, deleted."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from stoker.cluster.access import Cluster, Reference
+from stoker.cluster.key_secret import ensure_keys
+from stoker.cluster.objects.metadata import ANNOTATIONS
+from stoker.cluster.plan import ClusterPlan
+from stoker.cluster.render import as_yaml, objects_of
+from stoker.errors import ClusterError, FieldConflict
+
+__all__ = ["KINDS", "Change", "apply", "delete", "difference", "owned"]
+
+KINDS: Final = (
+    ("v1", "ConfigMap"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("v1", "Service"),
+    ("resource.k8s.io/v1", "ResourceClaimTemplate"),
+    ("apps/v1", "Deployment"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("autoscaling/v2", "HorizontalPodAutoscaler"),
+    ("keda.sh/v1alpha1", "ScaledObject"),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+    ("monitoring.coreos.com/v1", "PodMonitor"),
+)
+"""What a service may have, beside its namespace and its keys: these are looked for when one has it no more."""
+
+_SECRET: Final = ("v1", "Secret")
+_SHARED: Final = ("HTTPRoute",)
+_HANDS_OVER: Final = "stoker-replicas"
+_REPLICAS: Final = ".spec.replicas"
+_BY_THE_SERVER: Final = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has become of an object."""
+
+    reference: Reference
+    verb: Literal["created", "changed", "unchanged", "removed"]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.reference}"
+
+
+def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterator[Change]:
+    """Make the objects of a cluster those of the plan; gives what has become of each, as it does.
+
+    All is asked before anything is done: where an object is refused, or others have changed fields of one, nothing
+    has changed. What the service had, and the plan has not, is removed, but for the keys.
+
+    Args:
+        cluster: The cluster.
+        plan: The plan.
+        force: Take over fields that others have changed.
+
+    Raises:
+        ClusterError: An object is refused, or belongs to others in part.
+    """
+    objects = _objects(plan)
+    asked = _asked(cluster, objects, force=force)
+    for content in objects:
+        reference = cluster.reference(content)
+        if content["kind"] == "Deployment":
+            if plan.takes_keys:
+                yield from _keys(cluster, plan)
+            _hand_over(cluster, content)
+        answer = cluster.apply(content, force=force or reference in asked.forced)
+        same = answer.content["metadata"]["resourceVersion"] == asked.versions.get(reference)
+        yield Change(reference, "created" if answer.is_new else "unchanged" if same else "changed")
+    wanted = {cluster.reference(content) for content in objects}
+    for reference in _had(cluster, plan):
+        if reference not in wanted and cluster.delete(reference):
+            yield Change(reference, "removed")
+
+
+def difference(cluster: Cluster, plan: ClusterPlan) -> str:
+    """Return what `apply` would change, as a unified diff of YAML; empty if nothing. Keys are not shown."""
+    parts: list[str] = []
+    objects = _objects(plan)
+    for content in objects:
+        reference = cluster.reference(content)
+        before = cluster.find(reference)
+        # What is not there cannot be asked in a namespace that is not there either.
+        after = content if before is None else cluster.apply(content, force=True, dry_run=True).content
+        parts += _compared(reference, before, after)
+    wanted = {cluster.reference(content) for content in objects}
+    for reference in _had(cluster, plan):
+        if reference not in wanted:
+            parts += _compared(reference, cluster.find(reference), None)
+    return "".join(parts)
+
+
+def delete(cluster: Cluster, namespace: str, name: str) -> list[Reference]:
+    """Delete all objects of a service, or of all versions of an endpoint, with the keys; the namespace stays.
+
+    A version `NAME-VERSION` alone can be named too; the keys and the route are those of the endpoint, and stay.
+
+    Returns:
+        What there was.
+    """
+    found = [reference for kind in (*KINDS, _SECRET) for reference in owned(cluster, namespace, name, *kind)]
+    return [reference for reference in dict.fromkeys(found) if cluster.delete(reference)]
+
+
+def owned(cluster: Cluster, namespace: str, name: str, api_version: str, kind: str) -> list[Reference]:
+    """Return the objects of a kind that Stoker has made for a service, or for the versions of an endpoint."""
+    if not cluster.knows(api_version, kind):
+        return []
+    return [
+        cluster.reference(content)
+        for label in ("instance", "part-of")
+        for content in cluster.list(api_version, kind, namespace, _labels(label, name))
+    ]
+
+
+def _labels(label: str, name: str) -> str:
+    return f"app.kubernetes.io/managed-by=stoker,app.kubernetes.io/{label}={name}"
+
+
+def _objects(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """The objects that belong to the plan alone: keys are made once, and live longer."""
+    return [content for content in objects_of(plan) if content["kind"] != "Secret"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The versions that objects have now, and those of which fields are taken over."""
+
+    versions: dict[Reference, str] = field(default_factory=dict)
+    forced: set[Reference] = field(default_factory=set)
+
+
+def _asked(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool) -> _Asked:
+    """Ask of all objects whether they would be taken.
+
+    Raises:
+        ClusterError: One would not be; the message names all fields that others have changed.
+    """
+    asked = _Asked()
+    conflicts: list[str] = []
+    for content in objects:
+        reference = cluster.reference(content)
+        if content["kind"] == "Namespace" and cluster.find(reference) is None:
+            # What is to be in it cannot be asked before it is there.
+            return _Asked()
+        try:
+            answer = cluster.apply(content, force=force, dry_run=True)
+        except FieldConflict as error:
+            if set(error.fields) == {_REPLICAS} and _is_scaled(cluster.find(reference)):
+                # The plan has chosen a number after an autoscaler has: that is what the change is.
+                asked.forced.add(reference)
+            else:
+                conflicts += [f"{reference} {path}: {said}" for path, said in error.fields.items()]
+            continue
+        if not answer.is_new:
+            asked.versions[reference] = answer.content["metadata"]["resourceVersion"]
+    if conflicts:
+        raise ClusterError(
+            "nothing was changed, for others have changed what belongs to Stoker; take it over with "
+            "--force-conflicts, or put it into the plan:\n  " + "\n  ".join(conflicts)
+        )
+    return asked
+
+
+def _is_scaled(deployment: Mapping[str, Any] | None) -> bool:
+    """Whether the plan that was applied last leaves the number of pods to others."""
+    annotations = {} if deployment is None else deployment["metadata"].get("annotations", {})
+    return any(name.startswith(f"{ANNOTATIONS}/autoscale-") for name in annotations)
+
+
+def _hand_over(cluster: Cluster, content: Mapping[str, Any]) -> None:
+    """Let the number of pods be what it is when the plan leaves it to others from now on.
+
+    A field that nobody says any more falls back to its default: there would be one pod until somebody has scaled it.
+    """
+    reference = cluster.reference(content)
+    found = cluster.find(reference)
+    if "replicas" in content["spec"] or found is None or _is_scaled(found):
+        return
+    identity = {"name": reference.name, "namespace": reference.namespace}
+    kept = {"apiVersion": content["apiVersion"], "kind": content["kind"], "metadata": identity}
+    said = {"spec": {"replicas": found["spec"]["replicas"]}}
+    cluster.apply(kept | said, manager=_HANDS_OVER, force=True)
+
+
+def _keys(cluster: Cluster, plan: ClusterPlan) -> Iterator[Change]:
+    """The keys come before the pods that wait for them."""
+    if (verb := ensure_keys(cluster, plan)) is not None:
+        namespace = plan.namespace or cluster.namespace
+        yield Change(Reference("v1", "Secret", namespace, plan.keys_secret), verb)
+
+
+def _had(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
+    """What the service has in the cluster now. What versions share belongs to none of them."""
+    namespace = plan.namespace or cluster.namespace
+    for api_version, kind in KINDS:
+        if not cluster.knows(api_version, kind):
+            continue
+        labels = [_labels("instance", plan.instance)]
+        if kind in _SHARED and plan.version_name is None:
+            labels.append(_labels("part-of", plan.name))
+        for one in labels:
+            yield from map(cluster.reference, cluster.list(api_version, kind, namespace, one))
+
+
+def _compared(
+    reference: Reference, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> Iterator[str]:
+    texts = [_text(before), _text(after)]
+    if texts[0] == texts[1]:
+        return
+    name = f"{reference.kind}/{reference.name}"
+    old, new = (text.splitlines(keepends=True) for text in texts)
+    yield from difflib.unified_diff(
+        old, new, "/dev/null" if before is None else name, "/dev/null" if after is None else name
+    )
+
+
+def _text(content: Mapping[str, Any] | None) -> str:
+    """An object as people read it, without what the server alone says."""
+    if content is None:
+        return ""
+    metadata = {name: value for name, value in content["metadata"].items() if name not in _BY_THE_SERVER}
+    return as_yaml([{**content, "metadata": metadata, "status": None}])

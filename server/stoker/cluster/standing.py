@@ -1,0 +1,170 @@
+"""How a service in a cluster stands: from what the API says of its Deployment and its pods, and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+__all__ = ["PATIENCE_S", "Seen", "Standing", "State", "standing"]
+
+State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed", "Deleted"]
+"""As Azure has them: pods start; all can score; none can any more; it will not come about; it is not there."""
+
+PATIENCE_S: Final = 300.0
+"""How long a pod may wait for a GPU, or for its image, before its service counts as failed: Azure's five minutes."""
+
+_REVISION: Final = "deployment.kubernetes.io/revision"
+_HASH: Final = "pod-template-hash"
+# The kubelet tries again for ever; these do not mend themselves.
+_AT_ONCE: Final = ("CrashLoopBackOff", "InvalidImageName")
+_USUAL: Final = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the API says of a service: its Deployment, with the ReplicaSets and pods of that."""
+
+    deployment: Mapping[str, Any]
+    replica_sets: Sequence[Mapping[str, Any]] = ()
+    pods: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a service stands.
+
+    Attributes:
+        state: In Azure's words.
+        line: What it waits for, for people.
+        error: What is in its way, as Azure has it in JSON: `code` and `message`; None if nothing is.
+    """
+
+    state: State
+    line: str
+    error: Mapping[str, str] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether waiting changes nothing."""
+        return self.state in ("Healthy", "Deleted") or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    code: str
+    message: str
+    is_final: bool
+
+
+def standing(seen: Seen | None, now: datetime, patience_s: float = PATIENCE_S) -> Standing:
+    """Return how a service stands.
+
+    Args:
+        seen: What the API says of it; None if it has no Deployment.
+        now: The time.
+        patience_s: How long a pod may wait before that counts as failure.
+    """
+    if seen is None:
+        return Standing("Deleted", "is not there")
+    spec, status = seen.deployment["spec"], seen.deployment.get("status", {})
+    if status.get("observedGeneration", 0) < seen.deployment["metadata"]["generation"]:
+        return Standing("Transitioning", "waits for the cluster to look at it")
+    wanted, available = spec["replicas"], status.get("availableReplicas", 0)
+    count = f"{available} of {_pods(wanted)} can score"
+    if status.get("updatedReplicas", 0) == status.get("replicas", 0) == available == wanted:
+        return Standing("Healthy", count)
+    conditions = {one["type"]: one for one in status.get("conditions", [])}
+    troubles = list(_troubles(seen, conditions, now, patience_s))
+    progress = conditions.get("Progressing", {}).get("reason")
+    was_whole = progress == "NewReplicaSetAvailable"
+    line = "; ".join([count, *_waits(seen, troubles)])
+    final = next((trouble for trouble in troubles if trouble.is_final), None)
+    if final is not None:
+        state: State = "Unhealthy" if was_whole else "Failed"
+        return Standing(state, line, {"code": final.code, "message": final.message})
+    if was_whole and available == 0 and wanted > 0:
+        return Standing("Unhealthy", line)
+    return Standing("Transitioning", line)
+
+
+def _pods(number: int) -> str:
+    return "1 pod" if number == 1 else f"{number} pods"
+
+
+def _waits(seen: Seen, troubles: Sequence[_Trouble]) -> Iterator[str]:
+    """What is waited for: what is in the way, else what goes on."""
+    if troubles:
+        first = troubles[0]
+        yield f"one waits: {first.code}: {first.message}" if first.message else f"one waits: {first.code}"
+        return
+    ending = sum("deletionTimestamp" in pod["metadata"] for pod in seen.pods)
+    starting = sum(not _is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in seen.pods)
+    if ending:
+        yield f"{ending} of before still answer"
+    if starting:
+        yield f"{starting} start"
+
+
+def _troubles(
+    seen: Seen, conditions: Mapping[str, Mapping[str, Any]], now: datetime, patience_s: float
+) -> Iterator[_Trouble]:
+    """What is in the way, the worst first."""
+    failure = conditions.get("ReplicaFailure", {})
+    if failure.get("status") == "True":
+        yield _Trouble(str(failure.get("reason")), str(failure.get("message")), is_final=True)
+    newest = _newest_hash(seen)
+    found = [
+        trouble
+        for pod in seen.pods
+        # One of before may be what the change is to mend.
+        if pod["metadata"].get("labels", {}).get(_HASH) == newest and not _is_ready(pod)
+        for trouble in _of_pod(pod, now, patience_s)
+    ]
+    yield from sorted(found, key=lambda trouble: not trouble.is_final)
+    progress = conditions.get("Progressing", {})
+    if progress.get("reason") == "ProgressDeadlineExceeded":
+        code, message = (
+            (found[0].code, found[0].message) if found else (progress["reason"], progress["message"])
+        )
+        yield _Trouble(code, message, is_final=True)
+
+
+def _of_pod(pod: Mapping[str, Any], now: datetime, patience_s: float) -> Iterator[_Trouble]:
+    """What keeps a pod from starting."""
+    if "deletionTimestamp" in pod["metadata"]:
+        return
+    status = pod.get("status", {})
+    age_s = (now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"])).total_seconds()
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            yield _Trouble("Unschedulable", condition.get("message", ""), is_final=age_s >= patience_s)
+    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting is None or (waiting.get("reason") in _USUAL and not waiting.get("message")):
+            continue
+        reason = str(waiting.get("reason"))
+        is_final = reason in _AT_ONCE or age_s >= patience_s
+        yield _Trouble(reason, _why(container) or waiting.get("message", ""), is_final)
+
+
+def _why(container: Mapping[str, Any]) -> str:
+    """How a container has ended that does so again and again."""
+    ended = container.get("lastState", {}).get("terminated")
+    return "" if ended is None else f"it ends with exit code {ended.get('exitCode')}; its log says why"
+
+
+def _newest_hash(seen: Seen) -> str | None:
+    """What the pods are marked with that the Deployment makes now."""
+    revision = seen.deployment["metadata"].get("annotations", {}).get(_REVISION)
+    for one in seen.replica_sets:
+        metadata = one["metadata"]
+        if metadata.get("annotations", {}).get(_REVISION) == revision:
+            return str(metadata["labels"].get(_HASH))
+    return None
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
