@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +71,7 @@ class Cluster:
         context: What the context is called.
         namespace: Its namespace, where objects say none.
         warn: Takes what the API server warns of, a line each.
+        tunnel: Opens a connection to a port of a pod.
 
     Methods raise `ClusterError` if the cluster cannot be asked, and `ClusterRefusal` if it refuses.
     """
@@ -79,8 +82,10 @@ class Cluster:
         context: str,
         namespace: str,
         warn: Callable[[str], object] = lambda _: None,
+        tunnel: Callable[[str, str, int], socket.socket] | None = None,
     ) -> None:
         self._request = request
+        self._tunnel = tunnel
         self.context = context
         self.namespace = namespace
         self._warn = warn
@@ -131,7 +136,7 @@ class Cluster:
             ) from error
         # Kinds are looked up when they are met, so nothing is to be discovered before.
         asking = DynamicClient(connected, discoverer=lambda *_: None)
-        return cls(asking.request, str(named), namespace, warn)
+        return cls(asking.request, str(named), namespace, warn, partial(_open_tunnel, connected))
 
     # --- objects ---
 
@@ -260,6 +265,12 @@ class Cluster:
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         return bool(self._send("post", path, body).content["status"]["allowed"])
 
+    def tunnel(self, namespace: str, pod: str, port: int) -> socket.socket:
+        """Open a connection to a port of a pod, by way of the API server and the pod's node."""
+        assert self._tunnel is not None
+        with _errors(self.context):
+            return self._tunnel(namespace, pod, port)
+
     def get(self, path: str, **query: str) -> Any:
         """Return what is at a path of the API; None if nothing is."""
         try:
@@ -339,6 +350,16 @@ class Cluster:
                 one["kind"]: one for one in listed["resources"] if "/" not in one["name"]
             }
         return self._kinds[api_version]
+
+
+def _open_tunnel(client: Any, namespace: str, pod: str, port: int) -> socket.socket:
+    from kubernetes.client import ApiClient, CoreV1Api
+    from kubernetes.stream import portforward
+
+    # A client of its own: for the time of the call its requests become WebSockets.
+    method = CoreV1Api(ApiClient(client.configuration)).connect_get_namespaced_pod_portforward
+    opened: socket.socket = portforward(method, pod, namespace, ports=str(port)).socket(port)._socket  # noqa: SLF001
+    return opened
 
 
 def _root(api_version: str) -> str:

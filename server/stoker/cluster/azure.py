@@ -113,5 +113,3 @@ def _notes(values: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
         yield "blobfuse_enabled has no effect: --models says how models reach the pods"
     if plan.get("pod_monitor") and "enable_app_insights" in values:
         yield "enable_app_insights is a PodMonitor, which Prometheus' operator brings; without it: --no-pod-monitor"
-    if values.get("primary_key") or values.get("secondary_key"):
-        yield "the keys of the configuration are in the output, in a Secret: keep it as you keep them"

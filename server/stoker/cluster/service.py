@@ -10,7 +10,7 @@ from typing import Any, Final
 from stoker.cluster.access import Cluster, Reference
 from stoker.cluster.key_secret import read_keys, replace_key
 from stoker.cluster.objects.metadata import ANNOTATIONS
-from stoker.cluster.standing import PATIENCE_S, Seen, Standing, standing
+from stoker.cluster.standing import PATIENCE_S, Seen, Standing, is_ready, standing
 from stoker.errors import ClusterError
 from stoker.keys.keyring import Keys, Slot
 
@@ -101,6 +101,14 @@ class ClusterService:
     def pods(self) -> list[dict[str, Any]]:
         """Return its pods."""
         return self._cluster.list("v1", "Pod", self.namespace, self._labels)
+
+    def ready_pods(self) -> list[str]:
+        """Return the names of those that can score and are not about to go."""
+        return [
+            pod["metadata"]["name"]
+            for pod in self.pods()
+            if "deletionTimestamp" not in pod["metadata"] and is_ready(pod)
+        ]
 
     def logs(self, lines: int | None = None, *, follow: bool = False) -> Iterator[tuple[str, str]]:
         """Give the lines that its pods have written, one pod after the other: the name of the pod, and the line.

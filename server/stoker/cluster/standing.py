@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-__all__ = ["PATIENCE_S", "Seen", "Standing", "State", "standing"]
+__all__ = ["PATIENCE_S", "Seen", "Standing", "State", "is_ready", "standing"]
 
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed", "Deleted"]
 """As Azure has them: pods start; all can score; none can any more; it will not come about; it is not there."""
@@ -100,7 +100,7 @@ def _waits(seen: Seen, troubles: Sequence[_Trouble]) -> Iterator[str]:
         yield f"one waits: {first.code}: {first.message}" if first.message else f"one waits: {first.code}"
         return
     ending = sum("deletionTimestamp" in pod["metadata"] for pod in seen.pods)
-    starting = sum(not _is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in seen.pods)
+    starting = sum(not is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in seen.pods)
     if ending:
         yield f"{ending} of before still answer"
     if starting:
@@ -119,7 +119,7 @@ def _troubles(
         trouble
         for pod in seen.pods
         # One of before may be what the change is to mend.
-        if pod["metadata"].get("labels", {}).get(_HASH) == newest and not _is_ready(pod)
+        if pod["metadata"].get("labels", {}).get(_HASH) == newest and not is_ready(pod)
         for trouble in _of_pod(pod, now, patience_s)
     ]
     yield from sorted(found, key=lambda trouble: not trouble.is_final)
@@ -165,6 +165,7 @@ def _newest_hash(seen: Seen) -> str | None:
     return None
 
 
-def _is_ready(pod: Mapping[str, Any]) -> bool:
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod can score, as its readiness probe says."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

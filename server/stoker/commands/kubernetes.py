@@ -1,4 +1,4 @@
-"""`stoker kubernetes`: the objects of a service in a cluster as YAML, and the Dockerfile of its image."""
+"""`stoker kubernetes`: the objects of a service, as YAML and in a cluster, and the Dockerfile of its image."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "write the objects of a service in a Kubernetes cluster, and the Dockerfile of its image"
+SUMMARY: Final = "write and apply the objects of a service in a Kubernetes cluster, and look after it there"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
+    from stoker.commands.kubernetes_context import add_actions, add_plan_actions
+
     actions = parser.add_subparsers(dest="kubernetes_action", required=True, metavar="ACTION")
     models = argparse.ArgumentParser(add_help=False)
     models.add_argument(
@@ -32,11 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="deployment file (YAML): settings of the server, models, and below 'kubernetes' these options",
     )
+    plan = argparse.ArgumentParser(add_help=False, parents=[models])
+    _add_plan_options(plan)
     text = "all objects of a service as YAML, for kubectl apply -f -"
     render = actions.add_parser(
-        "render", parents=[models], help=f"print {text}", description=f"Print {text}. No cluster is needed."
+        "render", parents=[plan], help=f"print {text}", description=f"Print {text}. No cluster is needed."
     )
-    _add_render_options(render)
+    render.set_defaults(kubernetes_run=_render)
+    add_plan_actions(actions, plan)
+    add_actions(actions)
     text = "a ClusterServingRuntime, by which KServe serves models with Stoker"
     kserve = actions.add_parser("kserve", help=f"print {text}", description=f"Print {text}.")
     _add_kserve_options(kserve)
@@ -50,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_dockerfile_options(dockerfile)
 
 
-def _add_render_options(parser: argparse.ArgumentParser) -> None:
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     from stoker.cluster.options import add_plan_options
 
     parser.add_argument(
@@ -59,7 +65,6 @@ def _add_render_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="deploymentconfig.json of the Azure CLI, of type aks; other options win over it",
     )
-    parser.set_defaults(kubernetes_run=_render)
     add_plan_options(parser.add_argument_group("plan", "also below 'kubernetes' in the deployment file"))
 
 
@@ -104,6 +109,8 @@ def _render(args: argparse.Namespace) -> int:
 
 def _next_steps(plan: ClusterPlan) -> Iterator[str]:
     """What has to be there before the pods start, and is not among the objects."""
+    if plan.primary_key or plan.secondary_key:
+        yield "the keys of the configuration are in the output, in a Secret: keep it as you keep them"
     if plan.takes_keys and not (plan.primary_key or plan.secondary_key):
         signing = " --from-literal=signing=$(openssl rand -hex 32)" if plan.server.get("token_auth") else ""
         where = f" --namespace {plan.namespace}" if plan.namespace else ""

@@ -36,7 +36,7 @@ StokerError                     500 internal
    ├─ DeviceUnavailable
    ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
    ├─ ReloadFailed              the new server did not start, and the old one goes on
-   ├─ ClusterError              exit code 1: a cluster cannot be asked, or has not become what was wanted
+   ├─ ClusterError              a cluster cannot be asked, or has not become what was wanted
    │  └─ ClusterRefusal
    │     └─ FieldConflict       others have changed fields that belong to what is applied
    └─ LoadFailed                exit code 3, as the Azure inference server has it

@@ -113,7 +113,6 @@ class ClusterError(OperatorError):
     """A cluster cannot be asked, or has not become what was wanted."""
 
     code = "cluster_error"
-    exit_code = 1
 
 
 class ClusterRefusal(ClusterError):
@@ -122,6 +121,8 @@ class ClusterRefusal(ClusterError):
     Attributes:
         http_status: Its status, for instance 403.
     """
+
+    code = "cluster_refusal"
 
     def __init__(self, message: str, http_status: int) -> None:
         super().__init__(message)
@@ -134,6 +135,8 @@ class FieldConflict(ClusterRefusal):
     Attributes:
         fields: Who has changed each of them, as the API server says it, by its path.
     """
+
+    code = "field_conflict"
 
     def __init__(self, message: str, http_status: int, fields: Mapping[str, str]) -> None:
         super().__init__(message, http_status)
