@@ -127,6 +127,16 @@ def test_metrics_are_a_prometheus_exposition(served: Served) -> None:
     assert stages == {"parse", "queue", "compute", "total"}
 
 
+def test_the_load_alone_is_short(served: Served) -> None:
+    """An autoscaler asks a thousand servers each second."""
+    answer = served.server.get("/metrics?only=load")
+    assert answer.status == 200
+    names, values = zip(*(line.split(" ") for line in answer.body.decode().splitlines()), strict=True)
+    assert names == ("stoker_load", 'stoker_rejections_total{reason="overloaded"}')
+    assert all(float(value) >= 0 for value in values)
+    assert len(answer.body) <= 300
+
+
 def test_histograms_are_cumulative(served: Served) -> None:
     """Buckets of a histogram never fall, and the last one is the count."""
     served.server.score(*([1] * 4 for _ in range(40)), path=served.path("doubler"))

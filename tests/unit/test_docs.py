@@ -17,6 +17,7 @@ from stoker import errors
 from stoker.cli import _parser
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
+from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.loading import load_settings
 from stoker.settings.server import ServerSettings
@@ -216,7 +217,8 @@ def test_deployment_file_is_valid(tmp_path: Path) -> None:
 def exposed_metrics() -> tuple[set[str], set[str]]:
     """Names of the metrics, and of all time series that belong to them."""
     descriptor = MetricMemory.create()
-    exposition = render(MetricMemory(descriptor), {}).decode()
+    memory = MetricMemory(descriptor)
+    exposition = render(memory, {}, LoadMeter(memory)).decode()
     os.close(descriptor)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", exposition, re.MULTILINE))
     series = {

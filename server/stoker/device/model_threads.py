@@ -132,6 +132,9 @@ class ModelThreads:
 
     def _prepare(self, loaded: LoadedModel, runtimes: list[Runtime]) -> None:
         self._metrics.clear_gauges()
+        if loaded.full_batch_s:
+            # Else a server with little to do would seem to be able to do little.
+            self._metrics.learn_batch_time(loaded.max_batch_rows, round(loaded.full_batch_s * 1e9))
         policy = BatchPolicy(loaded.max_batch_rows, self._max_delay_ms, loaded.sizes.buckets)
         worker = Worker(
             runtimes[0],

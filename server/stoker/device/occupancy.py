@@ -22,12 +22,14 @@ class Occupancy:
         self._running = 0
         self._one_alone = False
 
-    def enter(self) -> None:
-        """Begin a batch; waits while another one runs alone."""
-        if self.several:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._one_alone)
-                self._running += 1
+    def enter(self) -> int:
+        """Begin a batch; waits while another one runs alone. Returns how many run now."""
+        if not self.several:
+            return 1
+        with self._changed:
+            self._changed.wait_for(lambda: not self._one_alone)
+            self._running += 1
+            return self._running
 
     def leave(self) -> None:
         """End a batch."""

@@ -271,14 +271,14 @@ class Worker:
         self._lanes = {key: lane for key, lane in self._lanes.items() if key != fd}
 
     def _run(self, instance: Instance, batch: Batch) -> None:
-        self._occupancy.enter()
+        sharing = self._occupancy.enter()
         started_ns = self._clock_ns()
         instance.run(batch, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
         self._occupancy.leave()
         # Counted only when the callers have their answers already.
         with self._counting:
-            self._count(instance, batch, started_ns, elapsed_ns)
+            self._count(instance, batch, started_ns, elapsed_ns, sharing)
         if instance.watch.taken is not None:
             self._audit(instance, elapsed_ns)
         if not self._occupancy.several:
@@ -286,9 +286,14 @@ class Worker:
             lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
             self._lone_rows = self._lone_rows + 1 if lone else 0
 
-    def _count(self, instance: Instance, batch: Batch, started_ns: int, elapsed_ns: int) -> None:
+    def _count(
+        self, instance: Instance, batch: Batch, started_ns: int, elapsed_ns: int, sharing: int
+    ) -> None:
         self._active_ns = started_ns + elapsed_ns
-        self._times.learn(self._sizes.filled(batch.rows), elapsed_ns)
+        size = self._sizes.filled(batch.rows)
+        self._times.learn(size, elapsed_ns)
+        # Beside others it has had a part of the device.
+        self._metrics.learn_batch_time(size, elapsed_ns // sharing)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
         for lot in batch.lots:
             self._metrics.note_queued(started_ns - lot.enqueued_ns)

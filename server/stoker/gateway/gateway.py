@@ -15,6 +15,7 @@ from stoker.gateway.http.cors import Cors
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
+from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ class Gateway:
     infer_routes: dict[bytes, Service] = field(init=False)
     """The same for infer requests of the Open Inference Protocol."""
 
+    load: LoadMeter = field(init=False)
+    """How much is asked of the models, for those who read the metrics."""
+
     def __post_init__(self) -> None:
+        self.load = LoadMeter(self.metrics)
         self.models = {
             name: ServedModel.of(service, slot) for slot, (name, service) in enumerate(self.services.items())
         }

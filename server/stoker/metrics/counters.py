@@ -14,6 +14,7 @@ from stoker.metrics.layout import (
     BATCH_BLOCK,
     BATCH_BOUNDS_ROWS,
     BATCH_CAP_BLOCK,
+    BATCH_TIMES_BLOCK,
     BATCH_WORDS,
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
@@ -23,6 +24,7 @@ from stoker.metrics.layout import (
     DECISIONS,
     DECISIONS_BLOCK,
     FLIPS_BLOCK,
+    HELD_REQUESTS_BLOCK,
     IN_FLIGHT_BLOCK,
     LAST_SCORED_BLOCK,
     NON_FINITE_BLOCK,
@@ -47,6 +49,7 @@ __all__ = ["ModelMetrics"]
 _STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in STAGE_BOUNDS_S]
 _STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
 _MANY_ROWS: Final = 2048
+_LATEST_SHARE: Final = 0.2
 _STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
 _REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(REJECTIONS)}
 _REASON_INDEX: Final = {reason: index for index, reason in enumerate(REASONS)}
@@ -74,6 +77,9 @@ class ModelMetrics:
         self._words[IN_FLIGHT_BLOCK.offset] = self._words[QUEUED_BLOCK.offset] = self._words[
             BATCH_CAP_BLOCK.offset
         ] = 0
+        for block in (BATCH_TIMES_BLOCK, HELD_REQUESTS_BLOCK):
+            for word in range(block.offset, block.end):
+                self._words[word] = 0
 
     def count_request(self, status: int) -> None:
         """Count an answered request."""
@@ -119,6 +125,20 @@ class ModelMetrics:
     def set_queued_rows(self, rows: int) -> None:
         """Set how many rows wait in the device process."""
         self._words[QUEUED_BLOCK.offset] = rows
+
+    def set_held_requests(self, requests: int, limit: int) -> None:
+        """Set how many requests this frontend has admitted or lets wait, and how many it admits at once."""
+        start = HELD_REQUESTS_BLOCK.offset
+        self._words[start], self._words[start + 1] = requests, limit
+
+    def learn_batch_time(self, rows: int, elapsed_ns: int) -> None:
+        """Take in that a batch of `rows`, those that fill it up included, kept the device for `elapsed_ns`.
+
+        What is known of each power of two of rows is a mean in which the latest batch has a fifth.
+        """
+        word = BATCH_TIMES_BLOCK.offset + rows.bit_length()
+        mean_ns = self._words[word]
+        self._words[word] = mean_ns + int(_LATEST_SHARE * (elapsed_ns - mean_ns)) if mean_ns else elapsed_ns
 
     def set_batch_cap_rows(self, rows: int) -> None:
         """Set how many rows a batch may have now."""

@@ -15,6 +15,7 @@ __all__ = [
     "BATCH_BLOCK",
     "BATCH_BOUNDS_ROWS",
     "BATCH_CAP_BLOCK",
+    "BATCH_TIMES_BLOCK",
     "BATCH_WORDS",
     "BEATS_BLOCK",
     "COLLECTED_BLOCK",
@@ -28,6 +29,7 @@ __all__ = [
     "FIRST_DEVICE_PAGE",
     "FLIPS_BLOCK",
     "GPUS_BLOCK",
+    "HELD_REQUESTS_BLOCK",
     "IN_FLIGHT_BLOCK",
     "LARGE_BODIES_BLOCK",
     "LAST_SCORED_BLOCK",
@@ -81,6 +83,7 @@ STAGES: Final = ("parse", "queue", "compute", "total")
 STAGE_BOUNDS_S: Final = (
     5e-05, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
+_MOST_BATCH_ROWS: Final = 65_536
 BATCH_BOUNDS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -128,7 +131,11 @@ NON_FINITE_BLOCK: Final = Block(AUDITS_BLOCK.end, 1)
 COMPARISONS_BLOCK: Final = Block(NON_FINITE_BLOCK.end, len(COMPARISONS))
 FLIPS_BLOCK: Final = Block(COMPARISONS_BLOCK.end, 1)
 DECISIONS_BLOCK: Final = Block(FLIPS_BLOCK.end, len(DECISIONS))
-SLOT_WORDS: Final = DECISIONS_BLOCK.end
+# The learned time of a batch by the bit length of its rows, in nanoseconds.
+BATCH_TIMES_BLOCK: Final = Block(DECISIONS_BLOCK.end, _MOST_BATCH_ROWS.bit_length() + 1)
+# Requests that are admitted or wait for it, and the limit of those that are.
+HELD_REQUESTS_BLOCK: Final = Block(BATCH_TIMES_BLOCK.end, 2)
+SLOT_WORDS: Final = HELD_REQUESTS_BLOCK.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 RESTARTS_BLOCK: Final = Block(MODEL_SLOTS * SLOT_WORDS, 2)

@@ -20,6 +20,7 @@ from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.layout import (
     ACCEPT_FAILURES_BLOCK,
     BATCH_CAP_BLOCK,
+    BATCH_TIMES_BLOCK,
     BEATS_BLOCK,
     DEVICE_SLOTS,
     GPUS_BLOCK,
@@ -38,6 +39,7 @@ from stoker.metrics.totals import Totals
 __all__ = ["MetricMemory", "MetricPage"]
 
 _NO_CAP: Final = (1 << 63) - 1
+_SIZES: Final = np.arange(BATCH_TIMES_BLOCK.words)
 
 
 class MetricMemory:
@@ -78,6 +80,24 @@ class MetricMemory:
         caps = np.where(words[:, cap], words[:, cap], _NO_CAP).min(axis=0, initial=_NO_CAP)
         totals[cap] = np.where(caps == _NO_CAP, 0, caps)
         return Totals(totals)
+
+    def capacities_rows_s(self) -> np.ndarray:
+        """What the device processes could do of each slot with full batches, in rows a second: `float64[slots]`.
+
+        It is 0 where none has run a batch. Where no full one was, it is what the largest does, and so too low.
+        """
+        pages = self._pages[np.flatnonzero(self._taken), : MODEL_SLOTS * SLOT_WORDS]
+        slots = pages.reshape(-1, MODEL_SLOTS, SLOT_WORDS)
+        times_ns = slots[..., BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
+        caps = slots[..., BATCH_CAP_BLOCK.offset, np.newaxis]
+        # The fewest rows that a batch of that size can have; those of the size of the cap are taken for full.
+        below_cap = np.frexp(caps)[1] - _SIZES
+        rows = np.where(below_cap == 0, caps, (1 << _SIZES) >> 1)
+        known = (times_ns > 0) & (below_cap >= 0)
+        largest = np.where(known, _SIZES, 0).argmax(axis=-1, keepdims=True)
+        rates = np.divide(rows * 1e9, times_ns, out=np.zeros(times_ns.shape), where=known)
+        per_page = np.take_along_axis(rates, largest, axis=-1)[..., 0]
+        return np.asarray(per_page.sum(axis=0))
 
     def clear_model(self, slot: int) -> None:
         """Zero the counters of a slot in all pages; no process may write them any more."""

@@ -15,6 +15,7 @@ from stoker.metrics.layout import (
     BATCH_BLOCK,
     BATCH_BOUNDS_ROWS,
     BATCH_CAP_BLOCK,
+    BATCH_WORDS,
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
     COLLECTION_DROPS,
@@ -25,6 +26,7 @@ from stoker.metrics.layout import (
     DEVICE_SLOTS,
     FLIPS_BLOCK,
     GPUS_BLOCK,
+    HELD_REQUESTS_BLOCK,
     IN_FLIGHT_BLOCK,
     LARGE_BODIES_BLOCK,
     LAST_SCORED_BLOCK,
@@ -140,6 +142,17 @@ class ModelTotals:
     def batch_cap_rows(self) -> int:
         """Most rows that a batch may have now, in the process that allows the fewest; 0 if none serves it."""
         return int(self._words[BATCH_CAP_BLOCK.offset])
+
+    @property
+    def dispatched_rows(self) -> int:
+        """Rows of all batches so far."""
+        return int(self._words[BATCH_BLOCK.offset + BATCH_WORDS - 1])
+
+    @property
+    def held_requests(self) -> tuple[int, int]:
+        """Requests that are admitted or wait for it now, and how many are admitted at once; 0 without a limit."""
+        held, limit = self._words[HELD_REQUESTS_BLOCK.offset : HELD_REQUESTS_BLOCK.end]
+        return int(held), int(limit)
 
     @property
     def padding_rows(self) -> int:

@@ -71,12 +71,17 @@ def sizes_of(runtime: PuppetRuntime) -> list[int]:
 
 @pytest.mark.parametrize(
     ("device", "buckets", "sizes"),
-    [(CPU, None, [8, 1]), (CPU, (2, 8), [8, 2]), (GPU, None, [8, 4, 2, 1, 1]), (GPU, (3, 8), [8, 3, 3])],
+    [
+        (CPU, None, [8, 1, 8]),
+        (CPU, (2, 8), [8, 2, 8]),
+        (GPU, None, [8, 4, 2, 1, 8, 1]),
+        (GPU, (3, 8), [8, 3, 8, 3]),
+    ],
 )
 def test_every_size_is_run_once_the_largest_first(
     device: Device, buckets: tuple[int, ...] | None, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No caller pays for the first batch of a size; on a GPU the canary follows."""
+    """No caller pays for the first batch of a size; a full one is timed once warm; on a GPU the canary follows."""
     runtime = ForkingPuppet()
     loading(monkeypatch, runtime)
     loaded = load(dataclasses.replace(MODEL, batch_buckets=buckets), device, 1)
@@ -187,10 +192,13 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
         names = ["model digits", "model digits (2)", "model digits (3)"]
         assert [runtime.made_on for runtime in runtimes] == names
         assert [runtime.ran_on for runtime in runtimes] == [{name} for name in names]
-        assert [sizes_of(runtime) for runtime in runtimes] == [[8, 1]] * 3
+        assert [sizes_of(runtime) for runtime in runtimes] == [[8, 1, 8], [8, 1], [8, 1]]
         assert loaded.instances == 3
         totals: ModelTotals = memory.totals().model(0)
         assert totals.batch_cap_rows == 8
+        assert memory.capacities_rows_s()[0] > 0, (
+            "a server that has not been asked anything knows what it can do"
+        )
 
 
 def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,16 @@ def wait_for_waiters(occupancy: Occupancy, count: int) -> None:
     wait_until(lambda: len(occupancy._changed._waiters) == count, "they wait")  # type: ignore[attr-defined]
 
 
+def test_who_begins_is_told_how_many_share_the_device() -> None:
+    """Two batches at a time take longer each than one; a single instance is always alone."""
+    occupancy = several()
+    assert [occupancy.enter(), occupancy.enter()] == [1, 2]
+    occupancy.leave()
+    assert occupancy.enter() == 2
+    single = Occupancy()
+    assert [single.enter(), single.enter()] == [1, 1]
+
+
 def test_a_batch_is_alone_only_when_the_others_have_ended() -> None:
     """It has begun with them, and waits for them."""
     occupancy, order = several(), list[str]()

@@ -383,10 +383,12 @@ def test_requests_that_name_no_version_go_by_weights(memory: MetricMemory) -> No
         frontend.roster.route(Route("digits", 3, {}, _versions(v3=1, v7=2), {"3": 75}))
         assert gateway.split_of(default) is None
         assert (gateway.routes.keys(), gateway.infer_routes.keys()) == tuple(map(dict.keys, whole))
-        assert b'stoker_version_share_ratio{model="digits",version="3"} 1.0' in render(memory, gateway.models)
+        assert b'stoker_version_share_ratio{model="digits",version="3"} 1.0' in render(
+            memory, gateway.models, gateway.load
+        )
         frontend.roster.route(known)
         assert b'stoker_version_share_ratio{model="digits",version="7"} 0.25' in render(
-            memory, gateway.models
+            memory, gateway.models, gateway.load
         )
 
     play(memory, scene)

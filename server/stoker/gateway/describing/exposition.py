@@ -11,17 +11,18 @@ from prometheus_client.registry import Collector
 
 from stoker.gateway.describing.gpu_exposition import gpu_metrics, with_types_of_aliases
 from stoker.gateway.served_models import ServedModel
+from stoker.metrics.load import Load, LoadMeter, load_of_all
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import HistogramTotals, ModelTotals, Totals
 from stoker.verdict import Verdict
 
-__all__ = ["CONTENT_TYPE_LATEST", "render"]
+__all__ = ["CONTENT_TYPE_LATEST", "render", "render_load"]
 
 _Named = list[tuple[list[str], ModelTotals]]
 """Totals by their labels: name and version."""
 
 
-def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
+def render(memory: MetricMemory, models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
     """Return all metrics in Prometheus text format, those of all versions that have been served."""
     slots = [
         ([name, number], version.standing.slot)
@@ -38,8 +39,30 @@ def render(memory: MetricMemory, models: Mapping[str, ServedModel]) -> bytes:
     shares = [
         ([name, number], _share(model, number)) for name, model in models.items() for number in model.served
     ]
-    registry.register(_ServerCollector(memory, slots, verdicts, shares))
+    places = {
+        version.standing.slot: [name, number]
+        for name, model in models.items()
+        for number, version in model.versions.items()
+        if version.service is not None
+    }
+    loads = [(places[slot], load) for slot, load in meter.read(places).items()]
+    registry.register(_ServerCollector(memory, slots, verdicts, shares, loads))
     return with_types_of_aliases(generate_latest(registry))
+
+
+def render_load(models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
+    """Return what somebody needs who adds and removes servers: two lines in the same format."""
+    served = [
+        version.standing.slot
+        for model in models.values()
+        for version in model.versions.values()
+        if version.service is not None
+    ]
+    loads = meter.read(served)
+    overloaded = sum(load.overloaded for load in loads.values())
+    return (
+        f'stoker_load {load_of_all(loads):.4f}\nstoker_rejections_total{{reason="overloaded"}} {overloaded}\n'
+    ).encode()
 
 
 class _ServerCollector(Collector):
@@ -51,17 +74,20 @@ class _ServerCollector(Collector):
         slots: Sequence[tuple[list[str], int]],
         verdicts: Sequence[tuple[list[str], Verdict | None]],
         shares: Sequence[tuple[list[str], float]],
+        loads: Sequence[tuple[list[str], Load]],
     ) -> None:
-        """Read the slots of models by name and version; what is known of their rows, and their shares."""
+        """Read the slots of models by name and version; what is known of their rows, their shares and loads."""
         self._memory = memory
         self._slots = slots
         self._verdicts = verdicts
         self._shares = shares
+        self._loads = loads
 
     def collect(self) -> Iterator[Metric]:
         totals = self._memory.totals()
         named = [(labels, totals.model(slot)) for labels, slot in self._slots]
         yield from _request_metrics(named)
+        yield from _load_metrics(self._loads)
         yield from _batch_metrics(named)
         yield _batching_metric(self._verdicts)
         yield from _isolation_metrics(named)
@@ -104,6 +130,23 @@ def _request_metrics(named: _Named) -> Iterator[Metric]:
         queued.add_metric(labels, model.queue_rows)
         replicas.add_metric(labels, model.ready_replicas)
     yield from (requests, rejections, rows, in_flight, queued, replicas)
+
+
+def _load_metrics(loads: Sequence[tuple[list[str], Load]]) -> Iterator[Metric]:
+    ratios = GaugeMetricFamily(
+        "stoker_load",
+        "What is asked of what can be done, since it was read before.",
+        labels=["model", "version"],
+    )
+    capacities = GaugeMetricFamily(
+        "stoker_capacity_rows_per_second",
+        "Rows that full batches would do in a second.",
+        labels=["model", "version"],
+    )
+    for labels, load in loads:
+        ratios.add_metric(labels, load.ratio)
+        capacities.add_metric(labels, load.capacity_rows_s)
+    yield from (ratios, capacities)
 
 
 def _batch_metrics(named: _Named) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
 from stoker.errors.serving import unforeseen
-from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render
+from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render, render_load
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.http.answers import CLOSE_LINE, failed_line, split_lines
@@ -150,8 +150,12 @@ async def _metrics(request: Request) -> Response:
             raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
         if not any(service.access.allows(authorization) for service in services):
             raise services[0].access.refusal(authorization)
-    gateway.flush_metrics()
-    text = await beside_the_loop(render, gateway.metrics, dict(gateway.models))
+    models = dict(gateway.models)
+    if request.query_params.getlist("only") == ["load"]:
+        text = await beside_the_loop(render_load, models, gateway.load)
+    else:
+        gateway.flush_metrics()
+        text = await beside_the_loop(render, gateway.metrics, models, gateway.load)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

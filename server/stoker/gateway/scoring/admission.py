@@ -86,6 +86,11 @@ class LimitedService(Service):
         """Whether no request is between its arrival and its answer."""
         return super().idle and not self._waiting
 
+    def sweep(self, now_ns: int) -> None:
+        """Fail late requests, and tell how many are held, for those who read the load."""
+        super().sweep(now_ns)
+        self.metrics.set_held_requests(self._in_flight + len(self._waiting), self._limit)
+
     def leave(self) -> None:
         """An admitted request has its answer, or its caller has gone: the next one may come in."""
         self._in_flight -= 1

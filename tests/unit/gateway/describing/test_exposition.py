@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render
+from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render, render_load
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gpu.facts import THROTTLE_REASONS, GpuReading
@@ -22,6 +22,7 @@ from stoker.metrics.layout import (
     STAGES,
     SUPERVISOR_PAGE,
 )
+from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
@@ -34,6 +35,8 @@ DOCUMENTED = {
     "stoker_rows": ("counter", {"model", "version"}),
     "stoker_rows_in_flight": ("gauge", {"model", "version"}),
     "stoker_queue_rows": ("gauge", {"model", "version"}),
+    "stoker_load": ("gauge", {"model", "version"}),
+    "stoker_capacity_rows_per_second": ("gauge", {"model", "version"}),
     "stoker_ready_replicas": ("gauge", {"model", "version"}),
     "stoker_collected_records": ("counter", {"model", "version"}),
     "stoker_collection_dropped": ("counter", {"model", "version", "reason"}),
@@ -110,7 +113,7 @@ def memory() -> MetricMemory:
     return memory
 
 
-def families(memory: MetricMemory, *models: str) -> dict[str, Metric]:
+def families(memory: MetricMemory, *models: str, meter: LoadMeter | None = None) -> dict[str, Metric]:
     """The parsed exposition by metric name."""
     signature = Signature((), (), verdict=Verdict(True, "tested", "tested with companions in 9 batches", 9))
     service = cast(Service, SimpleNamespace(signature=signature))
@@ -118,7 +121,7 @@ def families(memory: MetricMemory, *models: str) -> dict[str, Metric]:
         name: ServedModel({"3": ServedVersion(Standing(slot, "AVAILABLE"), service)}, "3")
         for slot, name in enumerate(models)
     }
-    text = render(memory, served).decode()
+    text = render(memory, served, meter or LoadMeter(memory)).decode()
     return {metric.name: metric for metric in text_string_to_metric_families(text)}
 
 
@@ -141,6 +144,25 @@ def test_names_types_and_labels_are_the_documented_ones(memory: MetricMemory) ->
         assert {frozenset(sample.labels) - {"le"} for sample in metric.samples} == {
             frozenset(DOCUMENTED[name][1])
         }
+
+
+def test_the_load_alone_is_two_lines(memory: MetricMemory) -> None:
+    """What somebody asks of a thousand servers a second is short, and of all their models."""
+    device = memory.page(FIRST_DEVICE_PAGE).model(1)
+    device.learn_batch_time(256, 1_000_000_000)
+    now_s = iter((0.0, 1.0))
+    meter = LoadMeter(memory, lambda: next(now_s))
+    device.observe_batch(64, "idle", 1)
+    versions = {"3": ServedVersion(Standing(1, "AVAILABLE"), cast(Service, object()))}
+    gone = {"1": ServedVersion(Standing(2, "END"))}
+    text = render_load({"digits": ServedModel(versions, "3"), "gone": ServedModel(gone, None)}, meter)
+    # 64 came and 9 wait, of 256 a second.
+    assert text == b'stoker_load 0.2852\nstoker_rejections_total{reason="overloaded"} 1\n'
+    assert len(text) <= 300
+    assert [metric.name for metric in text_string_to_metric_families(text.decode())] == [
+        "stoker_load",
+        "stoker_rejections_total",
+    ]
 
 
 def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
@@ -208,7 +230,7 @@ def test_gpus_are_told_in_base_units(
 
 def test_triton_s_counter_has_its_exact_name(memory: MetricMemory) -> None:
     """Without the ending `_total`, and as a counter all the same."""
-    lines = render(memory, {}).decode().splitlines()
+    lines = render(memory, {}, LoadMeter(memory)).decode().splitlines()
     assert "# TYPE nv_energy_consumption counter" in lines
     assert 'nv_energy_consumption{gpu_uuid="GPU-whole"} 9.87654321e+06' in lines
 

@@ -95,7 +95,11 @@ def test_no_more_than_the_limit_are_in_flight(joined: Joined) -> None:
     limited = Limited(joined, limit=2, max_wait_ms=500)
     answers = [limited.score(number)[1] for number in range(5)]
     assert joined.exchange.leased_rows == 2
+    limited.service.sweep(joined.clock())
+    assert limited.memory.totals().model(0).held_requests == (5, 2)
     limited.settle()
+    limited.service.sweep(joined.clock())
+    assert limited.memory.totals().model(0).held_requests == (0, 2)
     assert [answer.status for answer in answers] == [200] * 5
     assert [json.dumps(json.loads(answer.body)[0])[:2].strip("[.,]") for answer in answers] == [
         str(number * (1 if joined.runtime.signature is TEXTS else 2)) for number in range(5)

@@ -1,0 +1,113 @@
+"""How much is asked of models, against what they can do: what somebody who adds and removes servers looks at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from stoker.metrics.memory import MetricMemory
+from stoker.metrics.totals import ModelTotals, Totals
+
+__all__ = ["Load", "LoadMeter", "load_of_all"]
+
+_LEAST_SPAN_S: Final = 0.5
+_APART_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of one version of a model.
+
+    Attributes:
+        ratio: Of what it can do; more than 1 if it cannot.
+        capacity_rows_s: What its devices do with full batches, in rows a second; 0 if none has run yet.
+        overloaded: Requests that were refused so far because there were too many.
+        limited: Whether it is of the requests that it admits at once, instead of rows.
+    """
+
+    ratio: float
+    capacity_rows_s: float
+    overloaded: int = 0
+    limited: bool = False
+
+
+class _Reading(NamedTuple):
+    at_s: float
+    totals: Totals
+
+
+class LoadMeter:
+    """Reads the load of models off the counters of all processes. Any thread may read.
+
+    It is what has come since the reading before, so it costs nothing while nobody reads.
+    """
+
+    def __init__(self, memory: MetricMemory, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Begin with the counters as they are now."""
+        self._memory = memory
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._readings = deque([_Reading(clock_s(), memory.totals())])
+
+    def read(self, slots: Iterable[int]) -> dict[int, Load]:
+        """Return the load of these slots, since the last reading that is half a second old.
+
+        Rows count when they come: those that have left in batches, those by which there are more in flight now, and
+        those of requests that were refused because there were too many. Rows that wait count besides as what it
+        takes to have them done within a second.
+        """
+        with self._lock:
+            latest = _Reading(self._clock_s(), self._memory.totals())
+            earlier = self._earlier(latest.at_s)
+            if latest.at_s - self._readings[-1].at_s >= _APART_S:
+                self._readings.append(latest)
+        capacities = self._memory.capacities_rows_s()
+        span_s = latest.at_s - earlier.at_s
+        return {
+            slot: _load(
+                latest.totals.model(slot), earlier.totals.model(slot), span_s, float(capacities[slot])
+            )
+            for slot in slots
+        }
+
+    def _earlier(self, now_s: float) -> _Reading:
+        while len(self._readings) > 1 and now_s - self._readings[1].at_s >= _LEAST_SPAN_S:
+            self._readings.popleft()
+        return self._readings[0]
+
+
+def load_of_all(loads: Mapping[int, Load]) -> float:
+    """Return the load of a server with these models: they share its devices, but each has a limit of its own."""
+    rows = sum(load.ratio for load in loads.values() if not load.limited)
+    return max([rows, *(load.ratio for load in loads.values() if load.limited)])
+
+
+def _load(now: ModelTotals, before: ModelTotals, span_s: float, capacity_rows_s: float) -> Load:
+    overloaded = now.rejections()["overloaded"]
+    held, limit = now.held_requests
+    if limit:
+        return Load(held / limit, capacity_rows_s, overloaded, limited=True)
+    if not capacity_rows_s:
+        # Nothing is known of it but whether it has something to do.
+        return Load(float(now.rows_in_flight > 0), 0.0, overloaded)
+    offered_rows_s = max(0.0, _offered_rows(now, before)) / span_s if span_s > 0 else 0.0
+    return Load((offered_rows_s + now.queue_rows) / capacity_rows_s, capacity_rows_s, overloaded)
+
+
+def _offered_rows(now: ModelTotals, before: ModelTotals) -> float:
+    come = now.dispatched_rows - before.dispatched_rows + now.rows_in_flight - before.rows_in_flight
+    return come + max(0, _turned_away(now) - _turned_away(before)) * _rows_of_a_request(now)
+
+
+def _turned_away(totals: ModelTotals) -> int:
+    rejections = totals.rejections()
+    return rejections["overloaded"] + rejections["deadline"]
+
+
+def _rows_of_a_request(totals: ModelTotals) -> float:
+    answered = totals.requests()[200]
+    return totals.rows / answered if answered else 1.0

@@ -1,0 +1,199 @@
+"""The load of a server, as whoever adds and removes servers reads it."""
+
+import os
+
+import pytest
+
+from stoker.metrics.layout import FIRST_DEVICE_PAGE
+from stoker.metrics.load import Load, LoadMeter, load_of_all
+from stoker.metrics.memory import MetricMemory
+
+SLOT = 3
+MS = 1_000_000
+
+
+class Clock:
+    """A time that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def memory() -> MetricMemory:
+    fd = MetricMemory.create()
+    memory = MetricMemory(fd)
+    os.close(fd)
+    return memory
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def capacity(memory: MetricMemory) -> float:
+    return float(memory.capacities_rows_s()[SLOT])
+
+
+def test_nothing_is_known_of_a_model_that_has_run_no_batch(memory: MetricMemory) -> None:
+    """Then it has no capacity, and others beside it do not change that."""
+    memory.page(FIRST_DEVICE_PAGE).model(SLOT).set_batch_cap_rows(256)
+    other = memory.page(FIRST_DEVICE_PAGE).model(SLOT + 1)
+    other.set_batch_cap_rows(256)
+    other.learn_batch_time(256, MS)
+    assert capacity(memory) == 0
+
+
+@pytest.mark.parametrize(
+    ("cap_rows", "times_ms", "rows_s"),
+    [
+        (256, {1: 1, 256: 10}, 25_600),
+        # 200 to a batch, though 130 were in the latest.
+        (200, {130: 10}, 20_000),
+        # The largest so far had 64 to 127 rows, at least 64.
+        (256, {1: 1, 100: 10}, 6_400),
+        # Batches of 256 have once run, but do not fit any more.
+        (128, {128: 10, 256: 1}, 12_800),
+        (1, {1: 4}, 250),
+        (65_536, {65_536: 1000}, 65_536),
+    ],
+)
+def test_the_capacity_is_that_of_full_batches(
+    memory: MetricMemory, cap_rows: int, times_ms: dict[int, int], rows_s: float
+) -> None:
+    """Rows of the largest batch by its learned time; of smaller ones, the fewest rows that those may have had."""
+    device = memory.page(FIRST_DEVICE_PAGE).model(SLOT)
+    device.set_batch_cap_rows(cap_rows)
+    for rows, time_ms in times_ms.items():
+        device.learn_batch_time(rows, time_ms * MS)
+    assert capacity(memory) == pytest.approx(rows_s)
+
+
+def test_replicas_add_up(memory: MetricMemory) -> None:
+    """Each device process knows its own time; a frontend's page has none."""
+    for page, time_ms in ((FIRST_DEVICE_PAGE, 10), (FIRST_DEVICE_PAGE + 1, 40)):
+        device = memory.page(page).model(SLOT)
+        device.set_batch_cap_rows(256)
+        device.learn_batch_time(256, time_ms * MS)
+    memory.page(0).model(SLOT).note_scored(1, 1, 1)
+    assert capacity(memory) == 25_600 + 6_400
+
+
+def test_the_time_of_a_batch_follows_what_it_becomes(memory: MetricMemory) -> None:
+    """A mean in which the latest has a fifth, begun with the first; a new process begins anew."""
+    device = memory.page(FIRST_DEVICE_PAGE).model(SLOT)
+    device.set_batch_cap_rows(256)
+    device.learn_batch_time(256, 10 * MS)
+    device.learn_batch_time(256, 20 * MS)
+    assert capacity(memory) == pytest.approx(256 / 0.012)
+    for _ in range(60):
+        device.learn_batch_time(256, 20 * MS)
+    assert capacity(memory) == pytest.approx(256 / 0.020, rel=1e-4)
+    device.clear_gauges()
+    device.set_batch_cap_rows(256)
+    assert capacity(memory) == 0
+
+
+def busy(memory: MetricMemory, seconds: float = 1.0) -> None:
+    """A device that does 100 rows in a second, in one batch of this time."""
+    device = memory.page(FIRST_DEVICE_PAGE).model(SLOT)
+    device.set_batch_cap_rows(int(100 * seconds))
+    device.learn_batch_time(int(100 * seconds), int(seconds * 1000) * MS)
+
+
+def test_the_load_is_what_comes_of_what_can_be_done(memory: MetricMemory, clock: Clock) -> None:
+    """A device that is always at work, but with small batches, has little to do."""
+    busy(memory)
+    meter = LoadMeter(memory, clock)
+    device = memory.page(FIRST_DEVICE_PAGE).model(SLOT)
+    for _ in range(5):
+        device.observe_batch(1, "idle", 200 * MS)
+    clock.now_s += 1
+    assert meter.read([SLOT]) == {SLOT: Load(pytest.approx(0.05), pytest.approx(100))}
+
+
+def test_rows_count_when_they_come(memory: MetricMemory, clock: Clock) -> None:
+    """Those in flight have come, and count once; what is refused has come too; what waits is to be done besides."""
+    busy(memory)
+    meter = LoadMeter(memory, clock)
+    frontend, device = memory.page(0).model(SLOT), memory.page(FIRST_DEVICE_PAGE).model(SLOT)
+    device.observe_batch(100, "full", 1000 * MS)
+    for _ in range(25):
+        frontend.count_scored(1, 4)
+    frontend.set_in_flight_rows(60)
+    for _ in range(10):
+        frontend.count_rejection("overloaded")
+    clock.now_s += 1
+    # 100 rows are done, 60 there, and ten requests of four were refused.
+    assert meter.read([SLOT])[SLOT] == Load(pytest.approx(2.0), pytest.approx(100), 10)
+    device.set_queued_rows(50)
+    clock.now_s += 1
+    assert meter.read([SLOT])[SLOT].ratio == pytest.approx(0.5), "nothing new has come"
+    device.set_queued_rows(0)
+    device.observe_batch(60, "idle", 600 * MS)
+    frontend.set_in_flight_rows(0)
+    clock.now_s += 1
+    assert meter.read([SLOT])[SLOT].ratio == 0
+
+
+def test_readers_see_the_same_span(memory: MetricMemory, clock: Clock) -> None:
+    """A second reader who comes at once does not take the rows from the first: half a second is looked back on."""
+    busy(memory)
+    meter = LoadMeter(memory, clock)
+    device = memory.page(FIRST_DEVICE_PAGE).model(SLOT)
+    clock.now_s += 1
+    meter.read([SLOT])
+    for _ in range(20):
+        clock.now_s += 0.05
+        device.observe_batch(5, "idle", MS)
+        meter.read([SLOT])
+    assert meter.read([SLOT])[SLOT].ratio == pytest.approx(1.0, rel=0.2)
+    clock.now_s += 10
+    assert meter.read([SLOT])[SLOT].ratio < 0.1
+
+
+def test_what_begins_at_nothing_has_no_load(memory: MetricMemory, clock: Clock) -> None:
+    """A reading at the start has no span; counters that begin anew, for another model, have not gone backwards."""
+    busy(memory)
+    frontend, device = memory.page(0).model(SLOT), memory.page(FIRST_DEVICE_PAGE).model(SLOT)
+    device.observe_batch(1000, "full", MS)
+    frontend.count_rejection("overloaded")
+    meter = LoadMeter(memory, clock)
+    assert meter.read([SLOT])[SLOT].ratio == 0
+    memory.clear_model(SLOT)
+    busy(memory)
+    clock.now_s += 1
+    assert meter.read([SLOT])[SLOT].ratio == 0
+
+
+def test_an_unknown_model_is_busy_or_not(memory: MetricMemory, clock: Clock) -> None:
+    """Until a batch of it has ended, it is told by whether anything is in flight."""
+    meter = LoadMeter(memory, clock)
+    clock.now_s += 1
+    assert meter.read([SLOT])[SLOT] == Load(0.0, 0.0)
+    memory.page(1).model(SLOT).set_in_flight_rows(3)
+    assert meter.read([SLOT])[SLOT] == Load(1.0, 0.0)
+
+
+def test_with_a_limit_the_load_is_of_requests(memory: MetricMemory, clock: Clock) -> None:
+    """As on Azure: those that are admitted and those that wait, of all frontends, by what those admit at once."""
+    busy(memory)
+    meter = LoadMeter(memory, clock)
+    memory.page(0).model(SLOT).set_held_requests(2, 2)
+    memory.page(1).model(SLOT).set_held_requests(5, 2)
+    memory.page(FIRST_DEVICE_PAGE).model(SLOT).observe_batch(90, "idle", MS)
+    clock.now_s += 1
+    assert meter.read([SLOT])[SLOT] == Load(pytest.approx(7 / 4), pytest.approx(100), limited=True)
+
+
+def test_models_share_devices_but_not_limits() -> None:
+    """Loads of rows add up; a model at its limit is as bad as that, whatever the others do."""
+    rows = {1: Load(0.25, 10.0), 2: Load(0.5, 10.0)}
+    assert load_of_all(rows) == 0.75
+    assert load_of_all(rows | {3: Load(0.5, 10.0, limited=True)}) == 0.75
+    assert load_of_all(rows | {3: Load(1.5, 10.0, limited=True)}) == 1.5
+    assert load_of_all({}) == 0
