@@ -1,0 +1,196 @@
+"""How many pods there are to be: a pure function of what they say, the time, and what it was told before.
+
+- As many as keep each pod as loaded as is wanted: the sum of their loads by the target, rounded up.
+- Up at once, but a step is at most a doubling and four more. Pods that start are there already: they are waited for.
+- Requests that were refused because there were too many ask for one more than are ready, whatever the loads say.
+- Down when all that was wanted for a minute is less than there are, to the most of it, at most a tenth a step.
+- What is not known never lets pods go: pods that say nothing count as loaded as is wanted, and the minute begins
+  anew when they speak again, or when nobody has looked for a while.
+- No pods at all are an operator's way of saying that nothing is to be done, as for Kubernetes' own autoscaler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+__all__ = ["Decision", "PodLoad", "Pods", "ScalingPolicy", "ScalingState", "decide", "period_s"]
+
+_PERCENT: Final = 100
+_DOWN_AFTER_S: Final = 60.0
+_DOWN_SHARE: Final = 0.1
+_UP_FACTOR: Final = 2
+_UP_MORE: Final = 4
+# Else the noise of arrivals would take a pod away and bring it back each minute.
+_SPARE: Final = 1.05
+_PODS_A_PERIOD: Final = 500
+_STALE_PERIODS: Final = 3
+_STALE_S: Final = 3.0
+_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPolicy:
+    """What an operator wants, as `autoscale_…` of Azure.
+
+    Attributes:
+        min_replicas, max_replicas: Fewest and most pods.
+        target_percent: The load that pods are to have.
+        refresh_s: How often pods are asked.
+    """
+
+    min_replicas: int = 1
+    max_replicas: int = 10
+    target_percent: int = 70
+    refresh_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ValueError(f"must have 1 <= min {self.min_replicas} <= max {self.max_replicas}")
+        if not 0 < self.target_percent <= _PERCENT or not self.refresh_s > 0:
+            raise ValueError(
+                f"target {self.target_percent} is no percentage, or {self.refresh_s} s no period"
+            )
+
+
+class PodLoad(NamedTuple):
+    """What a pod has said.
+
+    Attributes:
+        load: What is asked of it, of what it can do.
+        overloaded: Requests that it has refused so far because there were too many.
+        read_s: When.
+    """
+
+    load: float
+    overloaded: int
+    read_s: float
+
+
+class Pods(NamedTuple):
+    """What is known of the pods.
+
+    Attributes:
+        replicas: How many there are to be now.
+        ready: The names of those that get requests.
+        loads: What they have said last; of those that have never said anything there is nothing.
+    """
+
+    replicas: int
+    ready: AbstractSet[str]
+    loads: Mapping[str, PodLoad]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """What one decision leaves for the next one.
+
+    Attributes:
+        looked_s: When it was made; None before the first.
+        known_since_s: Since when all ready pods have said what they do, at every look.
+        wanted: When how many pods were wanted, within the last minute; of each number the last time, and none that a
+            larger one has followed.
+        overloaded: Refused requests by pod.
+    """
+
+    looked_s: float | None = None
+    known_since_s: float = math.inf
+    wanted: tuple[tuple[float, int], ...] = ()
+    overloaded: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done.
+
+    Attributes:
+        replicas: How many pods there are to be from now on.
+        leaving: Those that are to go if these are fewer, those with the least to do first.
+        unknown: Ready pods that have not said what they do, or too long ago.
+        load: The sum of what the others have said.
+        state: What the next decision is to be given.
+    """
+
+    replicas: int
+    leaving: tuple[str, ...]
+    unknown: int
+    load: float
+    state: ScalingState
+
+
+def period_s(policy: ScalingPolicy, pods: int) -> float:
+    """Return how often so many pods are asked: above 500 the time grows as they do."""
+    return policy.refresh_s * max(1.0, pods / _PODS_A_PERIOD)
+
+
+def decide(pods: Pods, now_s: float, state: ScalingState, policy: ScalingPolicy) -> Decision:
+    """Decide how many pods there are to be.
+
+    Args:
+        pods: What is known of them.
+        now_s: The time, on the clock of `PodLoad.read_s`.
+        state: What the last decision left; a fresh one at the beginning.
+        policy: What is wanted.
+    """
+    stale_s = max(_STALE_S, _STALE_PERIODS * period_s(policy, len(pods.ready)))
+    fresh = {
+        name: pod
+        for name, pod in pods.loads.items()
+        if name in pods.ready and now_s - pod.read_s <= stale_s and pod.load >= 0
+    }
+    unknown = len(pods.ready) - len(fresh)
+    target = policy.target_percent / _PERCENT
+    load = math.fsum(pod.load for pod in fresh.values())
+    needed = load / target + unknown
+    refused = state.looked_s is not None and any(
+        pod.overloaded > state.overloaded.get(name, 0) for name, pod in fresh.items()
+    )
+    if refused:
+        needed = max(needed, len(pods.ready) + 1)
+    known = bool(fresh) and not unknown
+    state = _noted(state, now_s, stale_s, known, _whole(needed * _SPARE, policy), pods, fresh)
+    replicas = _stepped(pods.replicas, _whole(needed, policy), now_s, state, policy)
+    leaving = sorted(fresh, key=lambda name: (fresh[name].load, name))[: max(0, pods.replicas - replicas)]
+    return Decision(replicas, tuple(leaving), unknown, load, state)
+
+
+def _whole(needed: float, policy: ScalingPolicy) -> int:
+    """Whole pods, within what the policy allows."""
+    most = min(needed, float(policy.max_replicas))
+    return min(policy.max_replicas, max(policy.min_replicas, math.ceil(most - _ROUNDING)))
+
+
+def _stepped(replicas: int, wanted: int, now_s: float, state: ScalingState, policy: ScalingPolicy) -> int:
+    """How many there are to be after one step towards what is wanted."""
+    if not policy.min_replicas <= replicas <= policy.max_replicas:
+        # What an operator has set needs no steps; none at all is his way of saying that nothing is to be done.
+        return min(max(replicas, policy.min_replicas), policy.max_replicas) if replicas else 0
+    if wanted > replicas:
+        return min(wanted, _UP_FACTOR * replicas + _UP_MORE)
+    most = max((number for _, number in state.wanted), default=replicas)
+    if most >= replicas or now_s - state.known_since_s < _DOWN_AFTER_S:
+        return replicas
+    return max(most, replicas - max(1, math.floor(_DOWN_SHARE * replicas)))
+
+
+def _noted(
+    state: ScalingState,
+    now_s: float,
+    stale_s: float,
+    known: bool,
+    wanted: int,
+    pods: Pods,
+    fresh: Mapping[str, PodLoad],
+) -> ScalingState:
+    """The state with what is wanted now."""
+    unbroken = known and state.looked_s is not None and 0 <= now_s - state.looked_s <= stale_s
+    since_s = min(state.known_since_s, now_s) if unbroken else now_s if known else math.inf
+    later = [(at_s, number) for at_s, number in state.wanted if now_s - at_s < _DOWN_AFTER_S]
+    while later and later[-1][1] <= wanted:
+        later.pop()
+    refused = {name: count for name, count in state.overloaded.items() if name in pods.ready}
+    refused |= {name: pod.overloaded for name, pod in fresh.items()}
+    return ScalingState(now_s, since_s, (*later, (now_s, wanted)), refused)
