@@ -22,6 +22,7 @@ from stoker.metrics.memory import MetricMemory
 from stoker.settings.loading import load_settings
 from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser
+from stoker_bench.scaling.command import parser as simulation_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
@@ -168,7 +169,11 @@ def test_shown_commands_have_the_shown_options(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_options_exist(document: Path) -> None:
     """An option that is named alone, as in `--port`, is one of some command."""
-    known = set().union(*options_by_command().values(), *options_by_command(gpu_bench_parser()).values())
+    known = set().union(
+        *options_by_command().values(),
+        *options_by_command(gpu_bench_parser()).values(),
+        simulation_parser()._option_string_actions,
+    )
     named = {word for span in spans(text_of(document)) if span.startswith("--") for word in span.split()[:1]}
     assert named - known - FOREIGN_OPTIONS == set()
 

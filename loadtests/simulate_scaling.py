@@ -1,0 +1,11 @@
+"""Rules that choose the number of pods, on bursty traces: `python loadtests/simulate_scaling.py --help`.
+
+It is described in server/docs/autoscaling.md.
+"""
+
+import sys
+
+from stoker_bench.scaling.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
