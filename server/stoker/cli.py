@@ -24,6 +24,7 @@ _COMMANDS: Final = (
     "keys",
     "token",
     "kubernetes",
+    "router",
     "score",
     "data",
     "doctor",

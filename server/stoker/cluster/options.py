@@ -20,7 +20,14 @@ from stoker.settings.server import ServerSettings
 from stoker.settings.values import read_switch
 from stoker.settings.yaml_file import read_yaml
 
-__all__ = ["SECTION", "add_plan_options", "listed_models", "plan_from"]
+__all__ = [
+    "SECTION",
+    "add_plan_options",
+    "add_setting_options",
+    "listed_models",
+    "plan_from",
+    "settings_from",
+]
 
 SECTION: Final = "kubernetes"
 """The key of a deployment file below which a plan stands; a server passes it over."""
@@ -33,7 +40,12 @@ _FILES_OF_THE_SERVER: Final = ("grpc_tls_cert", "grpc_tls_key")
 
 def add_plan_options(group: argparse._ArgumentGroup) -> None:
     """Add an option for each field of a plan; those not given stay out of the result."""
-    for name, field in settings_of(ClusterPlan).items():
+    add_setting_options(group, ClusterPlan)
+
+
+def add_setting_options(group: argparse._ArgumentGroup, kind: type) -> None:
+    """Add an option for each setting of a class; those not given stay out of the result."""
+    for name, field in settings_of(kind).items():
         option, text = "--" + name.replace("_", "-"), str(field.metadata["help"])
         if field.metadata["convert"] is read_switch:
             group.add_argument(
@@ -46,6 +58,19 @@ def add_plan_options(group: argparse._ArgumentGroup) -> None:
         text = text.replace("%", "%%")
         metavar = field.metadata["metavar"]
         group.add_argument(option, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def settings_from(kind: type, arguments: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return the settings of a class that were given, by a YAML file and by options, which win.
+
+    Raises:
+        InvalidSettings: A value is bad or unknown, or the file cannot be read.
+    """
+    content = (
+        {} if file is None else read_yaml(file, "settings file", "settings by name, for instance: port: 8000")
+    )
+    given = {name: arguments[name] for name in settings_of(kind) if name in arguments}
+    return {**converted(kind, content, str(file)), **converted(kind, given, "command line")}
 
 
 @dataclass(frozen=True, slots=True)

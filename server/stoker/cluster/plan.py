@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from stoker.cluster.routing import effective_weights
 from stoker.cluster.values import (
     read_claim,
     read_count_or_share,
@@ -33,7 +34,6 @@ _REPLICAS: Final = number_of(int, 1, 10_000)
 _SECONDS: Final = number_of(int, 1, 86_400)
 _CORES: Final = number_of(float, 0.001, 10_000)
 _GB: Final = number_of(float, 0.001, 100_000)
-_PERCENT: Final = 100
 _AUTOSCALING: Final = ("min_replicas", "max_replicas", "target_utilization", "autoscale_refresh_s")
 _GPU_RESOURCE: Final = "nvidia.com/gpu"
 _LONGEST_NAME: Final = 50
@@ -337,10 +337,8 @@ def _version_contradictions(plan: ClusterPlan) -> Iterator[str]:
     traffic = plan.traffic or {plan.version_name: 100.0}
     if plan.version_name not in traffic:
         yield f"traffic has no {plan.version_name}, which these pods are; name all versions, those with 0 too"
-    if plan.default_version is not None and plan.default_version not in traffic:
-        yield f"traffic has no {plan.default_version}, the default version; name all versions, those with 0 too"
-    if sum(traffic.values()) > _PERCENT:
-        yield f"traffic adds up to {sum(traffic.values()):g} percent; have at most {_PERCENT}"
+    # It refuses what cannot be kept exactly.
+    effective_weights(traffic, plan.default_version)
 
 
 def _pod_contradictions(plan: ClusterPlan) -> Iterator[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stoker.azure_config.fields import fields_of
 from stoker.cluster.plan import ClusterPlan
+from stoker.cluster.router_settings import RouterSettings
 from stoker.settings.fields import settings_of
 
 PAGE = (Path(__file__).parents[3] / "server" / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -31,3 +32,11 @@ def test_the_table_of_azures_keywords_is_complete() -> None:
     """Each keyword stands in one row."""
     named = [name for cells in rows("| keyword | object |") for name in re.findall(r"`(\w+)`", cells[0])]
     assert sorted(named) == sorted(field.keyword for field in fields_of("aks"))
+
+
+def test_the_table_of_the_routers_settings_is_complete() -> None:
+    """Each setting of `stoker router` stands in its page, in their order."""
+    page = (Path(__file__).parents[3] / "server" / "docs" / "router.md").read_text(encoding="utf-8")
+    table = page.partition("| option | file | default | meaning |\n")[2].partition("\n\n")[0]
+    named = [re.findall(r"`(\w+)`", row.split("|")[2]) for row in table.splitlines()[1:]]
+    assert [name for names in named for name in names] == list(settings_of(RouterSettings))

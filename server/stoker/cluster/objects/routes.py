@@ -8,12 +8,10 @@ from typing import Any, Final
 
 from stoker.cluster.objects.metadata import shared_metadata
 from stoker.cluster.plan import ClusterPlan
+from stoker.cluster.routing import VERSION_HEADER, WHOLE, effective_weights
 
-__all__ = ["routes", "weights"]
+__all__ = ["routes"]
 
-_PICKS_VERSION: Final = "azureml-model-deployment"
-_WHOLE: Final = 10_000
-_HUNDREDTHS: Final = 100
 _HTTP_PORT: Final = 80
 
 
@@ -31,12 +29,16 @@ def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
     matches = _matches(plan)
     # The server's own answer, 504, comes first.
     timeouts = {"request": f"{math.ceil(plan.timeout_s) + 1}s"}
-    shares = {None: _WHOLE} if plan.version_name is None else weights(_traffic(plan), plan.default_version)
+    shares = (
+        {None: WHOLE}
+        if plan.version_name is None
+        else effective_weights(_traffic(plan), plan.default_version)
+    )
     # The rule with more conditions wins: a caller who names a version gets it.
     rules = [
         {
             "matches": [
-                {**match, "headers": [{"name": _PICKS_VERSION, "value": version}]} for match in matches
+                {**match, "headers": [{"name": VERSION_HEADER, "value": version}]} for match in matches
             ],
             "timeouts": timeouts,
             "backendRefs": [_backend(plan, version)],
@@ -55,22 +57,6 @@ def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
             "spec": spec,
         }
     ]
-
-
-def weights(traffic: Mapping[str, float], default: str | None) -> dict[str, int]:
-    """Return the weight of each version in hundredths of a percent.
-
-    Percentages need not add up to 100: what is left goes to the default version, as on Azure.
-
-    Args:
-        traffic: The percentages, at most 100 together.
-        default: The default version; None is the first.
-    """
-    leading = next(iter(traffic)) if default is None else default
-    shares = {version: round(share * _HUNDREDTHS) for version, share in traffic.items()}
-    # Rounding must not lose or make requests either.
-    shares[leading] = _WHOLE - sum(share for version, share in shares.items() if version != leading)
-    return shares
 
 
 def _traffic(plan: ClusterPlan) -> Mapping[str, float]:

