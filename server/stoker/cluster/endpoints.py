@@ -74,8 +74,8 @@ class NamedServers:
 class SliceReader(Protocol):
     """What is asked of the API server."""
 
-    async def endpoint_slices(self, namespace: str, service: str) -> Sequence[Mapping[str, Any]]:
-        """Return the EndpointSlices of a Service.
+    async def endpoint_slices(self, namespace: str | None, service: str) -> Sequence[Mapping[str, Any]]:
+        """Return the EndpointSlices of a Service; without a namespace it is that of the reader.
 
         Raises:
             OSError: The API server does not answer, or refuses.
@@ -91,11 +91,12 @@ class EndpointSlices:
 
         Args:
             reader: Asks the API server.
-            service: The Service, as NAMESPACE/NAME.
+            service: The Service, as NAME or NAMESPACE/NAME.
             versions: The versions, whose Services are called NAME-VERSION; one without a name is NAME.
         """
         self._reader = reader
-        self._namespace, _, name = service.partition("/")
+        namespace, _, name = service.rpartition("/")
+        self._namespace = namespace or None
         self._services = {version: f"{name}-{version}" if version else name for version in versions}
 
     async def look(self) -> Mapping[str, frozenset[Server]]:

@@ -37,6 +37,7 @@ _GB: Final = number_of(float, 0.001, 100_000)
 _AUTOSCALING: Final = ("min_replicas", "max_replicas", "target_utilization", "autoscale_refresh_s")
 _GPU_RESOURCE: Final = "nvidia.com/gpu"
 _LONGEST_NAME: Final = 50
+_OF_THE_ROUTER: Final = ("router", "servers")
 
 LEAST_MEMORY_GB: Final = 0.1
 """Memory of the processes of a server with one frontend, without the model, in GB."""
@@ -124,6 +125,12 @@ class ClusterPlan:
     gateway: str | None = setting(
         None, read_gateway, "Gateway that an HTTPRoute leads from", "NAMESPACE/NAME"
     )
+    router: bool = setting(
+        False,
+        read_switch,
+        "whether callers come by a router of the service's own, HAProxy in two pods",
+        "BOOL",
+    )
     hostnames: tuple[str, ...] = setting(
         (),
         read_object_names,
@@ -190,6 +197,11 @@ class ClusterPlan:
     def instance(self) -> str:
         """What the Deployment is called: the service, or the version of the endpoint."""
         return self.name if self.version_name is None else f"{self.name}-{self.version_name}"
+
+    @property
+    def servers_service(self) -> str:
+        """The Service of the pods; that which is called as the service is its router's, where it has one."""
+        return f"{self.name}-servers" if self.router and self.version_name is None else self.instance
 
     @property
     def keys_secret(self) -> str:
@@ -266,6 +278,8 @@ def _contradictions(plan: ClusterPlan) -> Iterator[str]:
         yield f"{plan.instance} is too long for the names of objects; have at most {_LONGEST_NAME} characters"
     if plan.create_namespace and plan.namespace is None:
         yield "create_namespace needs the namespace; give it with --namespace"
+    if plan.router and plan.grpc_port:
+        yield "the router speaks no gRPC; leave out gRPC, or let a Gateway lead to the pods instead of --router"
     if plan.hostnames and plan.gateway is None:
         yield "hostnames are those of a route; give its Gateway with --gateway NAMESPACE/NAME"
     yield from _scaling_contradictions(plan)
@@ -332,8 +346,13 @@ def _version_contradictions(plan: ClusterPlan) -> Iterator[str]:
         if plan.traffic or plan.default_version:
             yield "traffic and default_version are of an endpoint's versions; say which this is with --version-name"
         return
-    if plan.gateway is None:
-        yield "a Service cannot split requests by weights; name a Gateway that can with --gateway NAMESPACE/NAME"
+    if plan.gateway is None and not plan.router:
+        yield (
+            "a Service cannot split requests by weights; name a Gateway that can with --gateway NAMESPACE/NAME, or "
+            "have a --router"
+        )
+    if plan.router and plan.version_name in _OF_THE_ROUTER:
+        yield f"{plan.instance} is what the router's own objects are called; call the version otherwise"
     traffic = plan.traffic or {plan.version_name: 100.0}
     if plan.version_name not in traffic:
         yield f"traffic has no {plan.version_name}, which these pods are; name all versions, those with 0 too"

@@ -15,6 +15,7 @@ from stoker.cluster.objects.disruption import disruption
 from stoker.cluster.objects.keys import keys
 from stoker.cluster.objects.monitoring import monitoring
 from stoker.cluster.objects.network import network
+from stoker.cluster.objects.router import router, router_file
 from stoker.cluster.objects.routes import routes
 from stoker.cluster.objects.service import service
 from stoker.cluster.objects.workload import workload
@@ -41,6 +42,7 @@ def objects_of(plan: ClusterPlan) -> list[dict[str, Any]]:
         *workload(plan, fingerprint),
         *disruption(plan),
         *autoscaling(plan),
+        *router(plan, as_yaml([router_file(plan)])),
         *routes(plan),
         *monitoring(plan),
     ]

@@ -18,7 +18,9 @@ CONNECT_TIMEOUT_MS: Final = 500
 """How long a connection to a server may take, and how long a request waits before it asks for a server again."""
 
 _HOST_PORT: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+)):([0-9]{1,5})", re.ASCII)
-_SERVICE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z]([-a-z0-9]{0,48}[a-z0-9])?", re.ASCII)
+_SERVICE: Final = re.compile(
+    r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII
+)
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.:*-]+", re.ASCII)
 _RETRIES: Final = ("conn-failure", "503", "empty-response")
 _PORTS: Final = 65_535
@@ -45,7 +47,7 @@ def _addresses(value: Any) -> tuple[str, ...]:
 
 def _read_service(value: Any) -> str:
     if not isinstance(value, str) or not _SERVICE.fullmatch(value):
-        raise ValueError("must be a Service as NAMESPACE/NAME")
+        raise ValueError("must be a Service as NAME, or as NAMESPACE/NAME")
     return value
 
 
@@ -88,7 +90,7 @@ class RouterSettings:
         None,
         _read_service,
         "Service in this cluster, whose endpoints are the servers; with versions their Services NAME-VERSION",
-        "NAMESPACE/NAME",
+        "[NAMESPACE/]NAME",
     )
     traffic: Mapping[str, float] | None = setting(
         None, read_traffic, "percentages of the versions: a=80,b=20", "SHARES"

@@ -33,7 +33,7 @@ class PodSliceReader:
         Args:
             host: Address of the API server.
             port: Its port.
-            account: Folder with the token of the pod and the certificate of the API server.
+            account: Folder with the token of the pod, its namespace, and the certificate of the API server.
 
         Raises:
             OperatorError: The pod has neither.
@@ -43,6 +43,7 @@ class PodSliceReader:
         try:
             self._context = ssl.create_default_context(cafile=account / "ca.crt")
             self._token.read_bytes()
+            self._own = (account / "namespace").read_text(encoding="utf-8").strip()
         except OSError as error:
             raise OperatorError(
                 f"the pod has no account at the API server ({error}); set automountServiceAccountToken for it"
@@ -60,13 +61,13 @@ class PodSliceReader:
             raise OperatorError("--service is for pods, and this is none; name the servers with --servers")
         return cls(host, int(port))
 
-    async def endpoint_slices(self, namespace: str, service: str) -> Sequence[Mapping[str, Any]]:
-        """Return the EndpointSlices of a Service.
+    async def endpoint_slices(self, namespace: str | None, service: str) -> Sequence[Mapping[str, Any]]:
+        """Return the EndpointSlices of a Service; without a namespace it is that of the pod.
 
         Raises:
             OSError: The API server does not answer, or refuses.
         """
-        return await asyncio.to_thread(self._read, namespace, service)
+        return await asyncio.to_thread(self._read, namespace or self._own, service)
 
     def _read(self, namespace: str, service: str) -> Sequence[Mapping[str, Any]]:
         # `resourceVersion=0` takes what the API server has in its memory.

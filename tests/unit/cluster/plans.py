@@ -14,9 +14,19 @@ def plan(**fields: Any) -> ClusterPlan:
     return ClusterPlan(**{"name": "digits", "image": "stoker:1", **fields})
 
 
-def objects(**fields: Any) -> dict[str, dict[str, Any]]:
+def by_kind(found: ClusterPlan, component: str = "server") -> dict[str, dict[str, Any]]:
+    """The objects of a plan by kind: those of the servers and what all share, or those of the router."""
+    other = "router" if component == "server" else "server"
+    return {
+        content["kind"]: content
+        for content in objects_of(found)
+        if content["metadata"].get("labels", {}).get("app.kubernetes.io/component") != other
+    }
+
+
+def objects(component: str = "server", **fields: Any) -> dict[str, dict[str, Any]]:
     """The objects of that plan by kind."""
-    return {content["kind"]: content for content in objects_of(plan(**fields))}
+    return by_kind(plan(**fields), component)
 
 
 def pod(**fields: Any) -> dict[str, Any]:
@@ -49,6 +59,7 @@ VALUES: dict[str, list[Any]] = {
     "service_type": ["ClusterIP", "NodePort", "LoadBalancer"],
     "gateway": ["gateways/main"],
     "hostnames": [("digits.example.com",)],
+    "router": [True, False],
     "traffic": [{"a": 20.0, "b": 33.33}],
     "network_policy": [True, False],
     "allow_from": [("monitoring",)],

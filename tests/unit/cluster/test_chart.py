@@ -69,6 +69,25 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
+VALUES |= {
+    "router": {
+        "router": True,
+        "service_type": "LoadBalancer",
+        "serves": [
+            {**TWO[0], "max_concurrent_requests": 3, "max_queue_wait_ms": 100},
+            {**TWO[1], "max_concurrent_requests": 4},
+        ],
+        "autoscaler": "keda",
+    },
+    "routed version": {
+        **VALUES["version"],
+        "router": True,
+        "allow_from": ["monitoring"],
+        "image_pull_secrets": ["registry"],
+    },
+}
+
+
 def templated(tmp_path: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """What `helm template` says of these values."""
     file = tmp_path / "values.yaml"
@@ -95,8 +114,8 @@ def comparable(contents: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
     found = {}
     for content in contents:
         if content["kind"] == "ConfigMap":
-            content["data"]["deployment.yaml"] = yaml.safe_load(content["data"]["deployment.yaml"])
-        if content["kind"] == "Deployment":
+            content["data"] = {name: yaml.safe_load(text) for name, text in content["data"].items()}
+        if content["kind"] == "Deployment" and "annotations" in content["spec"]["template"]["metadata"]:
             del content["spec"]["template"]["metadata"]["annotations"]["stoker.dev/config"]
         found[content["kind"], content["metadata"]["name"]] = content
     return found
@@ -149,6 +168,9 @@ def test_the_route_of_an_endpoint_belongs_to_one_release(tmp_path: Path) -> None
         {"gpus": 1, "max_unavailable": 0},
         {"gpus": 2, "gpu_resource": "nvidia.com/mig-1g.10gb"},
         {"version_name": "a"},
+        {"version_name": "a", "gateway": "gw/main", "traffic": {"a": 33.333}, "default_version": "a"},
+        {"version_name": "servers", "router": True},
+        {"router": True, "grpc": True},
         {"server": {"collect": True}},
     ],
     ids=str,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.unit.cluster.plans import PLANS, objects, plan, pod
+from tests.unit.cluster.plans import PLANS, by_kind, objects, plan, pod
 
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import pod_file
@@ -17,10 +17,6 @@ from stoker.settings.loading import load_settings
 
 CUSTOM = {"HTTPRoute", "PodMonitor", "ScaledObject"}
 EACH = pytest.mark.parametrize("found", PLANS, ids=[f"plan {number}" for number in range(len(PLANS))])
-
-
-def by_kind(found: ClusterPlan) -> dict[str, dict[str, Any]]:
-    return {content["kind"]: content for content in objects_of(found)}
 
 
 @EACH

@@ -31,7 +31,7 @@ def test_what_is_no_server_is_refused(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("service", "digits"), ("host", "a b"), ("retry_on", "502"), ("retry_on", [])]
+    ("name", "value"), [("service", "a/b/c"), ("host", "a b"), ("retry_on", "502"), ("retry_on", [])]
 )
 def test_other_bad_values_are_refused(name: str, value: Any) -> None:
     """Before they could become lines of another program's configuration."""

@@ -57,6 +57,7 @@ def account(tmp_path: Path) -> Path:
     """The folder that a kubelet writes."""
     shutil.copy(TLS / "localhost.crt", tmp_path / "ca.crt")
     (tmp_path / "token").write_text("first\n")
+    (tmp_path / "namespace").write_text("models")
     return tmp_path
 
 
@@ -70,6 +71,8 @@ def test_the_slices_of_a_service_are_read_with_the_token_of_the_moment(
     (account / "token").write_text("second\n")
     ApiServer.body = json.dumps({"items": [{"endpoints": []}]}).encode()
     assert asyncio.run(reader.endpoint_slices("models", "digits")) == [{"endpoints": []}]
+    assert asyncio.run(reader.endpoint_slices(None, "digits")) == [{"endpoints": []}]
+    assert ApiServer.asked[-2] == ApiServer.asked[-1]
     assert ApiServer.asked[-1] == (
         "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices"
         "?labelSelector=kubernetes.io%2Fservice-name%3Ddigits&resourceVersion=0"

@@ -18,14 +18,21 @@
 {{- if and .Values.spare_gpus (lt (int .Values.spare_gpus) $gpus) }}{{ fail "spare_gpus are too few for a pod" }}{{ end -}}
 {{- if and (eq (include "stoker.surge" .) "0") (has (toString .Values.max_unavailable) (list "0" "0%")) }}{{ fail "max_unavailable 0 needs a GPU to spare for each rollout; say so with spare_gpus" }}{{ end -}}
 {{- if .Values.version_name -}}
-{{- if not .Values.gateway }}{{ fail "a Service cannot split requests by weights; name a Gateway that can: gateway NAMESPACE/NAME" }}{{ end -}}
+{{- if not (or .Values.gateway .Values.router) }}{{ fail "a Service cannot split requests by weights; name a Gateway that can: gateway NAMESPACE/NAME, or have a router" }}{{ end -}}
+{{- if and .Values.router (has .Values.version_name (list "router" "servers")) }}{{ fail (printf "%s is what the router's own objects are called; call the version otherwise" (include "stoker.instance" .)) }}{{ end -}}
 {{- with .Values.traffic -}}
 {{- if not (hasKey . $.Values.version_name) }}{{ fail (printf "traffic has no %s, which these pods are; name all versions, those with 0 too" $.Values.version_name) }}{{ end -}}
 {{- if not (hasKey . (toString $.Values.default_version)) }}{{ fail "default_version must name one of the versions of traffic, whose order a chart does not know" }}{{ end -}}
-{{- $sum := 0.0 }}{{ range . }}{{ $sum = addf $sum (float64 .) }}{{ end -}}
+{{- $sum := 0.0 -}}
+{{- range $version, $share := . -}}
+{{- $hundredths := round (mulf (float64 $share) 100) 6 -}}
+{{- if ne $hundredths (round $hundredths 0) }}{{ fail (printf "traffic of %s is %v; have percentages from 0 to 100 with at most two digits after the point" $version $share) }}{{ end -}}
+{{- $sum = round (addf $sum (float64 $share)) 6 -}}
+{{- end -}}
 {{- if gt $sum 100.0 }}{{ fail (printf "traffic adds up to %v percent; have at most 100" $sum) }}{{ end -}}
 {{- end -}}
 {{- else if or .Values.traffic .Values.default_version }}{{ fail "traffic and default_version are of an endpoint's versions; say which this is with version_name" }}{{ end -}}
+{{- if and .Values.router (ne (include "stoker.grpcPort" .) "0") }}{{ fail "the router speaks no gRPC; leave out gRPC, or let a gateway lead to the pods instead of a router" }}{{ end -}}
 {{- if and .Values.hostnames (not .Values.gateway) }}{{ fail "hostnames are those of a route; give its gateway" }}{{ end -}}
 {{- if and (get (.Values.server | default dict) "collect") (not .Values.collect_to) }}{{ fail "what is collected would end with its pod; name a claim with collect_to" }}{{ end -}}
 {{- end }}

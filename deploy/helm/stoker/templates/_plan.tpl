@@ -8,6 +8,15 @@
 {{ include "stoker.name" . }}{{ with .Values.version_name }}-{{ . }}{{ end }}
 {{- end }}
 
+{{/* The Service of the pods; that which is called as the service is its router's, where it has one. */}}
+{{- define "stoker.serversService" -}}
+{{- if and .Values.router (not .Values.version_name) -}}
+{{ include "stoker.name" . }}-servers
+{{- else -}}
+{{ include "stoker.instance" . }}
+{{- end -}}
+{{- end }}
+
 {{- define "stoker.takesKeys" -}}
 {{- $server := .Values.server | default dict -}}
 {{- if or (ne (toString (get $server "auth")) "false") (eq (toString (get $server "token_auth")) "true") }}yes{{ end -}}

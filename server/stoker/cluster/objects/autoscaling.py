@@ -96,7 +96,7 @@ def _trigger(plan: ClusterPlan, model: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "metrics-api",
         "metadata": {
-            "url": f"http://{plan.instance}.{plan.namespace}:{HTTP_PORT}/metrics",
+            "url": f"http://{plan.servers_service}.{plan.namespace}:{HTTP_PORT}/metrics",
             "format": "prometheus",
             "valueLocation": f'{_METRIC}{{model="{model["name"]}"}}',
             "targetValue": f"{_wanted_rows(plan, model):g}",

@@ -7,7 +7,7 @@ from typing import Any, Final
 from stoker.cluster.objects.metadata import metadata, selector
 from stoker.cluster.plan import ClusterPlan
 
-__all__ = ["network"]
+__all__ = ["callers", "network"]
 
 _NAME_LABEL: Final = "kubernetes.io/metadata.name"
 _KEDA: Final = "keda"
@@ -25,8 +25,8 @@ def network(plan: ClusterPlan) -> list[dict[str, Any]]:
     if plan.grpc_port:
         ports.append({"port": "grpc", "protocol": "TCP"})
     ingress: dict[str, Any] = {"ports": ports}
-    if plan.service_type == "ClusterIP":
-        ingress["from"] = [{"podSelector": {}}, *(_of(name) for name in _namespaces(plan))]
+    # A router's pods are of the namespace, whoever their callers are.
+    ingress |= callers(plan) if not plan.router else _from(_beside_the_gateway(plan))
     spec: dict[str, Any] = {
         "podSelector": {"matchLabels": selector(plan)},
         "policyTypes": ["Ingress"] if plan.allow_egress else ["Ingress", "Egress"],
@@ -42,10 +42,20 @@ def network(plan: ClusterPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _namespaces(plan: ClusterPlan) -> list[str]:
+def callers(plan: ClusterPlan) -> dict[str, Any]:
+    """Return who reaches what callers of the service connect to; without `from` that is everybody."""
+    if plan.service_type != "ClusterIP":
+        return {}
     gateway = [] if plan.gateway is None else [plan.gateway.partition("/")[0]]
-    scaler = [_KEDA] if plan.autoscaler == "keda" else []
-    return list(dict.fromkeys([*gateway, *scaler, *plan.allow_from]))
+    return _from([*gateway, *_beside_the_gateway(plan)])
+
+
+def _beside_the_gateway(plan: ClusterPlan) -> list[str]:
+    return [*([_KEDA] if plan.autoscaler == "keda" else []), *plan.allow_from]
+
+
+def _from(namespaces: list[str]) -> dict[str, Any]:
+    return {"from": [{"podSelector": {}}, *(_of(name) for name in dict.fromkeys(namespaces))]}
 
 
 def _of(namespace: str) -> dict[str, Any]:

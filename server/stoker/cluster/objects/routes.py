@@ -29,11 +29,9 @@ def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
     matches = _matches(plan)
     # The server's own answer, 504, comes first.
     timeouts = {"request": f"{math.ceil(plan.timeout_s) + 1}s"}
-    shares = (
-        {None: WHOLE}
-        if plan.version_name is None
-        else effective_weights(_traffic(plan), plan.default_version)
-    )
+    # A router shares out itself.
+    undivided = plan.version_name is None or plan.router
+    shares = {None: WHOLE} if undivided else effective_weights(_traffic(plan), plan.default_version)
     # The rule with more conditions wins: a caller who names a version gets it.
     rules = [
         {

@@ -26,5 +26,7 @@ def service(plan: ClusterPlan) -> list[dict[str, Any]]:
                 "appProtocol": "kubernetes.io/h2c",
             }
         )
-    spec = {"type": plan.service_type, "selector": selector(plan), "ports": ports}
-    return [{"apiVersion": "v1", "kind": "Service", "metadata": metadata(plan, plan.instance), "spec": spec}]
+    kind = "ClusterIP" if plan.router else plan.service_type
+    spec = {"type": kind, "selector": selector(plan), "ports": ports}
+    name = plan.servers_service
+    return [{"apiVersion": "v1", "kind": "Service", "metadata": metadata(plan, name), "spec": spec}]
