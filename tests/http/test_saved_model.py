@@ -15,6 +15,8 @@ import pytest
 from tests.http.raw_http import rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer
 
+from stoker_client import Client
+
 pytestmark = [
     pytest.mark.tensorflow,
     # Two processes import TensorFlow.
@@ -33,6 +35,7 @@ import numpy as np
 
 from stoker.settings.acceleration import Acceleration
 from stoker.errors import LoadFailed
+from stoker.offline import Predictor
 from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model
 from stoker.servable import Device, Servable
 from stoker.wire.packed import pack, unpack
@@ -125,6 +128,8 @@ example = example_of([entry_of("x", [0.5, 0.5])])
 examples = np.empty(1, object)
 examples[:] = [example]
 (judged,) = methods.run([[pack({"inputs": examples}), pack({"inputs": examples}, "sums")]])
+offline = Predictor(sys.argv[1], "cpu", max_batch_rows=64)(np.load(f"{sys.argv[1]}.npy"))
+np.savez(f"{sys.argv[1]}.npz", **offline)
 print(json.dumps({
     "names": names,
     "answers": answers,
@@ -149,6 +154,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     Beside it what the process that wrote them found when it compiled the latter, and its log.
     """
     base = tmp_path_factory.mktemp("saved-model") / "models" / "squares"
+    base.parent.mkdir()
+    np.save(f"{base}.npy", np.random.default_rng(4).standard_normal((100, 2, 3)).astype(np.float32))
     command = [sys.executable, "-c", _WRITE_MODELS, str(base), "2", "10"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
@@ -225,6 +232,19 @@ def test_the_newest_version_answers_with_all_outputs(squares: LiveServer) -> Non
     np.testing.assert_allclose(content["squares"], rows * rows + 10)
     np.testing.assert_allclose(content["sums"], rows.sum(axis=(1, 2)))
     assert "squares version 10 (tensorflow)" in squares.output()
+
+
+def test_a_predictor_gives_the_same_bits(
+    written: tuple[Path, dict[str, Any], str], squares: LiveServer
+) -> None:
+    """A hundred rows, in batches of 64 without a server, are answered as by the server."""
+    base = written[0]
+    with Client(f"http://127.0.0.1:{squares.port}/score", PRIMARY) as client:
+        theirs = client.infer({"x": np.load(f"{base}.npy")})
+    with np.load(f"{base}.npz") as ours:
+        assert {name: ours[name].tobytes() for name in ours} == {
+            name: array.tobytes() for name, array in theirs.items()
+        }
 
 
 @pytest.mark.parametrize(

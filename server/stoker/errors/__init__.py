@@ -35,6 +35,7 @@ StokerError                     500 internal
    │  └─ CorruptModel
    ├─ DeviceUnavailable
    ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
+   ├─ BatchFailed               exit code 1: rows that are scored without a server have no answer
    ├─ ReloadFailed              the new server did not start, and the old one goes on
    ├─ ClusterError              a cluster cannot be asked, or has not become what was wanted
    │  └─ ClusterRefusal
@@ -46,6 +47,7 @@ StokerError                     500 internal
 
 from stoker.errors.base import StokerError
 from stoker.errors.operator import (
+    BatchFailed,
     ClusterError,
     ClusterRefusal,
     CorruptModel,
@@ -94,6 +96,7 @@ from stoker.errors.serving import (
 )
 
 __all__ = [
+    "BatchFailed",
     "BodyTooLarge",
     "ClusterError",
     "ClusterRefusal",

@@ -8,6 +8,7 @@ from typing import ClassVar
 from stoker.errors.base import StokerError
 
 __all__ = [
+    "BatchFailed",
     "ClusterError",
     "ClusterRefusal",
     "CorruptModel",
@@ -101,6 +102,13 @@ class ParityFailed(LoadFailed):
     """A version was not shown to answer as the one that it would take over from, and `parity` requires that."""
 
     code = "parity_failed"
+
+
+class BatchFailed(OperatorError):
+    """Rows of a batch that is scored without a server have no answer: the model fails on them."""
+
+    code = "batch_failed"
+    exit_code = 1
 
 
 class ReloadFailed(OperatorError):

@@ -18,6 +18,7 @@ from stoker.system.request_log import open_request_log
 
 __all__ = [
     "app_root",
+    "enter_script_folder",
     "enter_script_process",
     "leave_script_process",
     "script_folders",
@@ -82,8 +83,25 @@ def script_folders(servable: Servable, environ: Mapping[str, str]) -> list[str]:
 def enter_script_process(servable: Servable) -> None:
     """Make this process, which is to do nothing else, one of an entry script; called before it is loaded.
 
-    The working directory becomes `app_root`, so that the script finds its files by relative paths. What it
-    prints becomes log lines, and log lines carry the ids of requests. The variable AZUREML_LOG_LEVEL is heeded.
+    What `enter_script_folder` does, and what the script prints becomes log lines, which carry the ids of requests.
+    The variable AZUREML_LOG_LEVEL is heeded.
+
+    Raises:
+        LoadFailed: AML_APP_ROOT is no folder.
+    """
+    enter_script_folder(servable)
+    open_request_log()
+    level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
+    if level in logging.getLevelNamesMapping():
+        logging.getLogger().setLevel(level)
+    elif level:
+        logger.warning("AZUREML_LOG_LEVEL %s is not a level of Python's logging", level)
+
+
+def enter_script_folder(servable: Servable) -> None:
+    """Give an entry script what it finds of its own: its folder, quick JSON, and where it collects.
+
+    The working directory becomes `app_root`, so that the script finds its files by relative paths.
 
     Raises:
         LoadFailed: AML_APP_ROOT is no folder.
@@ -95,15 +113,9 @@ def enter_script_process(servable: Servable) -> None:
         raise LoadFailed(f"AML_APP_ROOT cannot be entered: {error}") from error
     os.environ["AML_APP_ROOT"] = str(root)
     quicken_json_loads()
-    open_request_log()
     terms = servable.terms
     if terms.collection is not None and terms.model_data_dir is not None:
         open_model_data(servable.name, servable.version, terms.collection, terms.model_data_dir)
-    level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
-    if level in logging.getLevelNamesMapping():
-        logging.getLogger().setLevel(level)
-    elif level:
-        logger.warning("AZUREML_LOG_LEVEL %s is not a level of Python's logging", level)
 
 
 def leave_script_process(end: Callable[[], None], within_s: float = _LEAVE_WITHIN_S) -> None:

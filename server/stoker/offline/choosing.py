@@ -1,0 +1,144 @@
+"""Which model a Predictor means, with the settings that a server would give it, and loading it in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.device.lifecycle import LoadedModel, load
+from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
+from stoker.gpu.devices import cpu_device, enter_device
+from stoker.models.deployed import Deployed, deploy
+from stoker.models.offers import Offer, find_offers
+from stoker.scripts.environment import enter_script_folder
+from stoker.servable import Servable
+from stoker.settings.loading import load_settings
+from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.server import ImportedSettings, ServerSettings
+from stoker.workspace import Workspace
+
+__all__ = ["chosen", "enter_script", "load_here"]
+
+logger = logging.getLogger(__name__)
+
+_SOURCE: Final = "Predictor"
+_DEFAULT: Final = "default"
+_PATIENT: Final = ImportedSettings(_SOURCE, server={"timeout_ms": 3_600_000})
+"""Nobody waits for an answer: a script may take its time for a batch."""
+
+_entered: list[Path] = []
+_entering: Final = threading.Lock()
+
+
+def chosen(
+    model: str | Path,
+    workspace: str | Path | None,
+    config: str | Path | None,
+    settings: Mapping[str, Any],
+    leases: ExitStack,
+) -> Deployed:
+    """Find a model as a server would serve it.
+
+    Args:
+        model: A path, a registered model `NAME[:VERSION]`, or the name of a model in `config`.
+        workspace: Where registered models are; None finds it.
+        config: A deployment file, or None.
+        settings: Settings of the model by name.
+        leases: Receives what holds registered versions.
+
+    Raises:
+        OperatorError: It cannot be found, or a setting is bad.
+    """
+    place = Workspace.find(None if workspace is None else Path(workspace))
+    given = model_settings(settings, _SOURCE)
+    if config is None:
+        if str(model) != str(Path(model).name) or Path(model).exists():
+            named = ModelSettings(path=Path(model))
+        else:
+            named = ModelSettings(registered=str(model))
+        of_server = load_settings({}, os.environ, None, (given.over(named),), [_PATIENT])
+        (offer,) = find_offers(of_server, place).values()
+    else:
+        of_server = load_settings({}, os.environ, Path(config), (), [_PATIENT])
+        offer = _in_config(str(model), given, of_server, place, Path(config))
+    deployed = deploy(offer, _version(offer), 0, 0, of_server, place, leases)
+    _check_packages(deployed, place)
+    return deployed
+
+
+def _in_config(
+    name: str, given: ModelSettings, settings: ServerSettings, workspace: Workspace, config: Path
+) -> Offer:
+    offers = find_offers(settings, workspace)
+    if name not in offers:
+        raise UnknownModel(f"{config} has no model {name!r}; it has: {', '.join(offers)}")
+    return dataclasses.replace(offers[name], settings=given.over(offers[name].settings))
+
+
+def _version(offer: Offer) -> int:
+    """The version that a request means which names none."""
+    labelled = offer.labels().get(_DEFAULT)
+    return labelled if labelled in offer.wanted() else max(offer.policy.choose(offer.there))
+
+
+def _check_packages(deployed: Deployed, workspace: Workspace) -> None:
+    """Refuse a model that another Python has to run, and say what this one lacks."""
+    environment = deployed.environment
+    if environment is None:
+        return
+    if environment.managed_by_system:
+        built = environment.found(workspace, deployed.servable.framework)
+        if built.built is None or Path(built.interpreter) != Path(sys.executable):
+            raise EnvironmentUnusable(
+                f"{deployed.servable.name} has an environment of its own, and this is {sys.executable}; install its "
+                "packages into this Python, and leave environment_managed out"
+            )
+    elif environment.findings():
+        logger.warning("%s: %s", deployed.servable.name, "; ".join(environment.lines()))
+
+
+def enter_script(servable: Servable) -> None:
+    """Make this process that of an entry script.
+
+    Raises:
+        LoadFailed: It is another script's already, or the script's folder cannot be entered.
+    """
+    with _entering:
+        if _entered and _entered[0] != servable.path:
+            raise LoadFailed(
+                f"this process runs the entry script {_entered[0]} already, whose folder and variables it has; load "
+                f"{servable.name} in a process of its own"
+            )
+        enter_script_folder(servable)
+        _entered[:] = [servable.path]
+
+
+def load_here(servable: Servable, setting: str, threads: int) -> LoadedModel:
+    """Load a model on the calling thread.
+
+    Args:
+        servable: The model.
+        setting: Its device, as settings name one. The process is confined to it, unless it is `cpu`.
+        threads: Threads for one operation on the CPU.
+
+    Raises:
+        OperatorError: The device cannot be used, or the model cannot be loaded.
+    """
+    if setting == "cpu":
+        device, reason = cpu_device(), "as asked for"
+    else:
+        device, reason = enter_device(setting, {servable.framework})
+    logger.info("%s: on %s, %s", servable.name, device, reason)
+    try:
+        return load(servable, device, threads)
+    except OperatorError:
+        raise
+    except Exception as error:
+        raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error

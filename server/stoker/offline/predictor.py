@@ -1,0 +1,189 @@
+"""A model in this process, without a server: tables in, tables out, and the answers that a server gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from stoker.errors import InvalidInput, InvalidSettings
+from stoker.offline.choosing import chosen, enter_script, load_here
+from stoker.offline.columns import Columns, columns_of, in_form_of, inputs_of, script_rows
+from stoker.offline.row_batches import RowBatches
+from stoker.offline.script_bodies import ScriptBodies
+from stoker.offline.tensor_requests import TensorRequests
+from stoker.servable import Servable
+from stoker.tensors import Signature
+
+__all__ = ["Predictor"]
+
+_Result = TypeVar("_Result")
+
+
+class Predictor:
+    """A loaded model that scores tables; the same runtimes, entry scripts and batches as a server's.
+
+    Calling it scores a mapping of arrays by name (what Ray Data gives), a data frame of pandas, or an array alone,
+    and returns the same kind of table. Any number of rows may come: they are cut into batches as the model allows
+    it. All calls run one after the other, on a thread of its own.
+
+    A GPU is chosen as `stoker serve` does it, and the process is confined to it by `CUDA_VISIBLE_DEVICES`. An entry
+    script makes the process its own: the working directory and Azure's variables become the script's, so a process
+    has one script.
+
+    Args:
+        model: A path, or a registered model `NAME[:VERSION]`; with `config` the name of one of its models.
+        device: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU.
+        batch_rows: Rows of one request, for entry scripts that take whole bodies (by default `max_batch_rows`) and
+            for models whose rows see each other (by default a call is one request).
+        keep: Names of columns that are no inputs, and stay in the answer.
+        workspace: Where registered models are; by default as `stoker serve` finds it.
+        config: A deployment file whose settings hold for the model.
+        threads: Threads for one operation on the CPU; by default as many as a server on this machine gives. More are
+            faster, and sums may be rounded otherwise.
+        **settings: Settings of the model, as in a deployment file: `max_batch_rows=1024`, `batching="none"`.
+
+    Raises:
+        OperatorError: The model, its device or a setting cannot be used; the message says what to do.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        device: str = "auto",
+        *,
+        batch_rows: int | None = None,
+        keep: Collection[str] = (),
+        workspace: str | Path | None = None,
+        config: str | Path | None = None,
+        threads: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if batch_rows is not None and batch_rows < 1:
+            raise InvalidSettings(f"batch_rows has to be 1 or more, not {batch_rows}")
+        self._keep = tuple(keep)
+        self._leases = ExitStack()
+        deployed = chosen(model, workspace, config, settings, self._leases)
+        self.servable: Servable = deployed.servable
+        """What is loaded: its name, version and files."""
+        self._arguments = (
+            _absolute(model),
+            device,
+            {"batch_rows": batch_rows, "keep": self._keep, "threads": threads, **settings}
+            | {"workspace": _absolute(workspace), "config": _absolute(config)},
+        )
+        if self.servable.framework == "script":
+            enter_script(self.servable)
+        where = deployed.placement.devices[0] if device == "auto" else device
+        self._thread = ThreadPoolExecutor(1, f"model {self.servable.name}")
+        try:
+            self._loaded = self._on_thread(
+                lambda: load_here(self.servable, where, threads or deployed.threads)
+            )
+            self._scorer = self._make_scorer(batch_rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, self._arguments
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.servable.name}:{self.servable.version})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the batch that runs, and let the model's files go."""
+        self._thread.shutdown()
+        self._leases.close()
+
+    @property
+    def signature(self) -> Signature:
+        """What the model takes and gives, as the server has it."""
+        return self._loaded.signature
+
+    @property
+    def request_rows(self) -> int | None:
+        """Rows that are scored together at most; None where a call is one request, for its rows see each other."""
+        return self._scorer.request_rows
+
+    def __call__(self, table: Any) -> Any:
+        """Score a table.
+
+        Args:
+            table: A mapping of arrays by name, a data frame of pandas, or an array; the first axis counts the rows.
+
+        Returns:
+            The outputs by name, in the same form; for an array the array of a model's only output. Entry scripts that
+            answer with a list have an output `result`.
+
+        Raises:
+            InvalidInput: The table does not fit the model.
+            BatchFailed: The model fails on a row.
+        """
+        columns, kept = columns_of(table, self._keep)
+        scorer = self._scorer
+        if isinstance(scorer, ScriptBodies):
+            rows = script_rows(columns)
+            outputs = self._on_thread(lambda: scorer.run(rows))
+        else:
+            feeds = inputs_of(columns, self.signature.named[0].tensors.inputs)
+            outputs = self._on_thread(lambda: scorer.run(feeds))
+        if kept:
+            _check_kept(kept, outputs)
+        return in_form_of(table, kept, outputs)
+
+    def score_bodies(self, bodies: Sequence[bytes]) -> list[bytes]:
+        """Score bodies by an entry script that takes them whole, each as a server would.
+
+        Args:
+            bodies: What callers would post.
+
+        Returns:
+            What they would be answered.
+
+        Raises:
+            InvalidInput: The model is no such script.
+            BatchFailed: The script fails, or answers with an error.
+        """
+        scorer = self._scorer
+        if not isinstance(scorer, ScriptBodies):
+            raise InvalidInput(f"{self.servable.name} takes tensors, not bodies: {self.signature}.")
+        return self._on_thread(lambda: list(scorer.answers(bodies)))
+
+    def _make_scorer(self, batch_rows: int | None) -> RowBatches | TensorRequests | ScriptBodies:
+        if self.signature.takes == "body":
+            return ScriptBodies(self._loaded, batch_rows or self.servable.max_batch_rows)
+        if self.signature.takes == "rows":
+            return RowBatches(self._loaded, self.servable.name)
+        return TensorRequests(self._loaded, batch_rows)
+
+    def _on_thread(self, function: Callable[[], _Result]) -> _Result:
+        """Call a function on the model's thread: frameworks and scripts keep state of the thread that loads them."""
+        return self._thread.submit(function).result()
+
+
+def _again(model: str, device: str, options: dict[str, Any]) -> Predictor:
+    """Load a Predictor that was sent to another process."""
+    return Predictor(model, device, **options)
+
+
+def _absolute(path: str | Path | None) -> str | None:
+    """A path that means the same in another folder; whatever else is named stays."""
+    if path is None:
+        return None
+    return str(Path(path).absolute()) if Path(path).exists() else str(path)
+
+
+def _check_kept(kept: Columns, outputs: Any) -> None:
+    rows = len(next(iter(kept.values())))
+    columns: Iterable[Any] = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+    if any(len(column) != rows for column in columns):
+        raise InvalidInput("The answer has not one entry a row, so the columns that stay do not fit it.")
