@@ -26,6 +26,7 @@ _COMMANDS: Final = (
     "kubernetes",
     "router",
     "score",
+    "offline",
     "data",
     "doctor",
     "devices",

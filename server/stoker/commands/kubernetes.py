@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a ClusterServingRuntime, by which KServe serves models with Stoker"
     kserve = actions.add_parser("kserve", help=f"print {text}", description=f"Print {text}.")
     _add_kserve_options(kserve)
+    text = "a Job whose pods score the rows of files, each a part of them"
+    job = actions.add_parser("job", help=f"print {text}", description=f"Print {text}. No cluster is needed.")
+    _add_job_options(job)
     text = "the Dockerfile of an image with the models and their packages in it"
     dockerfile = actions.add_parser(
         "dockerfile",
@@ -74,6 +77,24 @@ def _add_kserve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scripts", action="store_true", help="for entry scripts: score.py beside its model")
     parser.add_argument("--grpc", action="store_true", help="for callers over gRPC instead of HTTP")
     parser.set_defaults(kubernetes_run=_kserve)
+
+
+def _add_job_options(parser: argparse.ArgumentParser) -> None:
+    from stoker.cluster.job_plan import JobPlan
+    from stoker.cluster.options import add_setting_options
+
+    parser.add_argument("model", metavar="MODEL", help="the model, relative to /models in the pod")
+    parser.add_argument(
+        "--input", nargs="+", required=True, metavar="PATH", help="files and folders with rows, in the claim"
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="PATH", help="the folder of the answers, in the claim"
+    )
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="OPTION", help="a further option of stoker offline"
+    )
+    add_setting_options(parser.add_argument_group("plan"), JobPlan)
+    parser.set_defaults(kubernetes_run=_job)
 
 
 def _add_dockerfile_options(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +149,24 @@ def _kserve(args: argparse.Namespace) -> int:
     protocol = "grpc" if args.grpc else "http"
     objects = kserve(args.image, args.gpu_resource, scripts=args.scripts, protocol=protocol)
     sys.stdout.write(as_yaml(objects))
+    return 0
+
+
+def _job(args: argparse.Namespace) -> int:
+    from stoker.cluster.job_plan import JobPlan
+    from stoker.cluster.objects.job import job
+    from stoker.cluster.render import as_yaml
+    from stoker.settings.fields import converted, settings_of
+
+    given = {name: getattr(args, name) for name in settings_of(JobPlan) if hasattr(args, name)}
+    plan = JobPlan(
+        **converted(JobPlan, given, "command line"),
+        model=args.model,
+        inputs=tuple(args.input),
+        output=args.output,
+        options=tuple(args.option),
+    )
+    sys.stdout.write(as_yaml(job(plan)))
     return 0
 
 

@@ -70,7 +70,7 @@ def inputs_of(columns: Columns, infos: Sequence[TensorInfo]) -> Feeds:
         InvalidInput: A column is missing, unknown, or does not fit its input.
     """
     names = [info.name for info in infos]
-    if len(infos) == 1 and names[0] not in columns:
+    if len(infos) == 1 and set(columns) != set(names):
         if len(columns) == 1:
             columns = {names[0]: next(iter(columns.values()))}
         elif infos[0].shape[1:] in ((len(columns),), (-1,)):

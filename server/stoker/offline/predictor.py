@@ -68,6 +68,8 @@ class Predictor:
         deployed = chosen(model, workspace, config, settings, self._leases)
         self.servable: Servable = deployed.servable
         """What is loaded: its name, version and files."""
+        self.fingerprint = deployed.fingerprint
+        """What changes when its files do."""
         self._arguments = (
             _absolute(model),
             device,

@@ -32,7 +32,7 @@ def test_a_plan_that_cannot_be_prints_nothing(capsys: pytest.CaptureFixture[str]
     )
 
 
-@pytest.mark.parametrize("action", ["render", "kserve", "dockerfile"])
+@pytest.mark.parametrize("action", ["render", "kserve", "job", "dockerfile"])
 def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each action says what it does and what can be set."""
     with pytest.raises(SystemExit):
@@ -60,6 +60,13 @@ def test_runtimes_of_kserve_differ_in_what_they_serve(capsys: pytest.CaptureFixt
         ["grpc-v2"],
         True,
     )
+
+
+def test_a_job_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The claim with the files cannot be guessed, so it is asked for."""
+    command = ["kubernetes", "job", "m.onnx", "--input", "in", "--output", "out", "--name", "night"]
+    assert cli.main([*command, "--image", "stoker:1"]) == 2
+    assert capsys.readouterr().err == "stoker kubernetes: the Job has no data; give it with --data\n"
 
 
 def test_the_dockerfile_has_the_packages_beside_a_script(

@@ -11,7 +11,7 @@ from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, KEYS_FOLDER, pod_file
 from stoker.cluster.values import MODELS_FOLDER, taint_parts
 
-__all__ = ["CONTAINER_SECURITY", "POD_SECURITY", "pod_spec", "probes"]
+__all__ = ["CONTAINER_SECURITY", "POD_SECURITY", "claim_of", "pod_spec", "probes", "toleration"]
 
 # The user of the image; see Dockerfile.gpu.
 _USER: Final = 10001
@@ -156,17 +156,18 @@ def _tolerations(plan: ClusterPlan) -> list[dict[str, Any]]:
     taints = list(plan.tolerations)
     if plan.gpu_count:
         taints.insert(0, "nvidia.com/gpu")
-    return [_toleration(taint) for taint in dict.fromkeys(taints)]
+    return [toleration(taint) for taint in dict.fromkeys(taints)]
 
 
-def _toleration(taint: str) -> dict[str, Any]:
+def toleration(taint: str) -> dict[str, Any]:
+    """Return what tolerates a taint NAME[=VALUE][:EFFECT]."""
     key, value, effect = taint_parts(taint)
-    toleration = {"key": key, "operator": "Exists" if value is None else "Equal"}
+    result = {"key": key, "operator": "Exists" if value is None else "Equal"}
     if value is not None:
-        toleration["value"] = value
+        result["value"] = value
     if effect:
-        toleration["effect"] = effect
-    return toleration
+        result["effect"] = effect
+    return result
 
 
 def _spread(plan: ClusterPlan, topology: str) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def _mounts(plan: ClusterPlan) -> list[dict[str, Any]]:
         mounts.append({"name": "keys", "mountPath": KEYS_FOLDER, "readOnly": True})
     if plan.models != "image":
         mount = {"name": "models", "mountPath": MODELS_FOLDER, "readOnly": True}
-        _, folder = _claim(plan.models)
+        _, folder = claim_of(plan.models)
         mounts.append(mount | ({"subPath": folder} if folder else {}))
     if plan.collect_to is not None:
         mounts += [
@@ -212,15 +213,15 @@ def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
     if plan.models.startswith("oci://"):
         volumes.append({"name": "models", "image": {"reference": plan.models.removeprefix("oci://")}})
     elif plan.models.startswith("pvc://"):
-        claim, _ = _claim(plan.models)
+        claim, _ = claim_of(plan.models)
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
     if plan.collect_to is not None:
         volumes.append({"name": "collected", "persistentVolumeClaim": {"claimName": plan.collect_to}})
     return volumes
 
 
-def _claim(place: str) -> tuple[str, str]:
-    """The claim and the folder in it."""
+def claim_of(place: str) -> tuple[str, str]:
+    """The claim of a place of models, and the folder in it; nothing for other places."""
     if not place.startswith("pvc://"):
         return "", ""
     claim, _, folder = place.removeprefix("pvc://").partition("/")

@@ -1,0 +1,216 @@
+"""Files with rows, read a part at a time: `.npy`, `.npz`, `.csv`, `.parquet` and `.jsonl`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from stoker.errors import InvalidSettings
+from stoker.system.extras import how_to_install
+
+__all__ = ["FORMATS", "count_rows", "pyarrow_for", "read_lines", "read_tables"]
+
+FORMATS: Final = ("npy", "npz", "csv", "parquet", "jsonl")
+"""Formats by the ends of files."""
+
+
+def count_rows(file: Path) -> int:
+    """Count the rows of a file; of text all of it is read.
+
+    Raises:
+        InvalidSettings: The file cannot be read, or what reads it is not installed.
+    """
+    with _reading(file):
+        match _format(file):
+            case "npy":
+                return len(np.load(file, mmap_mode="r", allow_pickle=False))
+            case "npz":
+                return len(next(iter(_members(file).values())))
+            case "parquet":
+                return int(pyarrow_for(file).parquet.ParquetFile(file).metadata.num_rows)
+            case "jsonl":
+                return sum(1 for _ in _lines(file))
+            case _:
+                return sum(len(frame) for frame in _csv_frames(file, 1 << 16, usecols=[0]))
+
+
+def read_tables(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
+    """Read rows of a file as tables that a Predictor takes.
+
+    Args:
+        file: The file.
+        start: The first row.
+        stop: The row behind the last one; None for the end of the file.
+        rows: Rows of a table; the last one may have fewer.
+
+    Raises:
+        InvalidSettings: The file cannot be read, or what reads it is not installed.
+    """
+    with _reading(file):
+        yield from _READERS[_format(file)](file, start, stop, rows)
+
+
+def read_lines(file: Path, start: int, stop: int | None, rows: int) -> Iterator[list[bytes]]:
+    """Read lines of text that are not blank, so many at a time; the arguments are those of `read_tables`."""
+    with _reading(file):
+        lines = itertools.islice(_lines(file), start, stop)
+        while part := list(itertools.islice(lines, rows)):
+            yield part
+
+
+def pyarrow_for(file: Path) -> Any:
+    """Import pyarrow for a file.
+
+    Raises:
+        InvalidSettings: It is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InvalidSettings(f"{file} needs pyarrow; {how_to_install('offline')}") from error
+    return pa
+
+
+class _reading:  # noqa: N801  # reads as the statement that it is
+    """Turns what libraries raise of a file into one error that names it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, InvalidSettings) or not isinstance(error, ValueError | OSError | EOFError):
+            return
+        raise InvalidSettings(f"{self._file} cannot be read: {error}") from error
+
+
+def _format(file: Path) -> str:
+    ending = file.suffix.removeprefix(".").lower()
+    if ending not in FORMATS:
+        raise InvalidSettings(f"{file} is none of the files that can be read: {', '.join(FORMATS)}")
+    return ending
+
+
+def _npy(file: Path, start: int, stop: int | None, rows: int) -> Iterator[np.ndarray]:
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    if array.ndim == 0:
+        raise ValueError("it has one number and no rows")
+    for first, last in _cuts(start, len(array) if stop is None else stop, rows):
+        # A copy: the pages of the file are not kept.
+        yield np.array(array[first:last])
+
+
+def _npz(file: Path, start: int, stop: int | None, rows: int) -> Iterator[dict[str, np.ndarray]]:
+    members = _members(file)
+    end = len(next(iter(members.values()))) if stop is None else stop
+    for first, last in _cuts(start, end, rows):
+        yield {name: array[first:last] for name, array in members.items()}
+
+
+def _members(file: Path) -> Mapping[str, np.ndarray]:
+    with np.load(file, allow_pickle=False) as archive:
+        members = {name: archive[name] for name in archive.files}
+    if not members or len({array.shape[:1] for array in members.values()}) > 1:
+        raise ValueError("its arrays do not have the same number of rows")
+    return members
+
+
+def _cuts(start: int, stop: int, rows: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, rows):
+        yield first, min(first + rows, stop)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as lines:
+        for line in lines:
+            if stripped := line.strip():
+                yield stripped
+
+
+def _jsonl(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
+    for part in read_lines(file, start, stop, rows):
+        values = [orjson.loads(line) for line in part]
+        if all(isinstance(value, dict) for value in values):
+            if any(value.keys() != values[0].keys() for value in values):
+                raise ValueError("its objects do not all have the same names")
+            yield {name: [value[name] for value in values] for name in values[0]}
+        else:
+            yield values
+
+
+def _csv(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
+    if stop == start:
+        return
+    header = 0 if _has_header(file) else None
+    skipped = range(1 if header == 0 else 0, start + (1 if header == 0 else 0))
+    count = None if stop is None else stop - start
+    for frame in _csv_frames(file, rows, header=header, skiprows=skipped, nrows=count):
+        if len(frame):
+            yield {str(name): frame[name].to_numpy() for name in frame.columns}
+
+
+def _csv_frames(file: Path, rows: int, **options: Any) -> Iterator[Any]:
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise InvalidSettings(f"{file} needs pandas; {how_to_install('offline')}") from error
+    options.setdefault("header", 0 if _has_header(file) else None)
+    with pd.read_csv(file, chunksize=rows, **options) as frames:
+        yield from frames
+
+
+def _has_header(file: Path) -> bool:
+    """Whether the first line has names: something in it is no number."""
+    with file.open(encoding="utf-8-sig") as lines:
+        cells = lines.readline().split(",")
+    try:
+        return not [float(cell) for cell in cells]
+    except ValueError:
+        return True
+
+
+def _parquet(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
+    arrow = pyarrow_for(file)
+    seen = 0
+    with arrow.parquet.ParquetFile(file) as table:
+        for batch in table.iter_batches(rows):
+            first, last = (
+                max(0, start - seen),
+                batch.num_rows if stop is None else min(stop - seen, batch.num_rows),
+            )
+            seen += batch.num_rows
+            if first < last:
+                part = batch.slice(first, last - first)
+                yield {name: _cells(part.column(name)) for name in part.schema.names}
+            if stop is not None and seen >= stop:
+                return
+
+
+def _cells(column: Any) -> np.ndarray:
+    """A column of Arrow as an array; lists of one length are its further axes."""
+    rows, shape = len(column), []
+    while hasattr(column.type, "value_type") and hasattr(column, "flatten") and column.null_count == 0:
+        lengths = set(column.value_lengths().to_pylist())
+        if len(lengths) != 1:
+            break
+        shape.append(lengths.pop())
+        column = column.flatten()
+    cells: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return cells.reshape(rows, *shape)
+
+
+_READERS: Final[Mapping[str, Callable[[Path, int, int | None, int], Iterator[Any]]]] = {
+    "npy": _npy,
+    "npz": _npz,
+    "csv": _csv,
+    "parquet": _parquet,
+    "jsonl": _jsonl,
+}

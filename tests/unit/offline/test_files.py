@@ -1,0 +1,216 @@
+"""Files through a model: formats, shards, and what is done only once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.tiny_models import PICKY_LIMIT, write_doubler, write_marked, write_picky
+
+from stoker import cli
+from stoker.errors import BatchFailed, InvalidInput, InvalidSettings
+from stoker.offline import Predictor
+from stoker.offline.files import Done, score_files
+from stoker.offline.result_files import result_file
+from stoker.offline.shards import Shard, find_files, pieces_of
+from stoker.offline.table_files import FORMATS, count_rows, read_tables
+
+ROWS = np.random.default_rng(2).standard_normal((10, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
+    """Y = 2 x for rows of 4, in batches of 4."""
+    folder = tmp_path_factory.mktemp("model")
+    with Predictor(
+        write_doubler(folder / "doubler.onnx"), "cpu", workspace=folder / "workspace", max_batch_rows=4
+    ) as loaded:
+        yield loaded
+
+
+def score(
+    predictor: Predictor, *inputs: Path, output: Path, shard: str = "0/1", kind: str | None = None
+) -> Done:
+    """Score files without options and progress."""
+    return score_files(predictor, inputs, output, Shard.read(shard), kind, {}, lambda _: None)
+
+
+def write_rows(folder: Path, rows: np.ndarray, kind: str) -> Path:
+    """A file of each format with the same rows."""
+    file = folder / f"rows.{kind}"
+    match kind:
+        case "npy":
+            np.save(file, rows)
+        case "npz":
+            np.savez(file, x=rows)
+        case "csv":
+            pd.DataFrame(rows).to_csv(file, index=False, header=["a", "b", "c", "d"])
+        case "parquet":
+            pd.DataFrame({"x": list(rows)}).to_parquet(file)
+        case _:
+            file.write_text("".join(f"{json.dumps(row)}\n" for row in rows.tolist()) + "\n")
+    return file
+
+
+def read_answers(file: Path) -> np.ndarray:
+    """The only output of a file of answers."""
+    (table,) = read_tables(file, 0, None, 1000)
+    if isinstance(table, dict):
+        return np.stack(list(table.values()), axis=1).astype(np.float32).reshape(-1, 4)
+    return np.asarray(table, np.float32)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_format_goes_in_and_out(predictor: Predictor, tmp_path: Path, kind: str) -> None:
+    """The answers are those of the rows, to the last bit, in a file of the same name; all formats are counted."""
+    file = write_rows(tmp_path, ROWS, kind)
+    assert count_rows(file) == len(ROWS)
+    done = score(predictor, file, output=tmp_path / "out")
+    assert (done.files, done.rows, done.before) == (1, 10, 0)
+    assert read_answers(tmp_path / "out" / file.name).tobytes() == (2 * ROWS).tobytes()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_shards_together_have_each_row_once(predictor: Predictor, tmp_path: Path, kind: str) -> None:
+    """A file is cut between batches, and the parts one after the other are the answers; some may be empty."""
+    file = write_rows(tmp_path, ROWS, kind)
+    parts = []
+    for number in range(4):
+        done = score(predictor, file, output=tmp_path / "out", shard=f"{number}/4")
+        if done.files:
+            parts.append(read_answers(tmp_path / "out" / f"rows-{number:05}-of-00004.{kind}"))
+    assert [len(part) for part in parts] == [4, 4, 2]
+    assert np.concatenate(parts).tobytes() == (2 * ROWS).tobytes()
+    assert score(predictor, file, output=tmp_path / "out", shard="0/4").before == 1
+
+
+def test_shards_take_whole_files_where_there_are_enough(tmp_path: Path) -> None:
+    """Each file is one shard's; of a folder hidden files, records and other endings are left out."""
+    for name in ("a/1.npy", "a/2.npy", "b.npy", ".hidden.npy", "_done/x.npy", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    files = find_files([tmp_path], FORMATS)
+    assert list(files) == ["a/1", "a/2", "b"]
+
+    def never(_: Path) -> int:
+        raise AssertionError("whole files are not counted")
+
+    names = [[piece.name for piece in pieces_of(files, Shard(number, 2), 4, never)] for number in (0, 1)]
+    assert names == [["a/1", "b"], ["a/2"]]
+
+
+def test_what_is_done_is_not_done_again(predictor: Predictor, tmp_path: Path) -> None:
+    """Only while model, rows and options are the same; answers of something else are not taken for these."""
+    file, out = write_rows(tmp_path, ROWS, "npy"), tmp_path / "out"
+    score(predictor, file, output=out)
+    written = (out / "rows.npy").stat().st_ino
+    assert score(predictor, file, output=out) == Done(before=1)
+    assert (out / "rows.npy").stat().st_ino == written
+    (out / "rows.npy").unlink()
+    assert score(predictor, file, output=out).files == 1
+    np.save(file, ROWS[:3])
+    with pytest.raises(InvalidSettings, match=r"with another source: .* name another --output"):
+        score(predictor, file, output=out)
+    (out / "_done" / "rows.json").write_text("[]")
+    with pytest.raises(InvalidSettings, match="no record of answers"):
+        score(predictor, file, output=out)
+
+
+def test_what_fails_leaves_nothing_and_is_named(tmp_path: Path) -> None:
+    """No part of a file is there, what was done before stays, and the row is told with its file."""
+    rows = np.zeros((9000, 4), np.float32)
+    np.save(tmp_path / "a.npy", rows)
+    rows[8500, 0] = PICKY_LIMIT
+    np.save(tmp_path / "b.npy", rows)
+    with Predictor(write_picky(tmp_path / "picky.onnx"), "cpu", workspace=tmp_path / "workspace") as picky:
+        with pytest.raises((BatchFailed, InvalidInput), match=r"b\.npy, rows from 8192: row 308"):
+            score(picky, tmp_path / "a.npy", tmp_path / "b.npy", output=tmp_path / "out")
+        assert sorted(path.name for path in (tmp_path / "out").rglob("*.*")) == ["a.json", "a.npy"]
+        np.save(tmp_path / "b.npy", rows[:8500])
+        done = score(picky, tmp_path / "a.npy", tmp_path / "b.npy", output=tmp_path / "out")
+        assert done == Done(files=1, rows=8500, before=1)
+    assert len(np.load(tmp_path / "out" / "b.npy")) == 8500
+
+
+def test_several_outputs_make_an_archive_and_other_formats(tmp_path: Path) -> None:
+    """Npz in place of npy; columns of csv for each number, lists in parquet, objects in jsonl."""
+    np.save(tmp_path / "rows.npy", ROWS)
+    with Predictor(write_marked(tmp_path / "m.onnx", 3), "cpu", workspace=tmp_path / "workspace") as marked:
+        score(marked, tmp_path / "rows.npy", output=tmp_path / "out")
+        with np.load(tmp_path / "out" / "rows.npz") as answers:
+            assert answers["y"].tobytes() == (2 * ROWS).tobytes()
+        for kind in ("csv", "parquet", "jsonl"):
+            score(marked, tmp_path / "rows.npy", output=tmp_path / kind, kind=kind)
+    frame = pd.read_csv(tmp_path / "csv" / "rows.csv")
+    assert list(frame.columns) == ["y_0", "y_1", "y_2", "y_3", "v_0"]
+    assert frame["y_1"].to_numpy(np.float32).tobytes() == (2 * ROWS[:, 1]).tobytes()
+    assert pd.read_parquet(tmp_path / "parquet" / "rows.parquet")["v"].map(list).tolist() == [[3.0]] * 10
+    first = json.loads((tmp_path / "jsonl" / "rows.jsonl").read_text().splitlines()[0])
+    assert (first["v"], np.float32(first["y"]).tobytes()) == ([3.0], (2 * ROWS[0]).tobytes())
+
+
+def test_a_file_of_answers_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    """Nothing is seen before the end, and nothing after an interruption."""
+    with result_file(tmp_path / "a.jsonl", "jsonl") as add:
+        add({"y": np.ones(2)})
+        assert not (tmp_path / "a.jsonl").exists()
+    assert (tmp_path / "a.jsonl").read_text() == "1.0\n1.0\n"
+
+    def interrupted() -> None:
+        with result_file(tmp_path / "b.npy", "npy") as add:
+            add({"y": np.ones(2)})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.txt", "1", "none of the files that can be read"),
+        ("rows.npy", "1", "cannot be read: "),
+        ("rows.jsonl", "[1\n", "cannot be read: unexpected"),
+        ("rows.jsonl", '{"a": 1}\n{"b": 1}\n', "do not all have the same names"),
+        ("rows.parquet", "1", "cannot be read: "),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str, message: str) -> None:
+    """One sentence with the file's name."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidSettings, match=message):
+        list(read_tables(tmp_path / name, 0, None, 8))
+
+
+@pytest.mark.parametrize("text", ["4/4", "1", "-1/2", "0/0", "a/b"])
+def test_shards_that_are_none(text: str) -> None:
+    """I is from 0 to N - 1."""
+    with pytest.raises(InvalidSettings, match="--shard has to be I/N"):
+        Shard.read(text)
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It scores, says what it did, and does it once; columns that stay go into the answers."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    model = write_doubler(tmp_path / "doubler.onnx")
+    pd.DataFrame({"id": ["a", "b"], **dict(zip("wxyz", ROWS[:2].T, strict=True))}).to_csv(
+        tmp_path / "rows.csv", index=False
+    )
+    arguments: list[Any] = ["offline", model, "--input", tmp_path / "rows.csv", "--output", tmp_path / "out"]
+    command = [*map(str, arguments), "--keep", "id", "--device", "cpu", "--workspace", str(tmp_path / "w")]
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == f"1 file with 2 rows in {tmp_path / 'out'}\n"
+    assert cli.main(command) == 0
+    assert "0 files with 0 rows" in (told := capsys.readouterr().out)
+    assert "1 were done before" in told
+    assert pd.read_csv(tmp_path / "out" / "rows.csv")["id"].tolist() == ["a", "b"]
+    assert cli.main([*command[:-2], "--shard", "2/2"]) == 2
