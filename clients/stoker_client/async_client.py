@@ -35,7 +35,7 @@ class AsyncClient:
     longer is cancelled.
 
     Args:
-        scoring_uri: Where rows are posted to.
+        scoring_uri: Where rows are posted to; several servers of one service, as for `Client`.
         key: The service's key, or a token; without one, the variable STOKER_KEY; without that, none is sent.
         use_tokens: Fetch short-lived tokens from the service with the key, and send those instead of it.
         token_provider: Gives what is to be sent, where it is not the key; it may be a coroutine function.
@@ -53,7 +53,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        scoring_uri: str,
+        scoring_uri: str | Sequence[str],
         key: str | None = None,
         *,
         use_tokens: bool = False,

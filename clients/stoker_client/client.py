@@ -37,7 +37,9 @@ class Client:
 
     Args:
         scoring_uri: Where rows are posted to, such as `http://127.0.0.1:8080/score` or
-            `http://127.0.0.1:8080/api/v1/service/NAME/score`.
+            `http://127.0.0.1:8080/api/v1/service/NAME/score`; or those of several servers of one service, which
+            differ in host and port alone. Of those each request goes to the one with the fewest in flight, and at
+            once to another one if it cannot be reached or takes nothing now; then that one is left alone for a while.
         key: The service's primary or secondary key, or a token; without one, the variable STOKER_KEY; without
             that, the requests carry none.
         use_tokens: Fetch short-lived tokens from the service with the key, and send those instead of it.
@@ -48,9 +50,9 @@ class Client:
         timeout_s: Seconds within which a call has to be answered, all attempts and the pauses between them
             included. A single network operation may take what is left of it.
         retries: How often a request is sent again after the first attempt, when the connection fails or the
-            server answers 429 or 503. Pauses double from 0.1 s up to 5 s, vary at random by up to a half, and
-            are never shorter than the server's Retry-After. Scoring changes nothing on the server, so sending
-            again is safe.
+            server answers 429 or 503; each further server may be tried once besides. Pauses double from 0.1 s up to
+            5 s, vary at random by up to a half, and are never shorter than the server's Retry-After. Scoring changes
+            nothing on the server, so sending again is safe.
         transport: The httpx transport to send through: a certificate of one's own
             (`httpx.HTTPTransport(verify=context)`), a Unix socket (`uds=path`), a mock. By default each request
             in flight has a connection of its own, and proxies named by the environment are used, except to this
@@ -66,7 +68,7 @@ class Client:
 
     def __init__(
         self,
-        scoring_uri: str,
+        scoring_uri: str | Sequence[str],
         key: str | None = None,
         *,
         use_tokens: bool = False,

@@ -13,7 +13,8 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, error_of
+from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json
+from stoker_client.attempts import sent, was_lost, was_refused
 from stoker_client.bearer import AccessToken, Credential
 from stoker_client.bodies import Rows, encode_json
 from stoker_client.errors import (
@@ -30,6 +31,7 @@ from stoker_client.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
+from stoker_client.servers import Server, Servers
 from stoker_client.steps import Flow, Pause, Renew, Send
 from stoker_client.tensors import (
     ModelTensors,
@@ -57,7 +59,7 @@ class ServiceCalls:
     """The calls that a client makes to one service, as flows.
 
     Args:
-        scoring_uri: Absolute http or https URI that rows are posted to.
+        scoring_uri: Absolute http or https URI that rows are posted to, or those of several servers of one service.
         timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
         retries: How often a call may be sent again after its first attempt.
         credential: What requests carry.
@@ -66,12 +68,12 @@ class ServiceCalls:
         jitter: Random numbers in [0, 1).
 
     Raises:
-        ValueError: The URI is not absolute, or a number is out of range.
+        ValueError: A URI is not absolute, or has another path than the first, or a number is out of range.
     """
 
     def __init__(
         self,
-        scoring_uri: str,
+        scoring_uri: str | Sequence[str],
         *,
         timeout_s: float,
         retries: int,
@@ -80,7 +82,10 @@ class ServiceCalls:
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
-        self.scoring_url = _absolute_url(scoring_uri)
+        uris = [scoring_uri] if isinstance(scoring_uri, str) else scoring_uri
+        urls = [_absolute_url(uri) for uri in uris]
+        self._servers = Servers(urls, clock)
+        self.scoring_url = urls[0]
         if not timeout_s > 0:
             raise ValueError(f"timeout_s has to be above 0, not {timeout_s}")
         if retries < 0:
@@ -94,15 +99,18 @@ class ServiceCalls:
             )
         self._clock = clock
         self._jitter = jitter
-        self._server = f"{self.scoring_url.scheme}://{self.scoring_url.netloc.decode('ascii')}"
+        self._origin = " or ".join(dict.fromkeys(Server(url).origin for url in urls))
+        self._hosts = [url.host for url in urls]
         self._model: ModelTensors | None = None
         self._json_only = False
 
     @property
     def on_loopback(self) -> bool:
         """Whether the service is reached through this machine's loopback, which no proxy can reach."""
-        host = self.scoring_url.host
-        return host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
+        return all(
+            host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
+            for host in self._hosts
+        )
 
     @property
     def readiness_url(self) -> httpx.URL:
@@ -241,8 +249,9 @@ class ServiceCalls:
         """Send a request until a successful reply comes, as often and as long as the limits allow.
 
         Sending again is safe because scoring changes nothing on the server. After 429 and 503 the server's
-        Retry-After is the shortest pause. The last error is raised at once when the next attempt would come
-        too late. A refused credential is renewed once, if it can be, and the request sent again at once.
+        Retry-After is the shortest pause, unless there is another server to ask. The last error is raised at once
+        when the next attempt would come too late. A refused credential is renewed once, if it can be, and the
+        request sent again at once.
         """
         give_up_at_s = self._clock() + send.timeout_s
         losses = renewals = 0
@@ -258,12 +267,13 @@ class ServiceCalls:
                 renewals = 1
                 yield Renew(bearer, self._left_s(give_up_at_s))
                 continue
-            losses += _was_lost(outcome)
+            losses += was_lost(outcome)
             # The first loss is nearly always a kept-alive connection that the server closed as idle at this
             # very moment: there is nothing to wait for.
-            at_once = losses == 1 and _was_lost(outcome)
-            pause_s = 0.0 if at_once else self._pause_s(attempt - renewals, outcome)
-            too_often = attempt - renewals > self._retries
+            at_once = losses == 1 and was_lost(outcome)
+            elsewhere = was_refused(outcome) and self._servers.has_ready()
+            pause_s = 0.0 if at_once or elsewhere else self._pause_s(attempt - renewals, outcome)
+            too_often = attempt - renewals > self._retries + len(self._servers) - 1
             if not outcome.retried or too_often or self._clock() + pause_s >= give_up_at_s:
                 raise outcome
             yield Pause(pause_s)
@@ -285,18 +295,21 @@ class ServiceCalls:
         return max(give_up_at_s - self._clock(), SHORTEST_ATTEMPT_S)
 
     def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> Flow[StokerClientError | None]:
-        """Ask once whether the server is ready; return what speaks against it, None when it is.
+        """Ask each server once until one is ready; return what speaks against the last one, None when one is.
 
         Raises:
             StokerClientError: The answer is none of a Stoker server's readiness endpoint.
         """
         send = Send("GET", self.readiness_url, timeout_s, bearer=self.credential.text)
-        outcome = yield from self._attempt(send, timeout_s)
-        if isinstance(outcome, Reply):
-            return None
-        if isinstance(outcome, ConnectionFailed | TimedOut | Unavailable):
-            return outcome
-        raise outcome
+        spoke: StokerClientError | None = None
+        for _ in range(len(self._servers)):
+            outcome = yield from self._attempt(send, timeout_s)
+            if isinstance(outcome, Reply):
+                return None
+            if not isinstance(outcome, ConnectionFailed | TimedOut | Unavailable):
+                raise outcome
+            spoke = outcome
+        return spoke
 
     def wait_until_ready(self, timeout_s: float) -> Flow[None]:
         """Probe until the server is ready.
@@ -313,26 +326,27 @@ class ServiceCalls:
             if reason is None:
                 return
             if self._clock() + poll_s >= give_up_at_s:
-                raise TimedOut(f"{self._server} was not ready within {timeout_s:g} s: {reason}") from reason
+                raise TimedOut(f"{self._origin} was not ready within {timeout_s:g} s: {reason}") from reason
             yield Pause(poll_s)
             poll_s = min(2 * poll_s, LAST_POLL_S)
 
     def _attempt(self, send: Send, limit_s: float) -> Flow[Reply | StokerClientError]:
-        """Send once; failures come back as values with their causes. `limit_s` is what the caller allowed."""
+        """Send once, to one of the servers; failures come back as values with their causes.
+
+        Args:
+            send: The request, whatever server it names.
+            limit_s: What the caller allowed.
+        """
+        server = self._servers.take()
         try:
-            reply = yield send
-        except httpx.ConnectTimeout as error:
-            return _caused(ConnectionFailed(f"cannot reach {self._server}: no connection in time"), error)
-        except (TimeoutError, httpx.TimeoutException) as error:
-            return _caused(TimedOut(f"{self._server} gave no answer within {limit_s:g} s"), error)
-        except httpx.ConnectError as error:
-            return _caused(ConnectionFailed(f"cannot reach {self._server}: {error}"), error)
-        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            return _caused(ConnectionFailed(f"the connection to {self._server} was lost: {error}"), error)
-        except httpx.RequestError as error:
-            return _caused(UnexpectedAnswer(f"the exchange with {self._server} failed: {error}"), error)
-        assert reply is not None, "a Send is answered with a Reply"
-        return error_of(reply) or reply
+            outcome = yield from sent(replace(send, url=server.at(send.url)), server.origin, limit_s)
+        finally:
+            self._servers.give_back(server)
+        if isinstance(outcome, Reply):
+            self._servers.answered(server)
+        elif was_refused(outcome):
+            self._servers.set_aside(server, outcome.retry_after_s)
+        return outcome
 
     def _pause_s(self, attempt: int, failure: StokerClientError) -> float:
         """Seconds before the next attempt: bounded, doubling, and spread so that callers disperse."""
@@ -356,18 +370,6 @@ def _only_model(reply: Reply) -> str:
 
 def _token_path(scoring_path: str) -> str:
     return re.sub(r"/score/?$", "/token", scoring_path)
-
-
-def _caused(error: StokerClientError, cause: BaseException) -> StokerClientError:
-    error.__cause__ = cause
-    return error
-
-
-def _was_lost(failure: StokerClientError) -> bool:
-    """Whether a connection stood and was then closed, as opposed to one that could not be made."""
-    return isinstance(
-        failure.__cause__, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError | httpx.CloseError
-    )
 
 
 def _absolute_url(scoring_uri: str) -> httpx.URL:

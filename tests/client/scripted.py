@@ -47,7 +47,9 @@ class Timeline:
 class Caller:
     """Calls a fresh `Client` or `AsyncClient` that meets the scripted events, one a request."""
 
-    def __init__(self, kind: Kind, script: Iterable[Event], uri: str = URI, **options: Any) -> None:
+    def __init__(
+        self, kind: Kind, script: Iterable[Event], uri: str | list[str] = URI, **options: Any
+    ) -> None:
         self.kind = kind
         self.script = iter(script)
         self.uri = uri
