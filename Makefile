@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What is a distribution of its own, beside the server.
-PARTS := clients models loadtests
+PARTS := clients clients/stoker_run models loadtests
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
@@ -73,7 +73,7 @@ load: install  ## locust against a server that it starts itself
 compare: install  ## Stoker against other servers, each from PyPI in an environment of its own
 	$(BIN)/python -m stoker_bench.compare
 
-dist: install  ## wheels and sdists of the server, the client, training and the bench in dist/, checked
+dist: install  ## wheels and sdists of the server, the client, the agent, training and the bench in dist/, checked
 	rm -rf dist
 	for project in $(PARTS) .; do \
 	    $(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir dist $$project || exit; \

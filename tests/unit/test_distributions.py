@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 PROJECTS = {
     "stoker": ".",
     "stoker_client": "clients",
+    "stoker_run": "clients/stoker_run",
     "stoker_training": "models",
     "stoker_bench": "loadtests",
 }
@@ -155,10 +156,10 @@ def test_an_sdist_has_what_is_named(dist: Path) -> None:
 INSTALLED = """
 import json, sys
 import stoker, stoker.gateway.frontend, stoker.gateway.grpc, stoker.supervisor.supervisor
-import stoker_bench.benches.bench, stoker_client, stoker_training
+import stoker_bench.benches.bench, stoker_client, stoker_run, stoker_training
 from stoker_training.training import ENTRY_SCRIPT
 assert ENTRY_SCRIPT.is_file()
-names = ("stoker", "stoker_bench", "stoker_client", "stoker_training")
+names = ("stoker", "stoker_bench", "stoker_client", "stoker_run", "stoker_training")
 print(json.dumps([sys.modules[name].__file__ for name in names]))
 """
 
@@ -176,7 +177,7 @@ def test_wheels_work_in_an_empty_environment(wheel: Callable[[str], Path], tmp_p
         environ = {"PATH": os.environ["PATH"]}
         return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
 
-    install("stoker", "stoker_client")
+    install("stoker", "stoker_client", "stoker_run")
     (packages,) = home.glob("lib/python3*/site-packages")
     # What they ask for is found in this environment: installing it again would take minutes.
     (packages / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")

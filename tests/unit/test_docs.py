@@ -27,7 +27,7 @@ from stoker_bench.scaling.command import parser as simulation_parser
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
 # Each has a pyproject.toml, and but the first a README.md of its own.
-PROJECTS = (".", "clients", "models", "loadtests")
+PROJECTS = (".", "clients", "clients/stoker_run", "models", "loadtests")
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(ROOT / project / "README.md" for project in PROJECTS[1:]),
@@ -35,7 +35,7 @@ DOCUMENTS = [
 ]
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
-NO_METRICS = {"stoker_client", "stoker_training", "stoker_bench"}
+NO_METRICS = {"stoker_client", "stoker_run", "stoker_training", "stoker_bench"}
 # Options of other programs that the pages name outside a command line.
 FOREIGN_OPTIONS = {"--build-arg", "--shm-size", "--only", "--shape", "--mnist-dir"}
 

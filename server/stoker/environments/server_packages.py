@@ -18,7 +18,15 @@ __all__ = ["OLDEST_NUMPY", "device_needs", "server_paths"]
 OLDEST_NUMPY: Final = "1.26"
 """The oldest numpy with which a device process runs."""
 # What only the frontends and the commands import.
-_NOT_FOR_DEVICES: Final = {"stoker-client", "starlette", "uvicorn", "uvloop", "httptools", "tqdm"}
+_NOT_FOR_DEVICES: Final = {
+    "stoker-client",
+    "stoker-run",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "tqdm",
+}
 
 
 def server_paths() -> tuple[str, ...]:

@@ -1,0 +1,118 @@
+"""`python stoker_run.zip COMMAND …`: the agent's commands, which the contract describes."""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import List, Optional
+
+from stoker_run import agent, observing
+from stoker_run.attempt import Refused, read_start
+
+__all__ = ["main"]
+
+_REFUSED = 2
+_ALREADY_STARTED = 3
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Do what the command line says; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.command is None:
+        _parser().print_usage(sys.stderr)
+        return _REFUSED
+    if options.command == "check":
+        return _print(observing.check())
+    folder = Path(options.attempt).resolve()
+    if options.command == "observe":
+        return _print(observing.observe(folder))
+    if options.command == "sweep":
+        return _print({"killed": observing.sweep(folder)})
+    try:
+        if options.command == "stop":
+            observing.stop(folder, options.grace, options.reason)
+            return 0
+        read_start(folder)
+        lock = agent.lock(folder)
+    except agent.AlreadyStarted as error:
+        return _refuse(str(error), _ALREADY_STARTED)
+    except (Refused, OSError) as error:
+        return _refuse(str(error), _REFUSED)
+    if options.detach:
+        return _detached(folder, lock)
+    agent.run(folder, lock)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stoker_run", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("check", help="say what this machine has")
+    for name, words in (
+        ("start", "start the attempt of a folder, and follow it to its end"),
+        ("observe", "say how it is"),
+        ("stop", "have it ended"),
+        ("sweep", "kill what is left of it"),
+    ):
+        command = commands.add_parser(name, help=words)
+        command.add_argument("attempt", help="the folder of the attempt")
+        if name == "start":
+            command.add_argument("--detach", action="store_true", help="go on in a session of its own")
+        if name == "stop":
+            command.add_argument("--grace", type=float, help="seconds from SIGTERM to SIGKILL")
+            command.add_argument("--reason", default="canceled", help="a word, kept with the end")
+    return parser
+
+
+def _detached(folder: Path, lock: int) -> int:
+    """Go on in a session of its own; returns when the processes exist, or could not be started."""
+    listening, saying = os.pipe()
+    if os.fork() > 0:
+        os.close(saying)
+        os.close(lock)
+        said = os.read(listening, 1)
+        if not said:
+            return _refuse("the agent has ended at once; see {}".format(folder / "agent.log"), _REFUSED)
+        return 0
+    try:
+        os.setsid()
+        os.close(listening)
+        _redirect(folder / "agent.log")
+        # A child of the caller's would be a zombie until the caller ends.
+        if os.fork() == 0:
+            agent.run(folder, lock, lambda: _started(saying))
+    except BaseException:  # noqa: BLE001  # what ends a child must not go on as the parent would
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _started(saying: int) -> None:
+    os.write(saying, b".")
+    os.close(saying)
+
+
+def _redirect(log: Path) -> None:
+    """Take stdin from nowhere, write what is said to a file."""
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(str(log), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for source, target in ((nowhere, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    os.close(nowhere)
+    os.close(file)
+
+
+def _print(said: object) -> int:
+    print(json.dumps(said, ensure_ascii=False))
+    return 0
+
+
+def _refuse(sentence: str, status: int) -> int:
+    sys.stderr.write(f"stoker_run: {sentence}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The one file that travels with a run: this package and the faces as a zip that Python can run and import from."""
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Dict, Optional
+
+__all__ = ["archive_bytes", "digest", "unpack", "write_archive"]
+
+_PACKAGE = Path(__file__).parent
+_TIME = (1980, 1, 1, 0, 0, 0)
+_MAIN = b"import sys\nfrom stoker_run.__main__ import main\nsys.exit(main())\n"
+
+
+def _metadata() -> Dict[str, bytes]:
+    """What tells MLflow of its plug-in wherever the zip, or the folder that it becomes, is on Python's path."""
+    from stoker_run import __version__
+
+    folder = f"stoker_run-{__version__}.dist-info/"
+    lines = f"Metadata-Version: 2.1\nName: stoker-run\nVersion: {__version__}\n"
+    points = "[mlflow.tracking_store]\nstoker = stoker_run.mlflow_store:Store\n"
+    return {
+        folder + "METADATA": lines.encode("ascii"),
+        folder + "entry_points.txt": points.encode("ascii"),
+        folder + "RECORD": b"",
+    }
+
+
+def _entries() -> Dict[str, bytes]:
+    """Names and content of all files. What is in `faces/` stands beside the package, under names of its own."""
+    found = _metadata()
+    found["__main__.py"] = _MAIN
+    for path in _PACKAGE.rglob("*"):
+        parts = path.relative_to(_PACKAGE).parts
+        if path.suffix != ".py" or "__pycache__" in parts:
+            continue
+        name = "/".join(parts[1:] if parts[0] == "faces" else ("stoker_run", *parts))
+        found[name] = path.read_bytes()
+    return found
+
+
+def archive_bytes() -> bytes:
+    """The zip: the same bytes from the same sources."""
+    running = _running()
+    if running is not None:
+        return running.read_bytes()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(_entries().items()):
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system = 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, content)
+    return buffer.getvalue()
+
+
+def digest() -> str:
+    """Names the zip: SHA-256 in hexadecimal."""
+    return hashlib.sha256(archive_bytes()).hexdigest()
+
+
+def write_archive(path: Path) -> None:
+    """Write the zip.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    Path(path).write_bytes(archive_bytes())
+
+
+def unpack(folder: Path) -> None:
+    """Write the files of the zip into a folder: older importers find no plug-in in a zip.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    with zipfile.ZipFile(io.BytesIO(archive_bytes())) as archive:
+        archive.extractall(str(folder))
+
+
+def _running() -> Optional[Path]:
+    """The zip that this module was loaded from."""
+    for entry in _PACKAGE.parents:
+        if entry.suffix == ".zip" and entry.is_file():
+            return entry
+    return None

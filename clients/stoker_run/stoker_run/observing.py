@@ -1,0 +1,97 @@
+"""What a runner asks of an attempt: how it is, that it end, that nothing of it be left."""
+
+import fcntl
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from stoker_run import memory, processes
+from stoker_run.environ import attempt_key
+from stoker_run.lines import read_json, replace_json
+
+__all__ = ["check", "observe", "stop", "sweep"]
+
+_GROWING = ("metrics.jsonl", "events.jsonl", "process_info.json", "process_status.json", "agent.log")
+
+
+def observe(folder: Path) -> Dict[str, Any]:
+    """How an attempt is. Nothing is changed.
+
+    Returns:
+        `alive`, whether an agent or anything that it has started may be there; `heartbeat`, `agent` and `exit`, what
+        is in the files of these names, or None; `sizes` in bytes of the files that grow.
+    """
+    # Asked before: what ends in between is seen alive once more, and not dead without an exit.
+    alive = _locked(folder / "agent.lock")
+    sizes = {}
+    for path in [*sorted(folder.glob("log_*.txt")), *(folder / name for name in _GROWING)]:
+        try:
+            sizes[path.name] = path.stat().st_size
+        except OSError:
+            continue
+    return {
+        "alive": alive,
+        "heartbeat": read_json(folder / "heartbeat.json"),
+        "agent": read_json(folder / "agent.json"),
+        "exit": read_json(folder / "exit.json"),
+        "sizes": sizes,
+    }
+
+
+def stop(folder: Path, grace_s: Optional[float] = None, reason: str = "canceled") -> None:
+    """Ask the agent to end the script.
+
+    Args:
+        folder: The folder of the attempt.
+        grace_s: From SIGTERM to SIGKILL; by default what `start.json` says.
+        reason: A word that `exit.json` repeats.
+
+    Raises:
+        OSError: The folder cannot be written to.
+    """
+    replace_json(folder / "stop.json", {"grace_s": grace_s, "reason": reason})
+
+
+def sweep(folder: Path) -> int:
+    """Kill at once every process of the attempt; returns how many there were."""
+    return processes.sweep(attempt_key(folder))
+
+
+def check() -> Dict[str, Any]:
+    """What this machine has, and by which Python it says so."""
+    from stoker_run import __version__
+
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "host": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory.total_bytes(),
+        "gpus": _gpus(),
+    }
+
+
+def _gpus() -> List[str]:
+    """What `nvidia-smi -L` lists."""
+    try:
+        listed = subprocess.check_output(["nvidia-smi", "-L"], stderr=subprocess.DEVNULL, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listed.decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+def _locked(path: Path) -> bool:
+    try:
+        file = os.open(str(path), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False

@@ -1,0 +1,124 @@
+"""Processes of an attempt: started so that they die with the agent, found wherever they hide, and ended."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Dict, Iterable, List, Mapping, Set
+
+from stoker_run.environ import KEY
+
+__all__ = ["adopt_orphans", "boot_id", "descendants", "kill", "start", "sweep"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SWEEPS = 50
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants that have lost theirs, so that they are found."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start(command: List[str], directory: Path, variables: Mapping[str, str], output: int) -> int:
+    """Start a process in a session, and so a process group, of its own; returns its number.
+
+    It is killed when the thread that starts it ends, which is to be the main one.
+
+    Args:
+        command: Argument vector.
+        directory: Its current directory.
+        variables: Its environment.
+        output: File descriptor of its stdout and stderr.
+
+    Raises:
+        OSError: The command or the directory is not there, or cannot be run.
+    """
+    agent = os.getpid()
+
+    def die_with_agent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != agent:
+            os._exit(1)
+
+    process = subprocess.Popen(
+        command,
+        cwd=str(directory),
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=die_with_agent,  # noqa: PLW1509  # the agent has one thread
+    )
+    # Whoever reaps all children reaps it: Popen shall not ask for it when it is forgotten.
+    process.returncode = 0
+    return process.pid
+
+
+def descendants(ancestor: int, without: Iterable[int] = ()) -> Set[int]:
+    """All processes below one, without those named and what is below them; no zombies."""
+    children: Dict[int, List[int]] = {}
+    for entry in _numbers():
+        try:
+            text = Path("/proc", entry, "stat").read_bytes()
+        except OSError:
+            continue
+        # The name, in parentheses, may hold anything.
+        fields = text[text.rfind(b")") + 2 :].split()
+        if len(fields) > 1 and fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found: Set[int] = set()
+    left_out = set(without)
+    ahead = [ancestor]
+    while ahead:
+        for child in children.get(ahead.pop(), ()):
+            if child not in left_out and child not in found:
+                found.add(child)
+                ahead.append(child)
+    return found
+
+
+def kill(processes: Iterable[int], number: int) -> None:
+    """Send a signal to processes, of which some may be gone."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.kill(process, number)
+
+
+def sweep(key: str) -> int:
+    """Kill at once every process with this `STOKER_ATTEMPT_KEY`, again until there is none; returns how many."""
+    wanted = f"{KEY}={key}".encode("utf-8", "surrogateescape")
+    killed: Set[int] = set()
+    for _ in range(_SWEEPS):
+        found = {process for process in _marked(wanted) if process != os.getpid()}
+        if not found:
+            break
+        kill(found, signal.SIGKILL)
+        killed |= found
+    return len(killed)
+
+
+def _marked(wanted: bytes) -> Iterable[int]:
+    for entry in _numbers():
+        try:
+            if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                yield int(entry)
+        except OSError:
+            continue
+
+
+def _numbers() -> List[str]:
+    return [entry.name for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def boot_id() -> str:
+    """What tells one start of the machine from another."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

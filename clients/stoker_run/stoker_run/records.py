@@ -1,0 +1,206 @@
+"""What a script says of its run, as lines and files in the folder of its attempt, and what is read back from them."""
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional
+
+from stoker_run.lines import Appender, compact, whole_lines
+from stoker_run.values import column, from_json, to_json
+
+__all__ = ["OUTPUTS", "Recorder", "lines", "outside_name", "read_events", "read_metrics"]
+
+OUTPUTS = ("outputs", "logs")
+"""The folders of the working directory that belong to the run."""
+
+lines = whole_lines
+
+
+def outside_name(name: str) -> str:
+    """The name of a file of a run, with `/` between its parts.
+
+    Raises:
+        ValueError: It is empty, or leads out of the run.
+    """
+    parts = [part for part in str(name).replace("\\", "/").split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or "\0" in name:
+        raise ValueError(f"{name!r} is no name of a file of a run")
+    return "/".join(parts)
+
+
+class Recorder:
+    """Writes the lines and files of one attempt.
+
+    Args:
+        folder: The folder of the attempt.
+        work: The working directory, whose `outputs/` and `logs/` are the run's.
+        attempt: The number of the attempt.
+        rank: Of this process among those of the attempt.
+    """
+
+    def __init__(self, folder: Path, work: Path, attempt: int = 1, rank: int = 0) -> None:
+        self.folder = Path(folder)
+        self.work = Path(work)
+        self.attempt = attempt
+        self._end = ',"a":{}{}}}\n'.format(attempt, f',"r":{rank}' if rank else "")
+        self._metrics = Appender(self.folder / "metrics.jsonl")
+        self._events = Appender(self.folder / "events.jsonl")
+        self._names: Dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def number(self, name: str, value: Any, step: Optional[int] = None, description: str = "") -> None:
+        """Log one value: a number, a boolean or a text."""
+        if type(value) is float and value - value == 0.0:
+            # The way of nearly all, without a detour: repr is JSON for finite numbers.
+            self._line(name, repr(value), "", step, description)
+            return
+        shown = to_json(value)
+        text = isinstance(shown, str) and not isinstance(from_json(shown), float)
+        self._line(name, compact(shown), "text" if text else "", step, description)
+
+    def structure(
+        self, name: str, kind: str, value: Any, step: Optional[int] = None, description: str = ""
+    ) -> None:
+        """Log a value of another kind: those of `y` in the contract.
+
+        Args:
+            name: Of the metric.
+            kind: `list`, `row`, `table`, `image` or one of Azure's schemas.
+            value: A list; a dict of columns; a file's name; the JSON object of a schema.
+            step: Where the script is.
+            description: Kept with it.
+        """
+        if kind in ("list", "row", "table"):
+            value = (
+                {str(key): column(one) for key, one in value.items()}
+                if isinstance(value, dict)
+                else column(value)
+            )
+        self._line(name, compact(_plain(value)), kind, step, description)
+
+    def event(self, kind: str, key: Optional[str] = None, value: Any = None) -> None:
+        """Say something else of the run: see `events.jsonl` in the contract."""
+        said: Dict[str, Any] = {"t": int(time.time() * 1000), "e": kind}
+        if key is not None:
+            said["k"] = key
+        said["v"] = _plain(value)
+        said["a"] = self.attempt
+        self._events.append(compact(said).encode("utf-8", "backslashreplace") + b"\n")
+
+    def place(self, name: str) -> Path:
+        """Where a file of this name lies: in the working directory for `outputs/` and `logs/`, else beside it.
+
+        Raises:
+            ValueError: The name leads out of the run.
+        """
+        inside = outside_name(name)
+        base = self.work if inside.split("/")[0] in OUTPUTS else self.folder / "files"
+        return base / inside
+
+    def file(self, name: str, source: Path) -> Path:
+        """Keep a copy of a file under this name.
+
+        Raises:
+            ValueError: The name leads out of the run.
+            OSError: The file cannot be read, or not be copied.
+        """
+        target = self.place(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and target.samefile(source):
+            return target
+        beside = target.with_name(target.name + f".{os.getpid()}.tmp")
+        shutil.copyfile(str(source), str(beside))
+        beside.replace(target)
+        return target
+
+    def metrics(self) -> Dict[str, Any]:
+        """What was logged until now, as `Run.get_metrics` gives it."""
+        self.flush()
+        return read_metrics(whole_lines(self._metrics.path))
+
+    def events(self) -> List[Dict[str, Any]]:
+        """What else was said until now."""
+        self.flush()
+        return list(whole_lines(self._events.path))
+
+    def flush(self) -> None:
+        """Write what could not be written before."""
+        self._metrics.flush()
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._metrics.close()
+        self._events.close()
+
+    def _line(self, name: str, value: str, kind: str, step: Optional[int], description: str) -> None:
+        start = self._names.get(name)
+        if start is None:
+            start = self._names[name] = f',"k":{compact(str(name))},"v":'
+        rest = f',"y":"{kind}"' if kind else ""
+        if step is not None:
+            rest += f',"s":{compact(to_json(step))}'
+        if description:
+            rest += f',"d":{compact(str(description))}'
+        line = f'{{"t":{int(time.time() * 1000)}{start}{value}{rest}{self._end}'
+        self._metrics.append(line.encode("utf-8", "backslashreplace"))
+
+
+def _plain(value: Any) -> Any:
+    """Whatever a script gives, as JSON."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if not isinstance(value, (str, bytes)) and hasattr(value, "tolist"):
+        return _plain(value.tolist()) if getattr(value, "ndim", 0) else to_json(value)
+    return to_json(value)
+
+
+def read_metrics(found: Iterable[Dict[str, Any]]) -> Dict[str, Any]:
+    """Metrics by name: a value that was logged once as such, others as the list of all, in their order.
+
+    Rows and tables are dicts of columns. Lines that are not of this form are skipped.
+    """
+    values: Dict[str, List[Any]] = {}
+    columns: Dict[str, Dict[str, List[Any]]] = {}
+    whole: Dict[str, Any] = {}
+    for line in found:
+        name, value, kind = line.get("k"), line.get("v"), line.get("y", "")
+        if not isinstance(name, str) or "v" not in line:
+            continue
+        if kind in ("row", "table") and isinstance(value, dict):
+            into = columns.setdefault(name, {})
+            for key, one in from_json(value).items():
+                into.setdefault(key, []).extend(one if isinstance(one, list) else [one])
+        elif kind == "list" and isinstance(value, list):
+            values.setdefault(name, []).extend(from_json(value))
+            # A list of one stays a list.
+            whole[name] = values[name]
+        else:
+            values.setdefault(name, []).append(value if kind else from_json(value))
+    read = {name: several[0] if len(several) == 1 else several for name, several in values.items()}
+    read.update(whole)
+    for name, table in columns.items():
+        read[name] = {key: one[0] if len(one) == 1 else one for key, one in table.items()}
+    return read
+
+
+def read_events(found: Iterable[Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """Tags, properties and parameters as the lines leave them, by kind."""
+    read: Dict[str, Dict[str, Any]] = {"tag": {}, "property": {}, "param": {}}
+    for line in found:
+        kind, key, value = line.get("e"), line.get("k"), line.get("v")
+        if kind not in read or not isinstance(key, str):
+            continue
+        if kind == "tag" and value is None:
+            read["tag"].pop(key, None)
+        elif kind == "property":
+            read["property"].setdefault(key, value)
+        else:
+            read[kind][key] = value
+    return read

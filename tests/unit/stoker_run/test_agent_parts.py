@@ -1,0 +1,171 @@
+"""What the agent reads, what it tells the script, and the zip in which it travels."""
+
+import ast
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vermin
+
+import stoker_run
+from stoker_run import archive, memory
+from stoker_run.attempt import Refused, Start, read_start
+from stoker_run.environ import local_peers, variables
+
+PACKAGE = Path(stoker_run.__file__).parent
+LEAST = {
+    "run_id": "e_1_a",
+    "experiment": "e",
+    "attempt": 1,
+    "command": ["python", "a.py"],
+    "directory": "work",
+}
+
+
+def start_of(tmp_path: Path, **given: Any) -> Start:
+    (tmp_path / "start.json").write_text(json.dumps({"version": 1, **LEAST, **given}))
+    return read_start(tmp_path)
+
+
+def test_paths_are_relative_to_the_attempt(tmp_path: Path) -> None:
+    """The directory and the inputs; absolute ones stay."""
+    start = start_of(tmp_path, inputs={"a": "../data", "b": "/mnt/b"})
+    assert start.directory == tmp_path / "work"
+    assert start.inputs == {"a": str(tmp_path / "../data"), "b": "/mnt/b"}
+    assert (start.grace_s, start.world, list(start.ranks)) == (30.0, 1, [0])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"version": 2}, "is of version 2, this agent reads 1"),
+        ({"colour": "red"}, "has unknown colour"),
+        ({"attempt": "1"}, "attempt cannot be '1'"),
+        ({"attempt": True}, "attempt cannot be True"),
+        ({"command": []}, "has no command"),
+        ({"command": ["a", 1]}, "command cannot be"),
+        ({"variables": {"A": 1}}, "variables cannot be"),
+        ({"node": 1}, "a node that is not among its nodes"),
+        ({"communicator": "smoke"}, "communicator is 'smoke'; it can be none, tensorflow, pytorch, mpi"),
+        ({"parameter_servers": 1}, "leave no worker"),
+        ({"nodes": 2}, "2 nodes need peers"),
+        ({"peers": []}, "0 peers for 1 processes"),
+    ],
+)
+def test_a_wrong_start_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """In a sentence that says what is wrong with it."""
+    with pytest.raises(Refused, match=said):
+        start_of(tmp_path, **given)
+
+
+def test_a_start_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """And so is one that lacks what is required."""
+    with pytest.raises(Refused, match="there is no "):
+        read_start(tmp_path)
+    (tmp_path / "start.json").write_text('{"version": 1, "run_id": "a"}')
+    with pytest.raises(Refused, match="misses experiment, attempt, command, directory"):
+        read_start(tmp_path)
+
+
+def test_the_script_finds_its_run_and_its_inputs(tmp_path: Path) -> None:
+    """The names of both generations; the run's own win over what the caller and the machine say."""
+    start = start_of(
+        tmp_path,
+        variables={"A": "1", "STOKER_RUN_ID": "other"},
+        inputs={"digits": "/data/digits"},
+        resume_from="/old",
+        shared_directory="/share/p",
+        relaxed=True,
+    )
+    found = variables(start, tmp_path, 0, [], {"PATH": "/bin", "PYTHONPATH": "/mine", "A": "0"})
+    assert found["A"] == "1"
+    assert found["PATH"] == "/bin"
+    assert found["STOKER_RUN_ID"] == found["AZUREML_RUN_ID"] == found["MLFLOW_RUN_ID"] == "e_1_a"
+    assert found["PYTHONPATH"] == f"{tmp_path}/agent/relaxed:{tmp_path}/agent:/mine"
+    assert found["AZUREML_DATAREFERENCE_digits"] == found["digits"] == "/data/digits"
+    assert found["STOKER_RESUME_FROM"] == "/old"
+    assert found["AZUREML_NATIVE_SHARE_DIRECTORY"] == "/share/p/"
+    assert not {"RANK", "TF_CONFIG", "WORLD_SIZE"} & found.keys()
+
+
+def test_several_processes_find_each_other(tmp_path: Path) -> None:
+    """TensorFlow by TF_CONFIG, with parameter servers last; the others by ranks, MPI's names besides."""
+    peers = [f"host{number}:{9000 + number}" for number in range(4)]
+    several = {"nodes": 2, "node": 1, "processes": 2, "peers": peers}
+    start = start_of(tmp_path, communicator="tensorflow", parameter_servers=1, **several)
+    config = json.loads(variables(start, tmp_path, 3, peers, {})["TF_CONFIG"])
+    assert config == {"cluster": {"worker": peers[:3], "ps": peers[3:]}, "task": {"type": "ps", "index": 0}}
+    found = variables(start_of(tmp_path, communicator="mpi", **several), tmp_path, 3, peers, {})
+    names = (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+    )
+    assert [found[name] for name in names] == ["host0", "9000", "3", "4", "1", "2", "1"]
+    assert [found[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == ["3", "4", "1"]
+    assert len(set(local_peers(3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "kills", "limit"),
+    [
+        (
+            {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/b/memory.events": "oom 3\noom_kill 2\n"},
+            2,
+            None,
+        ),
+        (
+            {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/memory.max": "max\n", "/proc/vmstat": "oom_kill 5"},
+            5,
+            None,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/job\n0::/",
+                "/sys/fs/cgroup/memory/job/memory.oom_control": "under_oom 0\noom_kill 1\n",
+                "/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "1048576\n",
+            },
+            1,
+            1 << 20,
+        ),
+        ({}, 0, None),
+    ],
+)
+def test_kills_for_memory_are_counted(files: dict[str, str], kills: int, limit: int | None) -> None:
+    """By the control group of either version where it counts, else by the machine."""
+    assert memory.kills_for_memory(files.get) == kills
+    total = {**files, "/proc/meminfo": "MemTotal:       2048 kB\n"}
+    assert memory.limit_bytes(total.get) == (limit or 2048 * 1024)
+
+
+def test_the_zip_is_small_and_the_same_each_time(tmp_path: Path) -> None:
+    """Less than 150 kB, the faces beside the package, and Python runs it."""
+    archive.write_archive(tmp_path / "one.zip")
+    assert (tmp_path / "one.zip").read_bytes() == archive.archive_bytes()
+    assert len(archive.archive_bytes()) < 150_000
+    with zipfile.ZipFile(tmp_path / "one.zip") as found:
+        names = set(found.namelist())
+    assert {"__main__.py", "stoker_run/agent.py"} <= names
+    done = subprocess.run(
+        [sys.executable, "-I", tmp_path / "one.zip", "check"], capture_output=True, check=True, cwd=tmp_path
+    )
+    assert json.loads(done.stdout)["version"] == stoker_run.__version__
+
+
+@pytest.mark.parametrize(
+    "module", sorted(PACKAGE.rglob("*.py")), ids=lambda module: str(module.relative_to(PACKAGE))
+)
+def test_everything_runs_on_python_3_6(module: Path) -> None:
+    """Neither the syntax nor what is used of the library is newer."""
+    text = module.read_text(encoding="utf-8")
+    ast.parse(text, feature_version=(3, 6))
+    _two, three = vermin.detect(text)
+    assert three is None or three <= (3, 6)
