@@ -11,6 +11,11 @@ In a script:
 Outside of a run the same lines print what they would have logged. Python 3.6 or newer, without any other package.
 """
 
+from stoker_run.context import current
+from stoker_run.keras_logger import KerasLogger
+from stoker_run.offline import OfflineRun
+from stoker_run.run import Run
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["KerasLogger", "OfflineRun", "Run", "__version__", "current"]

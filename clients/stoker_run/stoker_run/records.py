@@ -141,7 +141,7 @@ class Recorder:
             start = self._names[name] = f',"k":{compact(str(name))},"v":'
         rest = f',"y":"{kind}"' if kind else ""
         if step is not None:
-            rest += f',"s":{compact(to_json(step))}'
+            rest += f',"s":{step if type(step) is int else compact(to_json(step))}'
         if description:
             rest += f',"d":{compact(str(description))}'
         line = f'{{"t":{int(time.time() * 1000)}{start}{value}{rest}{self._end}'

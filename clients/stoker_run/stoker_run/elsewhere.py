@@ -1,0 +1,78 @@
+"""Classes of `azureml.core` that scripts import and that have no meaning in a run: using one says what to do."""
+
+from typing import Any
+
+from stoker_run.exceptions import NotOffered
+
+__all__ = [
+    "Dataset",
+    "Datastore",
+    "Environment",
+    "Keyvault",
+    "Model",
+    "RunConfiguration",
+    "ScriptRunConfig",
+    "Webservice",
+    "Workspace",
+]
+
+_DATA = "pass the data as an argument of the script (dataset.as_mount()), or read run.input_datasets[name]"
+_SUBMITTING = "it belongs into the code that submits the run"
+
+
+class _Elsewhere(type):
+    """The type of a class without objects: making one and all of its methods raise `NotOffered`."""
+
+    instead = _SUBMITTING
+
+    def __call__(cls, *_arguments: Any, **_keywords: Any) -> Any:
+        raise NotOffered(f"{cls.__name__} is not offered in a script: {cls.instead}")
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NotOffered(f"{cls.__name__}.{name} is not offered in a script: {cls.instead}")
+
+
+class Workspace(metaclass=_Elsewhere):
+    """With the code that submits."""
+
+
+class Dataset(metaclass=_Elsewhere):
+    """Comes as a path."""
+
+    instead = _DATA
+
+
+class Datastore(metaclass=_Elsewhere):
+    """Comes as a path."""
+
+    instead = _DATA
+
+
+class Environment(metaclass=_Elsewhere):
+    """With the code that submits."""
+
+
+class Keyvault(metaclass=_Elsewhere):
+    """Secrets come in variables."""
+
+    instead = "read secrets from environment variables"
+
+
+class Model(metaclass=_Elsewhere):
+    """Registered by the run."""
+
+    instead = "use run.register_model(name, path), or pass a model's files as an input"
+
+
+class RunConfiguration(metaclass=_Elsewhere):
+    """With the code that submits."""
+
+
+class ScriptRunConfig(metaclass=_Elsewhere):
+    """With the code that submits."""
+
+
+class Webservice(metaclass=_Elsewhere):
+    """With the code that submits."""

@@ -1,0 +1,5 @@
+"""`azureml.core.workspace` in a run of Stoker."""
+
+from stoker_run.elsewhere import Workspace
+
+__all__ = ["Workspace"]

@@ -1,0 +1,314 @@
+"""`azureml.core.Run` as a script in a run has it; also what `stoker_run.current()` gives."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+
+from stoker_run.around import Experiment, Inputs
+from stoker_run.exceptions import NotOffered, UserErrorException
+from stoker_run.files_face import FilesFace
+from stoker_run.lines import read_json, replace_json
+from stoker_run.logging_face import LoggingFace
+from stoker_run.records import Recorder, outside_name, read_events
+
+__all__ = ["Run"]
+
+_CHILDREN_AT_MOST = 100
+
+
+class Run(LoggingFace, FilesFace):
+    """The run of this script.
+
+    What is said to it is appended to files in the folder of the attempt, a line at a time: nothing that was said is
+    lost when the script is killed. How the run has ended is told by its process, whatever the script says of itself.
+
+    Args:
+        recorder: Writes the lines.
+        id: Of the run.
+        experiment: Of the run.
+        inputs: Paths by name.
+        parent: The run that this one is a child of.
+        number: Of a child among those of its parent.
+    """
+
+    type = "azureml.scriptrun"
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        id: str,  # noqa: A002  # Azure's name
+        experiment: Experiment,
+        inputs: Optional[Mapping[str, str]] = None,
+        parent: "Optional[Run]" = None,
+        number: int = 1,
+    ) -> None:
+        self._recorder = recorder
+        self._display_name = ""
+        self._description = ""
+        self._ended = False
+        self.id = id
+        self.experiment = experiment
+        self.input_datasets = Inputs(inputs or {})
+        self.parent = parent
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"Run(experiment={self.experiment.name!r}, id={self.id!r})"
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.complete()
+        else:
+            self.fail(f"{kind.__name__}: {error}")
+
+    @staticmethod
+    def get_context(allow_offline: bool = True, **_others: Any) -> Any:
+        """The run of this script; outside of a run an object that prints what it would log.
+
+        Raises:
+            RunEnvironmentException: There is no run, and `allow_offline` is false.
+        """
+        from stoker_run.context import current
+
+        return current(allow_offline)
+
+    # --- what it says ---
+
+    @property
+    def recorder(self) -> Recorder:
+        """Writes its lines and files."""
+        return self._recorder
+
+    @property
+    def display_name(self) -> str:
+        """The name that the script has given the run."""
+        return self._display_name or self.id
+
+    @display_name.setter
+    def display_name(self, name: str) -> None:
+        self._display_name = str(name)
+        self._recorder.event("name", None, str(name))
+
+    @property
+    def description(self) -> str:
+        """What the script has said of the run."""
+        return self._description
+
+    @description.setter
+    def description(self, text: str) -> None:
+        self._description = str(text)
+        self._recorder.event("tag", "description", str(text))
+
+    @property
+    def name(self) -> str:
+        """The same as `display_name`."""
+        return self.display_name
+
+    @property
+    def status(self) -> str:
+        """`Running`."""
+        return "Running" if not self._ended else "Finalizing"
+
+    @property
+    def tags(self) -> Dict[str, Any]:
+        """Tags that the script has set."""
+        return read_events(self._recorder.events())["tag"]
+
+    @property
+    def properties(self) -> Dict[str, Any]:
+        """Properties that the script has added."""
+        return read_events(self._recorder.events())["property"]
+
+    def get_status(self) -> str:
+        """The same as `status`."""
+        return self.status
+
+    def get_tags(self) -> Dict[str, Any]:
+        """The same as `tags`."""
+        return self.tags
+
+    def get_properties(self) -> Dict[str, Any]:
+        """The same as `properties`."""
+        return self.properties
+
+    def get_details(self) -> Dict[str, Any]:
+        """What the script may know of its run."""
+        return {
+            "runId": self.id,
+            "status": self.status,
+            "properties": self.properties,
+            "inputDatasets": dict(self.input_datasets),
+        }
+
+    def tag(self, key: str, value: Any = None) -> None:
+        """Set a tag."""
+        self._recorder.event("tag", str(key), "" if value is None else str(value))
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set several tags."""
+        for key, value in tags.items():
+            self.tag(key, value)
+
+    def remove_tags(self, tags: Sequence[str]) -> None:
+        """Remove tags."""
+        for key in tags:
+            self._recorder.event("tag", str(key), None)
+
+    def add_properties(self, properties: Mapping[str, Any]) -> None:
+        """Add properties, which never change."""
+        for key, value in properties.items():
+            self._recorder.event("property", str(key), str(value))
+
+    def get_metrics(
+        self, name: Optional[str] = None, recursive: bool = False, **_others: Any
+    ) -> Dict[str, Any]:
+        """What was logged until now in this attempt: a value, or the list of all.
+
+        Args:
+            name: Of one metric.
+            recursive: With those of the children, below their ids.
+        """
+        found = self._recorder.metrics()
+        if name is not None:
+            found = {name: found[name]} if name in found else {}
+        if recursive:
+            found.update({child.id: child.get_metrics(name) for child in self.get_children()})
+        return found
+
+    def complete(self) -> None:
+        """Say that the script is done; what counts is how it ends."""
+        self._end("Completed", 0)
+
+    def fail(self, error_details: Any = None, error_code: Any = None) -> None:
+        """Say that the script has failed; a script that has, ends with another status than 0."""
+        self._end("Failed", 1, None if error_details is None else str(error_details), error_code)
+
+    def cancel(self) -> None:
+        """Have the script ended, as somebody outside would."""
+        self._recorder.event("status", None, {"status": "Canceled"})
+        if self.parent is None:
+            replace_json(self._recorder.folder / "stop.json", {"grace_s": None, "reason": "canceled"})
+
+    def flush(self, timeout_seconds: float = 300) -> None:
+        """Write what could not be written before; everything else is written already."""
+        self._recorder.flush()
+
+    def wait_for_completion(self, *_arguments: Any, **_keywords: Any) -> Dict[str, Any]:
+        """A script does not wait for itself."""
+        return self.get_details()
+
+    # --- children ---
+
+    def child_run(
+        self, name: Optional[str] = None, run_id: Optional[str] = None, outputs: Any = None
+    ) -> "Run":
+        """Begin a child of this run: of another `with` or loop, in the same process.
+
+        Raises:
+            UserErrorException: There is a child with this id.
+        """
+        folder = self._recorder.folder / "children"
+        number = 0
+        while True:
+            child_id = run_id or f"{self.id}_{number}"
+            try:
+                (folder / outside_name(child_id).replace("/", "_")).mkdir(parents=True)
+            except FileExistsError as error:
+                if run_id:
+                    raise UserErrorException(f"there is a child run {run_id}") from error
+                number += 1
+            else:
+                break
+        place = folder / outside_name(child_id).replace("/", "_")
+        said = {"id": child_id, "number": number + 1, "name": name, "parent": self.id}
+        replace_json(place / "child.json", {**said, "started_ms": int(time.time() * 1000)})
+        return self._child(place, said)
+
+    def create_children(
+        self,
+        count: Optional[int] = None,
+        tag_key: Optional[str] = None,
+        tag_values: Optional[Sequence[Any]] = None,
+    ) -> "List[Run]":
+        """Begin several children.
+
+        Raises:
+            UserErrorException: Neither or both of `count` and the tags are given, or there are more than 100.
+        """
+        if (count is None) == (tag_values is None) or (tag_values is not None and tag_key is None):
+            raise UserErrorException("create_children takes either a count, or a tag_key and tag_values")
+        wanted = len(tag_values) if tag_values is not None else count or 0
+        if wanted > _CHILDREN_AT_MOST:
+            raise UserErrorException(
+                f"create_children makes at most {_CHILDREN_AT_MOST} at once, not {wanted}"
+            )
+        children = [self.child_run() for _ in range(wanted)]
+        for child, value in zip(children, tag_values or ()):
+            child.tag(str(tag_key), value)
+        return children
+
+    def get_children(self, **_filters: Any) -> "Iterator[Run]":
+        """The children that this attempt has begun, the last one first."""
+        found = []
+        for place in (self._recorder.folder / "children").glob("*"):
+            said = read_json(place / "child.json")
+            if isinstance(said, dict):
+                found.append((said.get("started_ms", 0), said.get("number", 0), place, said))
+        for _, _, place, said in sorted(found, key=lambda one: one[:2], reverse=True):
+            yield self._child(place, said)
+
+    def __getattr__(self, name: str) -> Any:
+        """What only the code that submits runs can do."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NotOffered(f"run.{name} is not offered in a script; the code that submits the run has it")
+
+    def _child(self, place: Path, said: Dict[str, Any]) -> "Run":
+        recorder = Recorder(place, place, self._recorder.attempt)
+        child = Run(recorder, said["id"], self.experiment, {}, self, said["number"])
+        child._display_name = said["name"] or ""
+        return child
+
+    def _end(self, status: str, number: int, error: Optional[str] = None, code: Any = None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        said = {"status": status}
+        if error is not None:
+            said["error"] = error
+        if code is not None:
+            said["code"] = str(code)
+        self._recorder.event("status", None, said)
+        if self.parent is not None:
+            ended = {"version": 1, "outcome": "exited", "exit_status": number, "reason": error}
+            replace_json(self._recorder.folder / "exit.json", {**ended, "ended_ms": int(time.time() * 1000)})
+
+    # --- where what is logged goes ---
+
+    def _number(self, name: str, value: Any, step: Optional[int], description: str) -> None:
+        self._recorder.number(name, value, step, description)
+
+    def _structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
+        if isinstance(value, (str, bytes)) and kind not in ("row", "table", "list"):
+            try:
+                value = json.loads(value if isinstance(value, str) else value.decode("utf-8"))
+            except ValueError as error:
+                raise UserErrorException(f"run.log_{kind}: this is no JSON: {error}") from error
+        self._recorder.structure(name, kind, value, None, description or "")
+
+    def _image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
+        stem = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in str(name)) or "image"
+        suffix = Path(path).suffix if path is not None else ".png"
+        file = f"{stem}_{int(time.time() * 1000)}{suffix}"
+        target = self._recorder.place(file)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path is not None:
+            shutil.copyfile(path, str(target))
+        else:
+            plot.savefig(str(target), format="png")
+        self._recorder.structure(name, "image", file, None, description)

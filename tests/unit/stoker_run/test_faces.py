@@ -1,0 +1,258 @@
+"""What a script says to its run, in a run and outside of one."""
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker_run
+from stoker_run import KerasLogger, OfflineRun, Run
+from stoker_run.exceptions import NotOffered, RunEnvironmentException, UserErrorException
+from stoker_run.lines import read_json
+from stoker_run.records import read_events
+from stoker_run.workbench import get_azureml_logger
+
+FACES = Path(stoker_run.__file__).parent / "faces"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The run of this process."""
+    for name, value in {
+        "STOKER_RUN_ID": "digits_1_a",
+        "STOKER_EXPERIMENT": "digits",
+        "STOKER_ATTEMPT_DIR": str(tmp_path / "attempt"),
+        "STOKER_WORK_DIR": str(tmp_path / "work"),
+        "STOKER_INPUTS": json.dumps({"digits": "/data/digits"}),
+        "AZUREML_ARM_WORKSPACE_NAME": "demo",
+    }.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "work" / "outputs").mkdir(parents=True)
+    found = Run.get_context()
+    assert isinstance(found, Run)
+    return found
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> OfflineRun:
+    monkeypatch.delenv("STOKER_ATTEMPT_DIR", raising=False)
+    found = Run.get_context()
+    assert isinstance(found, OfflineRun)
+    return found
+
+
+def test_a_script_knows_its_run(run: Run) -> None:
+    """Id, experiment, workspace, inputs by name; the same object each time."""
+    assert run is stoker_run.current() is Run.get_context(allow_offline=False)
+    assert (run.id, run.experiment.name, run.experiment.workspace.name) == ("digits_1_a", "digits", "demo")
+    assert run.input_datasets["digits"] == "/data/digits"
+    with pytest.raises(KeyError, match="it has: digits"):
+        run.input_datasets["letters"]
+    assert (run.status, run.parent, run.number) == ("Running", None, 1)
+
+
+def test_every_kind_of_metric_is_logged(run: Run, tmp_path: Path) -> None:
+    """And reads back; files of images are among the run's."""
+    (tmp_path / "a.jpg").write_bytes(b"jpg")
+    plot = SimpleNamespace(savefig=lambda file, **given: Path(file).write_bytes(given["format"].encode()))
+    run.log("loss", np.float32(0.5), step=np.int64(3))
+    run.log("loss", math.inf)
+    run.log_list("list", np.array([1, 2]))
+    run.log_row("row", x=1, y=np.float64(2))
+    run.log_table("table", {"a": [1, 2]})
+    run.log_confusion_matrix("matrix", json.dumps({"data": {"matrix": [[1]]}}))
+    for log in (run.log_accuracy_table, run.log_residuals, run.log_predictions):
+        log(log.__name__, {"data": {}})
+    run.log_image("a b", path=str(tmp_path / "a.jpg"))
+    run.log_image("plot", plot=plot)
+    found = run.get_metrics()
+    images = [found.pop("a b"), found.pop("plot")]
+    assert found == {
+        "loss": [0.5, math.inf],
+        "list": [1, 2],
+        "row": {"x": 1, "y": 2.0},
+        "table": {"a": [1, 2]},
+        "matrix": {"data": {"matrix": [[1]]}},
+        "log_accuracy_table": {"data": {}},
+        "log_residuals": {"data": {}},
+        "log_predictions": {"data": {}},
+    }
+    assert run.get_metrics("list") == {"list": [1, 2]}
+    assert sorted(run.get_file_names()) == sorted(images)
+    assert (run.recorder.folder / "files" / images[1]).read_bytes() == b"png"
+
+
+def test_what_cannot_be_logged_is_refused(run: Run, tmp_path: Path) -> None:
+    """Before anything is written."""
+    for refused in (
+        lambda: run.log("list", [1]),
+        lambda: run.log_image("none"),
+        lambda: run.log_image("both", path="a.png", plot=1),
+        lambda: run.log_image("missing", path=str(tmp_path / "missing.png")),
+        lambda: run.log_confusion_matrix("matrix", "{"),
+        lambda: run.upload_file("../outside", __file__),
+        lambda: run.upload_file("inside", tmp_path / "missing"),
+        lambda: run.register_model("m", "outputs/missing"),
+        run.create_children,
+        lambda: run.create_children(101),
+    ):
+        with pytest.raises(UserErrorException):
+            refused()
+    assert run.get_metrics() == {}
+
+
+def test_tags_names_and_the_end_are_events(run: Run) -> None:
+    """What a script says of its state is kept, and decides nothing."""
+    run.set_tags({"a": 1, "b": None})
+    run.remove_tags(["b"])
+    run.add_properties({"p": 1})
+    run.display_name = "first"
+    with run:
+        pass
+    run.fail("too late")
+    events = run.recorder.events()
+    assert read_events(events)["tag"] == run.tags == {"a": "1"}
+    assert run.properties == {"p": "1"}
+    said = [(event["e"], event["v"]) for event in events if event["e"] in ("name", "status")]
+    assert said == [("name", "first"), ("status", {"status": "Completed"})]
+    run.cancel()
+    assert read_json(run.recorder.folder / "stop.json") == {"grace_s": None, "reason": "canceled"}
+
+
+def test_files_and_models_of_a_script(run: Run, tmp_path: Path) -> None:
+    """Uploads lie where their names say; a model is registered when the script has ended."""
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "a.txt").write_text("a")
+    run.upload_folder("data", str(source))
+    run.upload_file("outputs/model.bin", source / "sub" / "a.txt")
+    assert run.get_file_names() == ["data/sub/a.txt", "outputs/model.bin"]
+    run.download_file("data/sub/a.txt", str(tmp_path / "copy.txt"))
+    assert (tmp_path / "copy.txt").read_text() == "a"
+    model = run.register_model("m", "outputs/model.bin", tags={"k": "v"}, sample_input=object())
+    assert (model.name, model.version) == ("m", None)
+    (said,) = [event["v"] for event in run.recorder.events() if event["e"] == "register"]
+    assert said == {"model_name": "m", "model_path": "outputs/model.bin", "tags": {"k": "v"}}
+
+
+def test_children_are_runs_of_their_own(run: Run) -> None:
+    """With metrics and an end of their own, found again by the parent."""
+    with run.child_run("first") as child:
+        child.log("m", 1)
+    with pytest.raises(ZeroDivisionError), run.child_run() as failing:
+        1 / 0  # noqa: B018
+    assert [one.id for one in run.get_children()] == ["digits_1_a_1", "digits_1_a_0"]
+    assert run.get_metrics(recursive=True) == {"digits_1_a_0": {"m": 1}, "digits_1_a_1": {}}
+    ends = [read_json(one.recorder.folder / "exit.json") for one in (child, failing)]
+    assert [(end["exit_status"], end["reason"]) for end in ends] == [
+        (0, None),
+        (1, "ZeroDivisionError: division by zero"),
+    ]
+    tagged = run.create_children(tag_key="fold", tag_values=[1, 2])
+    assert [one.tags for one in tagged] == [{"fold": "1"}, {"fold": "2"}]
+
+
+def test_what_a_run_has_not_says_what_to_do(run: Run, offline: OfflineRun) -> None:
+    """In a run and outside; code that looks for attributes finds none."""
+    with pytest.raises(NotOffered, match=r"run\.get_secret is not offered in a script"):
+        run.get_secret("x")
+    with pytest.raises(NotOffered, match="submit the script"):
+        offline.download_files()
+    assert not hasattr(offline, "experiment")
+    with pytest.raises(NotOffered, match=r"workspace\.get_default_datastore is not offered in a script"):
+        run.experiment.workspace.get_default_datastore()
+    with pytest.raises(RunEnvironmentException):
+        Run.get_context(allow_offline=False)
+
+
+def test_outside_of_a_run_everything_is_printed(
+    offline: OfflineRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In Azure's words; besides, what was logged is known, and a step is taken."""
+    offline.log("loss", 0.25, step=1)
+    offline.log_list("list", [1, 2])
+    offline.log_row("row", x=1)
+    offline.tag("k", "v")
+    offline.upload_file("a", "b.txt")
+    assert capsys.readouterr().out.splitlines() == [
+        "Attempted to log scalar metric loss:",
+        "0.25",
+        "Attempted to log list metric list:",
+        "[1, 2]",
+        "Attempted to log row metric row:",
+        "{'x': 1}",
+        "Attempted to add tag k with value v",
+        "Attempted to track file a at b.txt",
+    ]
+    assert offline.get_metrics() == {"loss": 0.25, "list": [1, 2], "row": {"x": 1}}
+    assert offline.id.startswith("OfflineRun_")
+
+
+def test_workbench_logs_numbers_lists_and_dicts(run: Run) -> None:
+    """By one function."""
+    logger = get_azureml_logger()
+    logger.log("Accuracy", 0.5)
+    logger.log("list", (1, 2))
+    logger.log("dict", {"a": 1})
+    assert run.get_metrics() == {"Accuracy": 0.5, "list": [1, 2], "dict": {"a": 1}}
+
+
+def test_keras_reports_to_the_run(run: Run) -> None:
+    """Epochs by their numbers, each so many batches; whatever else a Keras asks its callbacks."""
+    logger = KerasLogger(batches=2)
+    logger.set_params({"epochs": 2})
+    logger.on_train_begin()
+    for epoch in range(2):
+        for batch in range(2):
+            logger.on_train_batch_end(batch, {"loss": 1.0, "size": 3})
+        logger.on_epoch_end(epoch, {"loss": np.float32(0.5)})
+    assert run.get_metrics() == {"loss": [0.5, 0.5], "batch_loss": [1.0, 1.0]}
+    assert logger._implements_train_batch_hooks()
+    assert not logger._implements_test_batch_hooks()
+    assert not hasattr(logger, "other")
+
+
+def loaded(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_classes_of_submitting_code_can_be_imported(run: Run) -> None:
+    """Scripts import them beside Run; using one says what to do."""
+    core = loaded("a_core", FACES / "azureml" / "core" / "__init__.py")
+    assert core.Run is Run
+    assert core.__version__ == core.VERSION
+    with pytest.raises(NotOffered, match=r"Dataset.get_by_name is not offered in a script: pass the data"):
+        core.Dataset.get_by_name(None, "x")
+    with pytest.raises(NotOffered, match="it belongs into the code that submits the run"):
+        core.Workspace("a", "b", "c")
+
+
+def test_a_relaxed_run_has_numpys_old_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is there stays as it is, and a line says what was added."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delenv("STOKER_RELAXED_SAID", raising=False)
+    relaxed = loaded("a_sitecustomize", FACES / "relaxed" / "sitecustomize.py")
+    old = SimpleNamespace(
+        __version__="2.4", bool="numpy's own", float64=np.float64, complex128=1, str_=2, nan=3, inf=4
+    )
+    add: Callable[[Any], None] = relaxed._add
+    add(old)
+    assert (old.float, old.bool, old.float_) == (float, "numpy's own", np.float64)
+    assert capsys.readouterr().err == (
+        "stoker_run: numpy 2.4 has no numpy.float, numpy.int, numpy.object, numpy.str, numpy.complex; "
+        "they are there for this run\n"
+    )
