@@ -110,6 +110,21 @@ class Workspace:
         return self.root / "azure"
 
     @property
+    def runs_dir(self) -> Path:
+        """Folder of the training runs, by experiment."""
+        return self.root / "runs"
+
+    @property
+    def snapshots_dir(self) -> Path:
+        """Folder of the source files of training runs, by digest."""
+        return self.root / "snapshots"
+
+    @property
+    def targets_dir(self) -> Path:
+        """Folder of the compute targets of training runs, by name."""
+        return self.root / "targets"
+
+    @property
     def run_dir(self) -> Path:
         """Folder of the state of running servers."""
         return self.root / "run"

@@ -40,6 +40,9 @@ StokerError                     500 internal
    ├─ ClusterError              a cluster cannot be asked, or has not become what was wanted
    │  └─ ClusterRefusal
    │     └─ FieldConflict       others have changed fields that belong to what is applied
+   ├─ UnknownRun
+   ├─ SubmissionRefused         a training run cannot be begun, continued or ended as it was asked
+   ├─ RunFailed                 exit code 1: a training run that was waited for has failed
    └─ LoadFailed                exit code 3, as the Azure inference server has it
       ├─ LoadTimeout            it took longer than load_timeout_s
       └─ ParityFailed           it was not shown to answer as the version that it would take over from
@@ -62,7 +65,10 @@ from stoker.errors.operator import (
     ParityFailed,
     ReloadFailed,
     RepositoryError,
+    RunFailed,
+    SubmissionRefused,
     UnknownModel,
+    UnknownRun,
 )
 from stoker.errors.request import (
     BodyTooLarge,
@@ -131,12 +137,15 @@ __all__ = [
     "RepositoryError",
     "RequestError",
     "RequestTimeout",
+    "RunFailed",
     "ScoringTimeout",
     "ServingError",
     "StokerError",
+    "SubmissionRefused",
     "TargetTooLong",
     "Unauthorized",
     "UnknownModel",
+    "UnknownRun",
     "UnknownService",
     "UnsupportedEncoding",
 ]

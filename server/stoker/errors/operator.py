@@ -23,7 +23,10 @@ __all__ = [
     "ParityFailed",
     "ReloadFailed",
     "RepositoryError",
+    "RunFailed",
+    "SubmissionRefused",
     "UnknownModel",
+    "UnknownRun",
 ]
 
 
@@ -149,3 +152,22 @@ class FieldConflict(ClusterRefusal):
     def __init__(self, message: str, http_status: int, fields: Mapping[str, str]) -> None:
         super().__init__(message, http_status)
         self.fields = fields
+
+
+class UnknownRun(OperatorError):
+    """No training run has this id, or several could be meant."""
+
+    code = "unknown_run"
+
+
+class SubmissionRefused(OperatorError):
+    """A training run cannot be begun, continued or ended as it was asked; nothing was changed."""
+
+    code = "submission_refused"
+
+
+class RunFailed(OperatorError):
+    """A training run that was waited for has failed or was cancelled; the message has its error."""
+
+    code = "run_failed"
+    exit_code = 1

@@ -1,0 +1,144 @@
+"""Comparing runs: what differs of parameters, packages, code, data and results."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.runs.folder import RunFolder
+from stoker.runs.summary import Numbers, numbers_of
+
+__all__ = ["Difference", "compare_runs"]
+
+_OMITTED = frozenset({"environment", "arguments"})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which runs differ.
+
+    Attributes:
+        group: `result`, `metric`, `parameter`, `package`, `code`, `data`.
+        name: What it is.
+        values: Its value in each run, in their order; empty where a run has none.
+    """
+
+    group: str
+    name: str
+    values: tuple[str, ...]
+
+
+def compare_runs(folders: Sequence[RunFolder], snapshots_dir: Path) -> list[Difference]:
+    """Say in what runs differ.
+
+    Args:
+        folders: The runs.
+        snapshots_dir: Where their files are; without them it is said only that the code differs.
+
+    Raises:
+        UnknownRun: One is not there any more.
+    """
+    return [
+        *_differences("result", [_result(folder) for folder in folders]),
+        *_differences("metric", [_metrics(folder) for folder in folders]),
+        *_differences("parameter", [_parameters(folder) for folder in folders]),
+        *_differences("package", [_packages(folder) for folder in folders]),
+        *_differences("code", [_code(folder, snapshots_dir) for folder in folders]),
+        *_differences("data", [dict(folder.record().data) for folder in folders]),
+    ]
+
+
+def _differences(group: str, columns: Sequence[Mapping[str, str]]) -> Iterator[Difference]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    for name in names:
+        values = tuple(column.get(name, "") for column in columns)
+        if len(set(values)) > 1:
+            yield Difference(group, name, values)
+
+
+def _result(folder: RunFolder) -> dict[str, str]:
+    state = folder.state()
+    error = "" if state.error is None else state.error.code
+    return {"status": state.status.value, "error": error}
+
+
+def _metrics(folder: RunFolder) -> dict[str, str]:
+    return {name: _text(numbers) for name, numbers in sorted(numbers_of(folder.metric_lines()).items())}
+
+
+def _text(numbers: Numbers) -> str:
+    return f"{numbers.last:.6g}"
+
+
+def _parameters(folder: RunFolder) -> dict[str, str]:
+    definition = folder.record().definition
+    facts = {name: str(value) for name, value in definition.to_json().items() if name not in _OMITTED}
+    facts.update(_arguments(definition.arguments))
+    for line in folder.event_lines():
+        if line.get("e") == "param":
+            facts[str(line.get("k"))] = str(line.get("v"))
+    return facts
+
+
+def _arguments(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """`--lr 0.1`, `--lr=0.1` and flags by their names; what has none by its place."""
+    waiting = ""
+    for place, argument in enumerate(arguments, 1):
+        is_option = argument.startswith("--") or (argument.startswith("-") and not _is_number(argument))
+        if waiting and is_option:
+            yield waiting, "yes"
+            waiting = ""
+        if is_option:
+            name, equals, value = argument.partition("=")
+            if equals:
+                yield name, value
+            else:
+                waiting = name
+        elif waiting:
+            yield waiting, argument
+            waiting = ""
+        else:
+            yield f"argument {place}", argument
+    if waiting:
+        yield waiting, "yes"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _packages(folder: RunFolder) -> dict[str, str]:
+    try:
+        lines = (folder.environment / "got.txt").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    pairs = (line.partition("==") for line in lines if not line.startswith("#"))
+    return {name: version for name, equals, version in pairs if equals}
+
+
+def _code(folder: RunFolder, snapshots_dir: Path) -> dict[str, str]:
+    digest = folder.record().snapshot
+    if not digest:
+        return {}
+    tree = snapshots_dir / digest
+    if not tree.is_dir():
+        return {"snapshot": digest}
+    return {name: _content_of(tree / name) for name in _names(tree)}
+
+
+def _names(tree: Path) -> list[str]:
+    found = (Path(folder, name) for folder, _, names in os.walk(tree) for name in names)
+    return sorted(str(path.relative_to(tree)) for path in found)
+
+
+def _content_of(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{path.stat().st_size} bytes, {digest[:8]}"

@@ -1,0 +1,85 @@
+"""Which files of a source folder belong to a snapshot: all but those that its ignore file names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pathspec
+
+__all__ = ["NEVER", "SourceFile", "source_files"]
+
+NEVER: Final = (".git", "__pycache__", ".ipynb_checkpoints", ".stoker")
+"""Folders that no script needs, at any depth."""
+_OF_RUNS: Final = frozenset({"outputs", "logs"})
+"""Folders at the top that belong to each run."""
+_IGNORE_FILES: Final = (".amlignore", ".gitignore")
+
+
+class SourceFile:
+    """One file of a source folder.
+
+    Attributes:
+        name: Its path relative to the folder, with `/`.
+        path: Where it is.
+        stat: What the system says of it, links followed.
+    """
+
+    __slots__ = ("name", "path", "stat")
+
+    def __init__(self, name: str, path: str, stat: os.stat_result) -> None:
+        self.name, self.path, self.stat = name, path, stat
+
+
+def source_files(
+    source: Path, workspace: Path | None = None, skipped: list[str] | None = None
+) -> list[SourceFile]:
+    """List the files of a folder that belong to a snapshot, by name.
+
+    `.amlignore` says what does not, or `.gitignore` where there is no `.amlignore`; both at the top of the folder, in
+    git's patterns.
+
+    Args:
+        source: The folder.
+        workspace: Folder of the workspace, which is no part of it.
+        skipped: Receives what was passed over though no pattern says so: links to folders, sockets.
+    """
+    spec = _patterns(source)
+    away = None if workspace is None else os.path.realpath(workspace)
+    found = list(_walk(str(source), "", spec, away, skipped if skipped is not None else []))
+    return sorted(found, key=lambda file: file.name)
+
+
+def _patterns(source: Path) -> pathspec.GitIgnoreSpec:
+    for name in _IGNORE_FILES:
+        try:
+            lines = (source / name).read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            continue
+        return pathspec.GitIgnoreSpec.from_lines(lines)
+    return pathspec.GitIgnoreSpec([])
+
+
+def _walk(
+    folder: str, prefix: str, spec: pathspec.GitIgnoreSpec, away: str | None, skipped: list[str]
+) -> Iterator[SourceFile]:
+    has_patterns = len(spec.patterns) > 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name in NEVER or (not prefix and entry.name in _OF_RUNS):
+                    continue
+                if away is not None and os.path.realpath(entry.path) == away:
+                    continue
+                # As git does: what lies in an ignored folder cannot be taken back.
+                if not (has_patterns and spec.match_file(f"{name}/")):
+                    yield from _walk(entry.path, f"{name}/", spec, away, skipped)
+            elif has_patterns and spec.match_file(name):
+                continue
+            elif entry.is_file():
+                yield SourceFile(name, entry.path, entry.stat())
+            else:
+                skipped.append(name)

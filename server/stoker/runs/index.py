@@ -1,0 +1,193 @@
+"""The index of runs: SQLite, a cache of what the folders say, so that thousands are listed at once.
+
+Nobody tells it of changes. Whoever lists runs compares the times of their `events.jsonl` with those that the index
+has seen, and reads anew what is newer or has not ended: no process that writes a run waits for a database, and one
+that is lost, damaged or of another version is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from stoker.errors import UnknownRun
+from stoker.runs.folder import RunFolder
+from stoker.runs.states import Status
+from stoker.runs.store import RunStore
+from stoker.runs.summary import Numbers, RunSummary, summarize
+from stoker.system.durable import private_folder
+
+__all__ = ["RunIndex"]
+
+_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY, stamp TEXT NOT NULL, experiment TEXT NOT NULL, status TEXT NOT NULL,
+    created_ms INTEGER NOT NULL, started_ms INTEGER, ended_ms INTEGER, target TEXT NOT NULL, script TEXT NOT NULL,
+    reason TEXT NOT NULL, parent TEXT NOT NULL, tags TEXT NOT NULL);
+CREATE TABLE metrics (
+    run TEXT NOT NULL, name TEXT NOT NULL, last REAL, least REAL, most REAL, count INTEGER NOT NULL,
+    PRIMARY KEY (run, name)) WITHOUT ROWID;
+CREATE INDEX metrics_by_name ON metrics (name, run, last);
+"""
+_COLUMNS: Final = (
+    "id, experiment, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags"
+)
+
+
+class RunIndex:
+    """The index of a workspace's runs.
+
+    Args:
+        store: The runs.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._path = store.runs_dir / ".index.sqlite"
+
+    def runs(self, experiment: str | None = None, metrics: Sequence[str] = ()) -> list[RunSummary]:
+        """List runs, the newest first.
+
+        Args:
+            experiment: Only those of this one.
+            metrics: Names of the metrics that are wanted with them.
+        """
+        with self._opened() as database:
+            self._refresh(database, experiment)
+            return _listed(database, experiment, metrics)
+
+    def metric_names(self, experiment: str | None = None) -> list[str]:
+        """The names of all numbers that runs have measured, in alphabetical order."""
+        with self._opened() as database:
+            self._refresh(database, experiment)
+            query = "SELECT DISTINCT name FROM metrics JOIN runs ON id = run"
+            where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+            return sorted(name for (name,) in database.execute(query + where, values))
+
+    def rebuild(self) -> int:
+        """Make it anew from the folders; returns how many runs there are."""
+        self._remove()
+        return len(self.runs())
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        private_folder(self._store.runs_dir)
+        try:
+            database = self._connected()
+        except sqlite3.DatabaseError:
+            self._remove()
+            database = self._connected()
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()
+
+    def _connected(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=30)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = OFF")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version != _VERSION:
+                with database:
+                    database.execute("BEGIN IMMEDIATE")
+                    # Another process may have made it while this one waited.
+                    (version,) = database.execute("PRAGMA user_version").fetchone()
+                    if version != _VERSION:
+                        _make(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+    def _refresh(self, database: sqlite3.Connection, experiment: str | None) -> None:
+        """Read anew what has changed since it was read, and forget what is gone."""
+        where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+        known = dict(database.execute(f"SELECT id, stamp FROM runs{where}", values))  # noqa: S608  # no user's text
+        for folder in self._store.folders(experiment):
+            stamp = _stamp(folder)
+            if known.pop(folder.id, None) != stamp or not stamp:
+                with contextlib.suppress(UnknownRun):
+                    _put(database, summarize(folder), stamp)
+        for gone in known:
+            database.execute("DELETE FROM runs WHERE id = ?", (gone,))
+            database.execute("DELETE FROM metrics WHERE run = ?", (gone,))
+
+
+def _make(database: sqlite3.Connection) -> None:
+    for table in ("runs", "metrics"):
+        database.execute(f"DROP TABLE IF EXISTS {table}")
+    for statement in _SCHEMA.split(";"):
+        database.execute(statement)
+    database.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _stamp(folder: RunFolder) -> str:
+    try:
+        facts = os.stat(folder.events)  # noqa: PTH116  # thousands of times
+    except OSError:
+        return ""
+    return f"{facts.st_mtime_ns} {facts.st_size} {facts.st_ino}"
+
+
+def _put(database: sqlite3.Connection, run: RunSummary, stamp: str) -> None:
+    # What goes on is read each time: its metrics grow without a word.
+    kept = stamp if run.is_terminal else ""
+    values = (kept, run.id, run.experiment, run.status.value, run.created_ms, run.started_ms, run.ended_ms)
+    database.execute(
+        f"INSERT OR REPLACE INTO runs (stamp, {_COLUMNS}) VALUES (?{', ?' * len(values[1:])}, ?, ?, ?, ?, ?)",  # noqa: S608  # no user's text
+        (*values, run.target, run.script, run.reason, run.parent, json.dumps(dict(run.tags))),
+    )
+    database.execute("DELETE FROM metrics WHERE run = ?", (run.id,))
+    database.executemany(
+        "INSERT INTO metrics (run, name, last, least, most, count) VALUES (?, ?, ?, ?, ?, ?)",
+        [
+            (run.id, name, numbers.last, numbers.least, numbers.most, numbers.count)
+            for name, numbers in run.metrics.items()
+        ],
+    )
+
+
+def _listed(database: sqlite3.Connection, experiment: str | None, metrics: Sequence[str]) -> list[RunSummary]:
+    where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+    measured: dict[str, dict[str, Numbers]] = {}
+    for name in metrics:
+        rows = database.execute("SELECT run, last, least, most, count FROM metrics WHERE name = ?", (name,))
+        for run, last, least, most, count in rows:
+            measured.setdefault(run, {})[name] = Numbers(_float(last), _float(least), _float(most), count)
+    rows = database.execute(
+        f"SELECT {_COLUMNS} FROM runs{where} ORDER BY created_ms DESC, id DESC",  # noqa: S608  # no user's text
+        values,
+    )
+    return [
+        RunSummary(
+            run,
+            of,
+            Status(status),
+            created_ms,
+            started_ms,
+            ended_ms,
+            target,
+            script,
+            reason,
+            parent,
+            json.loads(tags),
+            measured.get(run, {}),
+        )
+        for run, of, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags in rows
+    ]
+
+
+def _float(value: float | None) -> float:
+    """SQLite keeps NaN as null."""
+    return float("nan") if value is None else value

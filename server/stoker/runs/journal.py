@@ -1,0 +1,70 @@
+"""Append-only files of JSON lines: one write a line, so that a crash leaves at most the last one torn."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["append_line", "plain", "read_lines", "real"]
+
+_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def append_line(path: Path, content: Mapping[str, Any]) -> None:
+    """Append one line with a single write; a torn line before it is ended first.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    line = json.dumps({key: plain(value) for key, value in content.items()}, allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if torn else line)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines in its order; what is torn or damaged is passed over.
+
+    A file that is not there has none. A last line without its end is not read: it may still be written.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        rest = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                content = _object(line)
+                if content is not None:
+                    yield content
+
+
+def plain(value: Any) -> Any:
+    """A float that JSON has no number for as its text; all else as it is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def real(value: Any) -> Any:
+    """The float that `plain` has made a text of; all else as it is."""
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,254 @@
+"""Snapshots of source folders: each file kept once by its content, each snapshot a tree of hard links to them.
+
+snapshots/DIGEST/…          a snapshot, read-only
+snapshots/.files/XX/SHA     the content of a file; SHA.x where it may be executed
+snapshots/.seen.json        digests of files by what the system says of them: unchanged ones are not read again
+snapshots/.staging/…        snapshots that are being made
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import SubmissionRefused
+from stoker.runs.ignoring import SourceFile, source_files
+from stoker.system.durable import private_folder, replace_file
+
+__all__ = ["DEFAULT_LIMIT_BYTES", "Snapshot", "SnapshotStore"]
+
+DEFAULT_LIMIT_BYTES: Final = 300_000_000
+_SHOWN: Final = 10
+_CHUNK_BYTES: Final = 1 << 20
+# A file that was written this short a time ago may be written again with the same time.
+_SETTLED_NS: Final = 2_000_000_000
+_REMEMBERED: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of a run.
+
+    Attributes:
+        digest: What they are known by: of names, contents, and whether they may be executed.
+        files: How many there are.
+        size_bytes: Length of all together.
+        added_bytes: Length of those that were not kept before.
+        skipped: What was passed over: links to folders, sockets.
+    """
+
+    digest: str
+    files: int
+    size_bytes: int
+    added_bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+class SnapshotStore:
+    """The snapshots of a workspace.
+
+    Args:
+        folder: Where they are; created with the first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, digest: str) -> Path:
+        """The folder of a snapshot."""
+        return self.folder / digest
+
+    def measure(self, source: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> tuple[int, int]:
+        """Count the files of a source folder, and their bytes, without keeping any.
+
+        Raises:
+            SubmissionRefused: They are larger than the limit.
+        """
+        files = self._listed(source, limit_bytes, [])
+        return len(files), sum(file.stat.st_size for file in files)
+
+    def take(
+        self,
+        source: Path,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Snapshot:
+        """Keep the files of a source folder.
+
+        Args:
+            source: The folder.
+            limit_bytes: How large they may be together.
+            progress: Called with the files done so far and the files in all.
+
+        Raises:
+            SubmissionRefused: They are larger than the limit, or one cannot be read.
+        """
+        skipped: list[str] = []
+        files = self._listed(source, limit_bytes, skipped)
+        private_folder(self.folder)
+        seen = _Seen(self.folder / ".seen.json")
+        added_bytes = 0
+        kept: list[tuple[SourceFile, str]] = []
+        for number, file in enumerate(files, 1):
+            name = seen.digest_of(file)
+            if name is None or not self._has(name, file.stat.st_size):
+                name, size_bytes = self._keep(file)
+                seen.remember(file, name)
+                added_bytes += size_bytes
+            kept.append((file, name))
+            if progress is not None:
+                progress(number, len(files))
+        seen.write()
+        listing = "".join(f"{file.name}\0{name}\n" for file, name in kept)
+        digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        if not self.path(digest).is_dir():
+            self._link(digest, kept)
+        size_bytes = sum(file.stat.st_size for file in files)
+        return Snapshot(digest, len(files), size_bytes, added_bytes, tuple(skipped))
+
+    def restore(self, digest: str, place: Path) -> None:
+        """Copy a snapshot to a folder that is not there yet, for a script to run in and write to.
+
+        Raises:
+            SubmissionRefused: The snapshot is not there any more.
+        """
+        tree = self.path(digest)
+        if not tree.is_dir():
+            raise SubmissionRefused(f"the snapshot {digest} is not in {self.folder}; submit the script again")
+        shutil.copytree(tree, place, copy_function=_writable_copy)
+
+    def _listed(self, source: Path, limit_bytes: int, skipped: list[str]) -> list[SourceFile]:
+        try:
+            files = source_files(source, self.folder.parent, skipped)
+        except OSError as error:
+            raise SubmissionRefused(f"{error.filename or source} cannot be read: {error.strerror}") from error
+        size_bytes = sum(file.stat.st_size for file in files)
+        if size_bytes > limit_bytes:
+            raise SubmissionRefused(_too_large(source, files, size_bytes, limit_bytes))
+        return files
+
+    def _content(self, name: str) -> Path:
+        return self.folder / ".files" / name[:2] / name
+
+    def _has(self, name: str, size_bytes: int) -> bool:
+        """Whether a content is kept: whole, for a power cut can leave an empty file."""
+        try:
+            return self._content(name).stat().st_size == size_bytes
+        except FileNotFoundError:
+            return False
+
+    def _keep(self, file: SourceFile) -> tuple[str, int]:
+        """Copy a file's content under its digest; returns its name there, and the bytes that were new."""
+        staging = private_folder(self.folder / ".staging")
+        staged = staging / secrets.token_hex(8)
+        digest, size_bytes = hashlib.sha256(), 0
+        try:
+            with open(file.path, "rb") as source, staged.open("xb") as copy:  # noqa: PTH123  # of scandir
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    size_bytes += len(chunk)
+                    copy.write(chunk)
+        except OSError as error:
+            staged.unlink(missing_ok=True)
+            raise SubmissionRefused(
+                f"{file.name} cannot be kept: {error.strerror}; mend that, or name it in .amlignore"
+            ) from error
+        executable = bool(file.stat.st_mode & stat.S_IXUSR)
+        name = digest.hexdigest() + (".x" if executable else "")
+        place = self._content(name)
+        if self._has(name, size_bytes):
+            staged.unlink()
+            return name, 0
+        staged.chmod(0o500 if executable else 0o400)
+        private_folder(place.parent)
+        staged.rename(place)
+        return name, size_bytes
+
+    def _link(self, digest: str, kept: Sequence[tuple[SourceFile, str]]) -> None:
+        staged = private_folder(self.folder / ".staging") / f"{digest}.{secrets.token_hex(4)}"
+        staged.mkdir(mode=0o700)
+        made = {""}
+        for file, name in kept:
+            folder = file.name.rpartition("/")[0]
+            if folder not in made:
+                (staged / folder).mkdir(parents=True, exist_ok=True)
+                made.add(folder)
+            _linked(self._content(name), staged / file.name)
+        try:
+            staged.rename(self.path(digest))
+        except OSError:
+            # Another process has made the same meanwhile.
+            shutil.rmtree(staged)
+            if not self.path(digest).is_dir():
+                raise
+
+
+class _Seen:
+    """What was read before: digests of files that have not been touched since, by device, inode, length and times."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._now_ns = time.time_ns()
+        self._changed = False
+        self._names: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):
+            names = json.loads(path.read_bytes())
+            self._names = names if isinstance(names, dict) else {}
+
+    @staticmethod
+    def _key(file: SourceFile) -> str:
+        facts = file.stat
+        times = f"{facts.st_mtime_ns} {facts.st_ctime_ns}"
+        return f"{facts.st_dev} {facts.st_ino} {facts.st_size} {times} {facts.st_mode}"
+
+    def digest_of(self, file: SourceFile) -> str | None:
+        """The name of its content, if it was seen before."""
+        return self._names.get(self._key(file))
+
+    def remember(self, file: SourceFile, name: str) -> None:
+        """Note what was read, unless it is so new that it may change without a trace."""
+        if self._now_ns - max(file.stat.st_mtime_ns, file.stat.st_ctime_ns) > _SETTLED_NS:
+            self._names[self._key(file)] = name
+            self._changed = True
+
+    def write(self) -> None:
+        """Keep what is new, of very many the last ones."""
+        if self._changed:
+            names = dict(list(self._names.items())[-_REMEMBERED:])
+            # It is only there to be quick.
+            with contextlib.suppress(OSError):
+                replace_file(self._path, json.dumps(names).encode())
+
+
+def _linked(content: Path, place: Path) -> None:
+    try:
+        place.hardlink_to(content)
+    except OSError:
+        # A file system without links, or one file with as many as it can have: empty ones, of large projects.
+        shutil.copy2(content, place)
+
+
+def _writable_copy(source: str, place: str) -> None:
+    shutil.copyfile(source, place)
+    executable = bool(os.stat(source).st_mode & stat.S_IXUSR)  # noqa: PTH116  # copytree's paths are texts
+    os.chmod(place, 0o700 if executable else 0o600)  # noqa: PTH101
+
+
+def _too_large(source: Path, files: Sequence[SourceFile], size_bytes: int, limit_bytes: int) -> str:
+    largest = sorted(files, key=lambda file: file.stat.st_size, reverse=True)[:_SHOWN]
+    lines = "".join(f"\n  {file.stat.st_size / 1e6:10.1f} MB  {file.name}" for file in largest)
+    return (
+        f"the files of {source} have {size_bytes / 1e6:.1f} MB, and a snapshot may have {limit_bytes / 1e6:.1f} MB."
+        f" The largest:{lines}\nWrite a line such as /{largest[0].name} into {source / '.amlignore'} for each that "
+        "the script does not need, or allow more with --snapshot-limit MB"
+    )

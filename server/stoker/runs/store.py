@@ -1,0 +1,142 @@
+"""All runs of a workspace: creating one whole or not at all, and finding one by what people type.
+
+runs/EXPERIMENT/RUN_ID/     a run
+runs/.staging/…             runs that are being created; one moves to its place in one step
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import InvalidSettings, UnknownRun
+from stoker.names import is_name
+from stoker.runs.folder import RunFolder
+from stoker.runs.record import RunRecord, experiment_of
+from stoker.runs.states import RunState
+from stoker.system.durable import private_folder, sync_folder
+
+__all__ = ["RunStore"]
+
+_STAGING: Final = ".staging"
+_RECENT: Final = re.compile(r"@(latest|-[1-9][0-9]*)", re.ASCII)
+
+
+class RunStore:
+    """The runs of a workspace.
+
+    Args:
+        runs_dir: Their folder; created with the first run.
+    """
+
+    def __init__(self, runs_dir: Path) -> None:
+        self.runs_dir = runs_dir
+
+    def create(self, record: RunRecord, state: RunState) -> RunFolder:
+        """Create the folder of a run; until the last moment nobody sees it."""
+        staging = private_folder(self.runs_dir / _STAGING)
+        staged = RunFolder(staging / f"{record.id}.{secrets.token_hex(4)}")
+        staged.path.mkdir(mode=0o700)
+        try:
+            for folder in (staged.environment, staged.outputs, staged.logs, staged.path / "attempts"):
+                folder.mkdir(mode=0o700)
+            content = json.dumps(record.to_json(), indent=2).encode() + b"\n"
+            (staged.path / "run.json").write_bytes(content)
+            staged.write_state(state)
+            place = private_folder(self.runs_dir / record.experiment) / record.id
+            staged.path.rename(place)
+        except BaseException:
+            shutil.rmtree(staged.path, ignore_errors=True)
+            raise
+        sync_folder(place.parent)
+        return RunFolder(place)
+
+    def experiments(self) -> list[str]:
+        """The names of all experiments, in alphabetical order."""
+        if not self.runs_dir.is_dir():
+            return []
+        with os.scandir(self.runs_dir) as entries:
+            return sorted(entry.name for entry in entries if is_name(entry.name) and entry.is_dir())
+
+    def folders(self, experiment: str | None = None) -> Iterator[RunFolder]:
+        """Yield the folders of all runs, or of those of one experiment, in no order."""
+        for name in self.experiments() if experiment is None else [experiment]:
+            folder = self.runs_dir / name
+            if not folder.is_dir():
+                continue
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if experiment_of(entry.name) is not None and entry.is_dir():
+                        yield RunFolder(folder / entry.name)
+
+    def get(self, run_id: str) -> RunFolder:
+        """Return the folder of a run by its whole id.
+
+        Raises:
+            UnknownRun: There is none.
+        """
+        experiment = experiment_of(run_id)
+        if experiment is not None and (self.runs_dir / experiment / run_id).is_dir():
+            return RunFolder(self.runs_dir / experiment / run_id)
+        raise UnknownRun(f"there is no run {run_id!r} in {self.runs_dir}")
+
+    def find(self, reference: str) -> RunFolder:
+        """Return the folder of the run that is meant.
+
+        Args:
+            reference: An id, the beginning of one that no other shares, `@latest`, or `@-2` for the second to last.
+
+        Raises:
+            UnknownRun: There is none, or there are several.
+            InvalidSettings: It is no reference of a run.
+        """
+        if reference.startswith("@"):
+            return self._recent(reference)
+        if experiment_of(reference) is not None:
+            exact = self.runs_dir / str(experiment_of(reference)) / reference
+            if exact.is_dir():
+                return RunFolder(exact)
+        found = [folder for folder in self.folders() if reference and folder.id.startswith(reference)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            shown = ", ".join(sorted(folder.id for folder in found)[:5])
+            raise UnknownRun(
+                f"{reference!r} could be any of {len(found)} runs ({shown} …); write more of the id"
+            )
+        near = get_close_matches(reference, [folder.id for folder in self.folders()], 1)
+        hint = f"; the nearest is {near[0]}" if near else "; stoker runs list shows what there is"
+        raise UnknownRun(f"there is no run {reference!r}{hint}")
+
+    def _recent(self, reference: str) -> RunFolder:
+        if _RECENT.fullmatch(reference) is None:
+            raise InvalidSettings(f"{reference!r}: expected @latest, or @-2 for the second to last run")
+        back = 1 if reference == "@latest" else int(reference[2:])
+        # The time of an id is whole seconds; that of the record decides between those of one second.
+        runs = sorted(self.folders(), key=lambda folder: _second_of(folder.id), reverse=True)
+        if len(runs) < back:
+            raise UnknownRun(f"there are {len(runs)} runs; {reference} is none of them")
+        second = _second_of(runs[back - 1].id)
+        equals = [folder for folder in runs if _second_of(folder.id) == second]
+        before = sum(_second_of(folder.id) > second for folder in runs)
+        equals.sort(key=lambda folder: (folder.record().created_ms, folder.id), reverse=True)
+        return equals[back - 1 - before]
+
+    def delete(self, folder: RunFolder) -> None:
+        """Remove a run that has ended: at once out of sight, then its files."""
+        staging = private_folder(self.runs_dir / _STAGING)
+        away = staging / f"{folder.id}.{secrets.token_hex(4)}"
+        folder.path.rename(away)
+        shutil.rmtree(away)
+
+
+def _second_of(run_id: str) -> int:
+    experiment = experiment_of(run_id) or ""
+    return int(run_id[len(experiment) + 1 :].partition("_")[0])

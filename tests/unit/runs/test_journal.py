@@ -1,0 +1,42 @@
+"""Append-only files: whole lines are read back, torn ones are passed over."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from stoker.runs.journal import append_line, plain, read_lines, real
+
+
+def test_what_is_appended_is_read_in_its_order(tmp_path: Path) -> None:
+    """Each line comes back as it was written; a file that is not there has none."""
+    path = tmp_path / "events.jsonl"
+    assert list(read_lines(path)) == []
+    lines = [{"t": 1, "k": "loss\n", "v": 0.5}, {"t": 2, "k": "größe", "v": "NaN"}]
+    for line in lines:
+        append_line(path, line)
+    assert list(read_lines(path)) == lines
+
+
+@pytest.mark.parametrize("torn", [b'{"k": "lo', b'{"k": "lo\xff', b'{"k": 1}'])
+def test_a_torn_last_line_is_not_read_and_harms_no_later_one(tmp_path: Path, torn: bytes) -> None:
+    """What a killed process has left of a line stays alone: the next line is whole."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"k": 0}\n' + torn)
+    assert list(read_lines(path)) == [{"k": 0}]
+    append_line(path, {"k": 2})
+    assert [line["k"] for line in read_lines(path)] in ([0, 2], [0, 1, 2])
+
+
+def test_what_is_no_object_is_passed_over(tmp_path: Path) -> None:
+    """Damage costs the damaged lines alone."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"k": 0}\n\n[1]\nnull\n' + b"[" * 100_000 + b'\n{"k": 1}\n')
+    assert list(read_lines(path)) == [{"k": 0}, {"k": 1}]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 0.1, 3, "text", None])
+def test_numbers_that_json_lacks_travel_as_texts(value: object) -> None:
+    """Infinities come back as such, and so does all else."""
+    assert real(plain(value)) == value
+    assert math.isnan(real(plain(math.nan)))
