@@ -66,7 +66,7 @@ def test_an_error_carries_its_message_and_when_to_come_back() -> None:
 
 
 def test_exit_codes_tell_settings_from_models() -> None:
-    """2 for what can be mended, 1 for rows and runs that have failed, 3 where a model does not load, as Azure has it."""
+    """2 for what can be mended, 1 for failed rows and runs, 3 where a model does not load, as Azure has it."""
     codes = {error.__name__: error.exit_code for error in CLASSES if issubclass(error, OperatorError)}
     assert codes.pop("BatchFailed") == 1
     assert codes.pop("LoadFailed") == codes.pop("LoadTimeout") == codes.pop("ParityFailed") == 3

@@ -12,22 +12,19 @@ installers write hold its path.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import stoker
@@ -38,14 +35,14 @@ from stoker.environments.interpreters import (
     this_interpreter,
     variables_for,
 )
+from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
 from stoker.environments.server_packages import OLDEST_NUMPY, device_needs, server_paths
 from stoker.environments.specification import Specification, stays_below
 from stoker.errors import EnvironmentUnusable
-from stoker.system.durable import lock_file, private_folder, replace_file
+from stoker.system.durable import private_folder, replace_file
 
 __all__ = ["Built", "Say", "build_environment", "find_built"]
 
-_MANIFEST: Final = "manifest.json"
 _PATHS_FILE: Final = "zzz_stoker_server.pth"
 _SHOWN_LINES: Final = 30
 Say = Callable[[str], None]
@@ -86,7 +83,7 @@ class _Recipe:
         content = {
             "requirements": self.specification.lines,
             "options": self.specification.options,
-            "files": [_digest(path) for path in self.specification.files],
+            "files": [digest_of(path) for path in self.specification.files],
             "python": [os.path.realpath(self.python.executable), str(self.python)],
             "stoker": stoker.__version__,
             "server": [*self.server_paths, *self.needs],
@@ -144,7 +141,7 @@ def _recipe(specification: Specification, python: Interpreter, framework: str) -
 def _ready(environments_dir: Path, recipe: _Recipe, note: str) -> Built | None:
     folder = environments_dir / recipe.key
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         packages = dict(manifest["packages"])
     except FileNotFoundError:
         return None
@@ -165,11 +162,11 @@ def _build(recipe: _Recipe, environments_dir: Path, note: str, say: Say) -> Buil
         return ready
     private_folder(environments_dir)
     folder = environments_dir / recipe.key
-    with _only_one(environments_dir, recipe.key, say) as lock:
+    with only_one(environments_dir, recipe.key, say) as lock:
         ready = _ready(environments_dir, recipe, note)
         if ready is not None:
             return ready
-        _sweep(environments_dir)
+        sweep(environments_dir)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         begun_s = time.monotonic()
@@ -208,7 +205,7 @@ class _Builder:
         if not self._recipe.needs:
             # Not before: what an installer sees it takes for installed.
             self._show(self._recipe.server_paths)
-        packages = _packages_in(self._site_packages)
+        packages = packages_in(self._site_packages)
         self._check_numpy(packages)
         problem = self._problem()
         if problem:
@@ -222,7 +219,7 @@ class _Builder:
             "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "packages": packages,
         }
-        replace_file(self._folder / _MANIFEST, json.dumps(manifest, indent=2).encode())
+        replace_file(self._folder / MANIFEST, json.dumps(manifest, indent=2).encode())
         return packages
 
     def _create(self) -> None:
@@ -315,52 +312,3 @@ def _refuse_old_numpy(specification: Specification) -> None:
                 f"{entry.place}: {entry.text} cannot be had: the device process needs numpy {OLDEST_NUMPY} or newer. "
                 "Raise the version, or leave it out"
             )
-
-
-def _packages_in(site_packages: Path) -> dict[str, str]:
-    found = metadata.distributions(path=[str(site_packages)])
-    return dict(sorted((canonicalize_name(package.name), package.version) for package in found))
-
-
-def _digest(path: Path) -> str:
-    """A digest of a file's content; of a folder's, by names, lengths and times, for it may hold a lot."""
-    if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
-    described = [
-        (str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns)
-        for file, stat in stats
-        if {"__pycache__", ".git"}.isdisjoint(file.parts)
-    ]
-    return hashlib.sha256(repr(described).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _only_one(environments_dir: Path, key: str, say: Say) -> Iterator[int]:
-    path = _lock_path(environments_dir, key)
-    try:
-        lock = lock_file(path, wait=False)
-    except BlockingIOError:
-        say(f"waiting for another process that builds the environment {key}")
-        lock = lock_file(path)
-    try:
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _lock_path(environments_dir: Path, key: str) -> Path:
-    return environments_dir / f".{key}.lock"
-
-
-def _sweep(environments_dir: Path) -> None:
-    """Remove what builds have left that were killed."""
-    for folder in environments_dir.iterdir():
-        if not folder.is_dir() or (folder / _MANIFEST).exists():
-            continue
-        with contextlib.suppress(BlockingIOError):
-            lock = lock_file(_lock_path(environments_dir, folder.name), wait=False)
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)

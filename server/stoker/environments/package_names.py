@@ -77,13 +77,20 @@ _PROVIDED: Final = {
     "azureml-automl-core",
     "azureml-contrib-services",
     "azureml-core",
+    "azureml-dataset-runtime",
     "azureml-defaults",
     "azureml-inference-server-http",
+    "azureml-mlflow",
     "azureml-monitoring",
+    "azureml-sdk",
     "azureml-telemetry",
+    "azureml-tensorboard",
+    "azureml-train",
+    "azureml-train-core",
+    "azureml-widgets",
     "inference-schema",
 }
-_PROVIDED_NOTE: Final = "Stoker provides what entry scripts import from it, where it is not installed"
+_PROVIDED_NOTE: Final = "Stoker provides what scripts import from it, where it is not installed"
 _EXTRAS_OF_PROVIDED: Final = {"numpy-support": "numpy", "pandas-support": "pandas"}
 
 _TENSORFLOW_1: Final = (

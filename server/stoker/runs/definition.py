@@ -33,6 +33,7 @@ class Definition:
         attempts: How often it may begin when its node is lost.
         grace_s: How long it may take to end when it is told to.
         lost_after_s: How long nothing may be heard of its node.
+        communicator: How its processes find each other: `none`, `tensorflow`, `pytorch`, `mpi`.
         variables: Environment variables of the script.
         resume_from: Id of the run whose outputs it is given, as `--resume-from PATH`; empty for none.
     """
@@ -49,6 +50,7 @@ class Definition:
     attempts: int = 1
     grace_s: float = DEFAULT_GRACE_S
     lost_after_s: float = DEFAULT_LOST_AFTER_S
+    communicator: str = "none"
     variables: Mapping[str, str] = field(default_factory=dict)
     resume_from: str = ""
 
@@ -72,6 +74,7 @@ class Definition:
             "attempts": self.attempts,
             "grace_s": self.grace_s,
             "lost_after_s": self.lost_after_s,
+            "communicator": self.communicator,
             "variables": dict(self.variables),
             "resume_from": self.resume_from,
         }

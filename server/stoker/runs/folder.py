@@ -197,6 +197,11 @@ class RunFolder:
         except BlockingIOError:
             return None
 
+    @staticmethod
+    def give_back(lock: int) -> None:
+        """Give back what `take` has given."""
+        os.close(lock)
+
     def has_runner(self) -> bool:
         """Whether a process is its runner now."""
         descriptor = self.take()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pathspec
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
 
 __all__ = ["NEVER", "SourceFile", "source_files"]
 
@@ -52,20 +54,22 @@ def source_files(
     return sorted(found, key=lambda file: file.name)
 
 
-def _patterns(source: Path) -> pathspec.GitIgnoreSpec:
+def _patterns(source: Path) -> GitIgnoreSpec | None:
     for name in _IGNORE_FILES:
         try:
             lines = (source / name).read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             continue
-        return pathspec.GitIgnoreSpec.from_lines(lines)
-    return pathspec.GitIgnoreSpec([])
+        # Not above: most folders have no such file, and it takes longer to import than to list them.
+        from pathspec import GitIgnoreSpec
+
+        return GitIgnoreSpec.from_lines(lines)
+    return None
 
 
 def _walk(
-    folder: str, prefix: str, spec: pathspec.GitIgnoreSpec, away: str | None, skipped: list[str]
+    folder: str, prefix: str, spec: GitIgnoreSpec | None, away: str | None, skipped: list[str]
 ) -> Iterator[SourceFile]:
-    has_patterns = len(spec.patterns) > 0
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name
@@ -75,9 +79,9 @@ def _walk(
                 if away is not None and os.path.realpath(entry.path) == away:
                     continue
                 # As git does: what lies in an ignored folder cannot be taken back.
-                if not (has_patterns and spec.match_file(f"{name}/")):
+                if spec is None or not spec.match_file(f"{name}/"):
                     yield from _walk(entry.path, f"{name}/", spec, away, skipped)
-            elif has_patterns and spec.match_file(name):
+            elif spec is not None and spec.match_file(name):
                 continue
             elif entry.is_file():
                 yield SourceFile(name, entry.path, entry.stat())

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -39,8 +39,19 @@ class RunStore:
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir
 
-    def create(self, record: RunRecord, state: RunState) -> RunFolder:
-        """Create the folder of a run; until the last moment nobody sees it."""
+    def create(
+        self,
+        record: RunRecord,
+        state: RunState,
+        complete: Callable[[RunFolder], None] = lambda _: None,
+    ) -> RunFolder:
+        """Create the folder of a run; until the last moment nobody sees it.
+
+        Args:
+            record: What was asked.
+            state: The first state.
+            complete: Puts into the folder what it has to have besides.
+        """
         staging = private_folder(self.runs_dir / _STAGING)
         staged = RunFolder(staging / f"{record.id}.{secrets.token_hex(4)}")
         staged.path.mkdir(mode=0o700)
@@ -50,6 +61,7 @@ class RunStore:
             content = json.dumps(record.to_json(), indent=2).encode() + b"\n"
             (staged.path / "run.json").write_bytes(content)
             staged.write_state(state)
+            complete(staged)
             place = private_folder(self.runs_dir / record.experiment) / record.id
             staged.path.rename(place)
         except BaseException:

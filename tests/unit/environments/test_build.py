@@ -16,6 +16,7 @@ from stoker.environments import build, installers
 from stoker.environments.build import Built, build_environment, find_built
 from stoker.environments.discovery import read_environment
 from stoker.environments.interpreters import Interpreter
+from stoker.environments.kept import digest_of
 from stoker.environments.server_packages import device_needs, server_paths
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
@@ -179,12 +180,12 @@ def test_the_content_decides_the_name(
 def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
     """A project that is installed from its folder is installed again when a file of it changes."""
     (tmp_path / "module.py").write_text("A = 1\n")
-    before = build._digest(tmp_path)
+    before = digest_of(tmp_path)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "module.pyc").touch()
-    assert build._digest(tmp_path) == before
+    assert digest_of(tmp_path) == before
     (tmp_path / "module.py").write_text("A = 10\n")
-    assert build._digest(tmp_path) != before
+    assert digest_of(tmp_path) != before
 
 
 def test_two_processes_build_an_environment_once(ask: Ask, home: Path) -> None:

@@ -105,7 +105,7 @@ def test_notes_are_gathered_by_reason(tmp_path: Path) -> None:
     """An exported conda file with many system libraries makes one line of them."""
     specification = asks(tmp_path, "azureml-core", "azureml-defaults", "six", "sklearn")
     assert notes(specification) == [
-        "azureml-core, azureml-defaults: Stoker provides what entry scripts import from it, "
+        "azureml-core, azureml-defaults: Stoker provides what scripts import from it, "
         "where it is not installed",
         "sklearn: called scikit-learn on PyPI",
     ]

@@ -1,0 +1,109 @@
+"""What a run asks of its packages, what it gets of them, and interpreters that are taken as they are.
+
+Nothing here reads environment files, so that a run of Stoker's own Python starts without the libraries for that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import EnvironmentUnusable
+from stoker.system.durable import private_folder
+
+__all__ = ["AskedEnvironment", "RunEnvironment", "user_managed", "write_got"]
+
+_PROBE: Final = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"
+_SEPARATORS: Final = re.compile(r"[-_.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedEnvironment:
+    """How a run is to get its packages.
+
+    Attributes:
+        kind: `user`, an interpreter as it is; `exact`, what a file says; `relaxed`, its packages of today.
+        python: The interpreter of `user`; empty is the one that runs Stoker.
+        as_of: A date, `YYYY-MM-DD`: packages that were uploaded later do not exist; empty for today.
+        file: Name of the file in the run's folder; empty where there is none.
+    """
+
+    kind: str = "user"
+    python: str = ""
+    as_of: str = ""
+    file: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return what `run.json` has of it."""
+        return {"kind": self.kind, "python": self.python, "as_of": self.as_of, "file": self.file}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> AskedEnvironment:
+        """Read what `to_json` has written."""
+        return cls(**{name: str(content[name]) for name in cls.__dataclass_fields__ if name in content})
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnvironment:
+    """An environment that is ready.
+
+    Attributes:
+        interpreter: Its Python.
+        variables: What scripts have to find in their environment besides.
+    """
+
+    interpreter: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
+    """Take an interpreter as it is, and write down what it has.
+
+    Args:
+        asked: Which one.
+        folder: `environment/` of the run.
+
+    Raises:
+        EnvironmentUnusable: It cannot be run.
+    """
+    interpreter = Path(asked.python or sys.executable)
+    version, paths = sys.version.split()[0], sys.path
+    if interpreter != Path(sys.executable):
+        command = [str(interpreter), "-c", _PROBE]
+        try:
+            answer = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=60, stdin=subprocess.DEVNULL
+            )
+            version, paths = json.loads(answer.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise EnvironmentUnusable(
+                f"the Python {interpreter} cannot be run ({error}); name another one, or none for that of Stoker"
+            ) from error
+    write_got(folder, ["the interpreter as it is"], f"Python {version} ({interpreter})", _frozen(paths))
+    return RunEnvironment(interpreter)
+
+
+def _frozen(paths: Sequence[str]) -> dict[str, str]:
+    """The packages that an interpreter finds, by the names of their folders: to read what is in them takes long."""
+    packages: dict[str, str] = {}
+    for path in filter(os.path.isdir, paths):
+        for entry in os.listdir(path):  # noqa: PTH208  # thousands
+            name, dash, version = entry.removesuffix(".dist-info").partition("-")
+            if dash and entry.endswith(".dist-info"):
+                packages.setdefault(_SEPARATORS.sub("-", name).lower(), version)
+    return dict(sorted(packages.items()))
+
+
+def write_got(folder: Path, differences: Sequence[str], python: str, packages: Mapping[str, str]) -> None:
+    """Write `got.txt`: what differs from what was asked for, then all packages."""
+    lines = [*(f"# {line}" for line in differences), f"# {python}"]
+    lines += [f"{name}=={version}" for name, version in packages.items()]
+    private_folder(folder)
+    (folder / "got.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,72 @@
+"""The folder of environments: one at a time builds one; what killed builds have left is swept."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from packaging.utils import canonicalize_name
+
+from stoker.system.durable import lock_file
+
+__all__ = ["MANIFEST", "digest_of", "only_one", "packages_in", "sweep"]
+
+MANIFEST: Final = "manifest.json"
+"""Written last: an environment without it does not exist."""
+
+
+def packages_in(site_packages: Path) -> dict[str, str]:
+    """The versions of the packages in a folder, by their normalised names."""
+    found = metadata.distributions(path=[str(site_packages)])
+    return dict(sorted((canonicalize_name(package.name), package.version) for package in found))
+
+
+def digest_of(path: Path) -> str:
+    """A digest of a file's content; of a folder's, by names, lengths and times, for it may hold a lot."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
+    described = [
+        (str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns)
+        for file, stat in stats
+        if {"__pycache__", ".git"}.isdisjoint(file.parts)
+    ]
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def only_one(environments_dir: Path, key: str, say: Callable[[str], None]) -> Iterator[int]:
+    """Hold the lock of an environment in the body; yields the descriptor that holds it."""
+    path = _lock_path(environments_dir, key)
+    try:
+        lock = lock_file(path, wait=False)
+    except BlockingIOError:
+        say(f"waiting for another process that builds the environment {key}")
+        lock = lock_file(path)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _lock_path(environments_dir: Path, key: str) -> Path:
+    return environments_dir / f".{key}.lock"
+
+
+def sweep(environments_dir: Path) -> None:
+    """Remove what builds have left that were killed."""
+    for folder in environments_dir.iterdir():
+        if not folder.is_dir() or (folder / MANIFEST).exists():
+            continue
+        with contextlib.suppress(BlockingIOError):
+            lock = lock_file(_lock_path(environments_dir, folder.name), wait=False)
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

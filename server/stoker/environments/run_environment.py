@@ -1,0 +1,243 @@
+"""The environment of a run: what was asked for, what it has got, and the interpreter that runs its script.
+
+RUN/environment/asked.yml   the file that was asked for, as it was (asked.txt for one of pip)
+RUN/environment/got.txt     what there is, frozen, after lines that say where that differs from what was asked for
+RUN/environment/build.log   what the installer said
+
+Environments are kept in the workspace beside those of models, by a digest of everything that decides their content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_got
+from stoker.environments.build import Say
+from stoker.environments.check import notes
+from stoker.environments.discovery import read_environment
+from stoker.environments.installers import Installer, python_of
+from stoker.environments.interpreters import Interpreter, variables_for
+from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
+from stoker.environments.run_interpreters import choose_run_interpreter
+from stoker.environments.specification import Specification
+from stoker.errors import EnvironmentUnusable
+from stoker.system.durable import private_folder, replace_file
+
+__all__ = ["prepared_for_run"]
+
+_SHOWN_LINES: Final = 30
+_RELAXED_VARIABLES: Final = {"TF_USE_LEGACY_KERAS": "1"}
+
+
+def prepared_for_run(
+    asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say
+) -> RunEnvironment:
+    """Have the environment of a run, and write down what it is.
+
+    Args:
+        asked: What was asked for.
+        folder: `environment/` of the run.
+        environments_dir: Where environments are kept.
+        say: Is told in a line what takes time, and what is not as asked for.
+
+    Raises:
+        EnvironmentUnusable: It cannot be had.
+    """
+    specification = read_environment(folder / asked.file)
+    if asked.kind == "relaxed":
+        specification = _relaxed(specification)
+    python, python_note = choose_run_interpreter(specification)
+    differences = [*([python_note] if python_note else []), *notes(specification)]
+    if asked.as_of:
+        differences.append(f"packages as of {asked.as_of}: later uploads were left out")
+    if asked.kind == "relaxed":
+        differences.append("relaxed: today's versions in place of those asked for; TF_USE_LEGACY_KERAS=1")
+    for line in differences:
+        say(line)
+    venv, packages = _kept(specification, python, asked.as_of, folder, environments_dir, say)
+    write_got(folder, differences, f"Python {python}", packages)
+    return RunEnvironment(python_of(venv), _RELAXED_VARIABLES if asked.kind == "relaxed" else {})
+
+
+def _relaxed(specification: Specification) -> Specification:
+    """The same packages in whatever version there is for today's Python."""
+    entries = tuple(
+        entry if entry.requirement is None else replace(entry, requirement=None, line=_name_alone(entry.line))
+        for entry in specification.entries
+    )
+    return replace(specification, entries=entries, python=SpecifierSet())
+
+
+def _name_alone(line: str) -> str:
+    try:
+        asked = Requirement(line)
+    except InvalidRequirement:
+        return line
+    extras = f"[{','.join(sorted(asked.extras))}]" if asked.extras else ""
+    marker = f"; {asked.marker}" if asked.marker else ""
+    return line if asked.url else f"{asked.name}{extras}{marker}"
+
+
+def _kept(
+    specification: Specification,
+    python: Interpreter,
+    as_of: str,
+    folder: Path,
+    environments_dir: Path,
+    say: Say,
+) -> tuple[Path, Mapping[str, str]]:
+    """The virtual environment and its packages, built unless it is there."""
+    content = {
+        "run": 1,
+        "requirements": specification.lines,
+        "options": specification.options,
+        "files": [digest_of(path) for path in specification.files],
+        "python": [os.path.realpath(python.executable), str(python)],
+        "as_of": as_of,
+    }
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+    place = private_folder(environments_dir) / key
+    with only_one(environments_dir, key, say) as lock:
+        try:
+            packages = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
+            if python_of(place / "venv").is_file():
+                return place / "venv", packages
+        except (OSError, ValueError, LookupError, TypeError):
+            # Not there, or half of it: built anew.
+            pass
+        sweep(environments_dir)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(mode=0o700)
+        try:
+            packages = _Builder(specification, python, as_of, place, folder / "build.log", lock, say).build()
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+    return place / "venv", packages
+
+
+class _Builder:
+    """Builds one environment in a folder that nobody else uses."""
+
+    def __init__(
+        self,
+        specification: Specification,
+        python: Interpreter,
+        as_of: str,
+        place: Path,
+        log: Path,
+        lock: int,
+        say: Say,
+    ) -> None:
+        self._specification = specification
+        self._python = python
+        self._as_of = as_of
+        self._place = place
+        self._venv = place / "venv"
+        self._log = log
+        self._lock = lock
+        self._say = say
+        self._installer = Installer.find()
+
+    def build(self) -> dict[str, str]:
+        lines, options = self._specification.lines, self._specification.options
+        self._say(
+            f"building an environment for {self._specification.path.name} with {self._installer} and Python "
+            f"{self._python}, {len(lines)} requirement{'s' * (len(lines) != 1)}"
+        )
+        self._run(self._installer.creation(self._python.executable, self._venv))
+        if lines:
+            requirements = self._place / "requirements.txt"
+            requirements.write_text(self._installer.requirements(lines, options), encoding="utf-8")
+            self._run([*self._installer.installation(self._venv, requirements, options), *self._dated()])
+        packages = packages_in(self._site_packages)
+        self._check_imports()
+        manifest = {"file": self._specification.path.name, "python": str(self._python), "packages": packages}
+        replace_file(self._place / MANIFEST, json.dumps(manifest, indent=2).encode())
+        return packages
+
+    def _dated(self) -> Sequence[str]:
+        if not self._as_of:
+            return ()
+        if self._installer.uv is None:
+            raise EnvironmentUnusable("packages as of a date need uv, which is not installed: pip install uv")
+        return ("--exclude-newer", self._as_of)
+
+    @property
+    def _site_packages(self) -> Path:
+        return next(self._venv.glob("lib/python3*/site-packages"))
+
+    def _run(self, command: Sequence[str | Path]) -> None:
+        done = subprocess.run(
+            command,
+            env=self._installer.variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            # Should this process be killed, nobody else begins before the installer has ended too.
+            pass_fds=(self._lock,),
+        )
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(done.stdout)
+        if done.returncode != 0:
+            said = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
+            raise EnvironmentUnusable(
+                f"the environment for {self._specification.path.name} cannot be built with Python {self._python}: "
+                f"{self._installer} ended with status {done.returncode}:\n{said}"
+            )
+
+    def _check_imports(self) -> None:
+        """Import each package that was named: one that resolves may still fit nothing that was installed with it."""
+        asked = {
+            entry.requirement.name for entry in self._specification.entries if entry.requirement is not None
+        }
+        modules = _modules_of(self._site_packages, asked)
+        if not modules:
+            return
+        python = python_of(self._venv)
+        tried = subprocess.run(
+            [python, "-c", "".join(f"import {module}\n" for module in modules)],
+            env={**variables_for(python, os.environ), "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if tried.returncode != 0:
+            said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            raise EnvironmentUnusable(
+                f"the packages of {self._specification.path.name} were installed, but cannot be imported: {said}"
+            )
+
+
+def _modules_of(site_packages: Path, names: set[str]) -> list[str]:
+    """The modules at the top of packages with these names, as far as they say so and carry their names."""
+    found: set[str] = set()
+    for package in metadata.distributions(path=[str(site_packages)]):
+        name = canonicalize_name(package.name)
+        if name in names:
+            tops = {
+                Path(str(file)).parts[0] for file in package.files or () if str(file).endswith("__init__.py")
+            }
+            plain = {top for top in tops if top.isidentifier() and not top.startswith("_")}
+            # A package may bring tests and examples along at the top: those are not what was named.
+            same = {top for top in plain if top.lower().replace("_", "-") == name}
+            found |= same or (plain if len(plain) == 1 else set())
+    return sorted(found)

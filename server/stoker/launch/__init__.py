@@ -1,0 +1,1 @@
+"""Launching runs: submission, slots, the runner of each run, and what follows and adopts runs."""

@@ -1,0 +1,32 @@
+"""Adoption: a run that goes on and has no runner gets one from whoever comes by."""
+
+from __future__ import annotations
+
+from stoker.errors import UnknownRun
+from stoker.launch.runner_process import spawn_runner
+from stoker.runs.folder import RunFolder
+from stoker.runs.index import RunIndex
+from stoker.runs.store import RunStore
+from stoker.workspace import Workspace
+
+__all__ = ["adopt", "adopt_all"]
+
+
+def adopt(folder: RunFolder, workspace: Workspace) -> bool:
+    """Give a run a runner if it needs one; returns whether it did."""
+    try:
+        if folder.state().is_terminal or folder.has_runner():
+            return False
+    except UnknownRun:
+        return False
+    spawn_runner(folder, workspace)
+    return True
+
+
+def adopt_all(workspace: Workspace) -> list[str]:
+    """Give each run that needs one a runner; returns their ids."""
+    store = RunStore(workspace.runs_dir)
+    if not store.runs_dir.is_dir():
+        return []
+    going_on = [run.id for run in RunIndex(store).runs() if not run.is_terminal]
+    return [run_id for run_id in going_on if adopt(store.get(run_id), workspace)]

@@ -1,0 +1,141 @@
+"""From run to service: a run's file or folder becomes the next version of a model, which says where it came from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError, RepositoryError
+from stoker.models.frameworks import FRAMEWORKS, Detected, Framework, detect
+from stoker.models.registered import Registered
+from stoker.models.repository import ModelFacts, Repository
+from stoker.runs.files import find_file
+from stoker.runs.folder import RunFolder
+from stoker.workspace import Workspace
+
+__all__ = ["origin_of", "register_asked", "register_model"]
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+def origin_of(folder: RunFolder) -> dict[str, str]:
+    """What a version of a model says of the run that it came from: the run, its snapshot, its data, its commit."""
+    record = folder.record()
+    properties = folder.properties()
+    facts = {
+        "run": record.id,
+        "experiment": record.experiment,
+        "snapshot": record.snapshot,
+        "commit": properties.get("azureml.git.commit", ""),
+        **{f"data.{name}": digest for name, digest in record.data.items()},
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def register_model(
+    workspace: Workspace,
+    folder: RunFolder,
+    name: str,
+    path: str | None = None,
+    *,
+    framework: Framework | None = None,
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> Registered:
+    """Register what a run has written as the next version of a model.
+
+    Args:
+        workspace: Whose models there are.
+        folder: The run.
+        name: Name of the model.
+        path: Name of a file or folder among those of the run; None is the name of the model.
+        framework: What it holds, where it could be several things.
+        description: Free text.
+        tags: Free labels.
+        properties: Further labels, for good, beside those that say where the model came from.
+
+    Raises:
+        SubmissionRefused: The run has no such file; the message lists those that it has.
+        OperatorError: It is no model, or cannot be copied.
+    """
+    source = find_file(folder, path or name)
+    facts = ModelFacts(
+        description=description, tags=tags or {}, properties={**(properties or {}), **origin_of(folder)}
+    )
+    detected = _detected(source, framework)
+    repository = Repository(workspace.create().models_dir)
+    try:
+        return _registered(repository, name, source, detected, facts)
+    except LoadFailed as error:
+        if framework is not None:
+            raise
+        _LOG.warning("%s is registered as files for an entry script: %s", name, error)
+        return _registered(repository, name, source, Detected("files", source), facts)
+
+
+def _registered(
+    repository: Repository, name: str, source: Path, detected: Detected, facts: ModelFacts
+) -> Registered:
+    def read_signature(copy: Detected, files_dir: Path) -> Mapping[str, Any] | None:
+        from stoker.device.signature_probe import learn_signature
+
+        return learn_signature(name, source, detected, copy, files_dir, _LOG.info)
+
+    return repository.register(
+        name,
+        source,
+        now=datetime.now(UTC),
+        framework=detected.framework,
+        read_signature=None if detected.framework == "files" else read_signature,
+        **facts,
+    )
+
+
+def _detected(source: Path, framework: Framework | None) -> Detected:
+    try:
+        return detect(source, framework)
+    except RepositoryError:
+        # A pickle, or whatever else an entry script will load.
+        if framework is not None:
+            raise
+        return detect(source, "files")
+
+
+def register_asked(folder: RunFolder, workspace: Workspace) -> None:
+    """Register the models that the script has asked to have registered when it ends.
+
+    Raises:
+        OperatorError: One could not be; the others were.
+    """
+    problems: list[OperatorError] = []
+    for line in folder.event_lines():
+        asked = line.get("v")
+        if line.get("e") != "register" or not isinstance(asked, dict):
+            continue
+        try:
+            _register_one(folder, workspace, asked)
+        except OperatorError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
+
+
+def _register_one(folder: RunFolder, workspace: Workspace, asked: Mapping[str, Any]) -> None:
+    name = asked.get("model_name")
+    if not isinstance(name, str):
+        raise InvalidSettings("a script has asked to register a model without a name")
+    framework = str(asked.get("model_framework") or "").lower()
+    register_model(
+        workspace,
+        folder,
+        name,
+        asked.get("model_path"),
+        framework=next((one for one in FRAMEWORKS if one == framework), None),
+        description=str(asked.get("description") or ""),
+        tags={str(key): str(value) for key, value in (asked.get("tags") or {}).items()},
+        properties={str(key): str(value) for key, value in (asked.get("properties") or {}).items()},
+    )

@@ -1,0 +1,172 @@
+"""`python -m stoker.launch.runner_process RUN WORKSPACE`: the detached process that is a run's runner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+from stoker.errors import StokerError
+from stoker.launch.pools import slots_of
+from stoker.launch.runner import Runner
+from stoker.runs.failures import FailureCode, RunFailure
+from stoker.runs.folder import RunFolder
+from stoker.runs.record import INTERACTIVE
+from stoker.runs.states import Collected, Lost, next_state
+from stoker.runs.store import RunStore
+from stoker.targets.definitions import find_target
+from stoker.targets.registry import engine_of
+from stoker.workspace import Workspace
+
+__all__ = ["main", "spawn_runner"]
+
+_LOG: Final = logging.getLogger(__name__)
+_NOT_FOR_RUNS: Final = (
+    "STOKER_RUN_ID",
+    "STOKER_ATTEMPT",
+    "STOKER_ATTEMPT_DIR",
+    "STOKER_ATTEMPT_KEY",
+    "STOKER_WORK_DIR",
+)
+
+
+def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
+    """Start the runner of a run in a session of its own; one too many ends by itself.
+
+    Raises:
+        OSError: The system does not start it.
+    """
+    log = os.open(folder.runner_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        # A run that a script submits is no part of the script's own.
+        variables = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RUNS}
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-m", __name__, str(folder.path), str(workspace.root)],
+            variables,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ],
+            setsid=True,
+            setsigdef=[signal.SIGINT, signal.SIGPIPE],
+        )
+    finally:
+        os.close(log)
+    # It may outlive this process, and must not stay a zombie of a notebook's.
+    Thread(target=_reap, args=(pid,), daemon=True).start()
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return
+
+
+def main(arguments: list[str]) -> int:
+    """Be the runner of a run until it has ended."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    folder, workspace = RunFolder(Path(arguments[0])), Workspace(Path(arguments[1]))
+    lock = folder.take()
+    if lock is None:
+        return 0
+    if folder.record().kind == INTERACTIVE:
+        _close_interactive(folder)
+        return 0
+    store = RunStore(workspace.runs_dir)
+    target_failure: StokerError | None = None
+    try:
+        target = find_target(workspace.targets_dir, folder.record().definition.target)
+        runner = Runner(
+            folder,
+            store,
+            engine_of(target, workspace),
+            slots_of(target, workspace),
+            workspace.snapshots_dir,
+            _begun,
+            lambda ended: _register(ended, workspace),
+        )
+    except StokerError as error:
+        target_failure = error
+    if target_failure is not None:
+        _fail_without_target(folder, target_failure)
+        return 1
+    try:
+        runner.run()
+    except Exception as error:  # noqa: BLE001  # the run must not stay as it is for ever
+        _LOG.exception("the runner has failed")
+        runner.fail(
+            RunFailure(
+                FailureCode.INTERNAL,
+                f"the runner has failed: {error!r}",
+                f"its log is {folder.runner_log.name}",
+            )
+        )
+        return 1
+    finally:
+        _end_installers()
+    return 0
+
+
+def _register(folder: RunFolder, workspace: Workspace) -> None:
+    if any(line.get("e") == "register" for line in folder.event_lines()):
+        # Not above: few scripts ask for it, and it knows of all kinds of models.
+        from stoker.launch.registration import register_asked
+
+        register_asked(folder, workspace)
+
+
+def _begun(work: Callable[[], None]) -> Future[None]:
+    """Do what takes long on a thread that no end of the process waits for."""
+    future: Future[None] = Future()
+
+    def do() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  # raised where the future is asked
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    Thread(target=do, daemon=True).start()
+    return future
+
+
+def _end_installers() -> None:
+    """End what this process has started and that still runs: an installer of a run that was cancelled."""
+    if os.getpgrp() == os.getpid():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(os.getpgrp(), signal.SIGTERM)
+
+
+def _close_interactive(folder: RunFolder) -> None:
+    """Whoever had begun it held its lock: it was free, so that its owner has ended without a word."""
+    state = folder.state()
+    failure = RunFailure(
+        FailureCode.INTERRUPTED, "the program that had begun the run ended without completing it"
+    )
+    now_ms = max(state.since_ms, int(folder.events.stat().st_mtime * 1000))
+    for observation in (Lost(failure), Collected()):
+        state = next_state(state, observation, now_ms)
+    folder.write_state(state)
+
+
+def _fail_without_target(folder: RunFolder, error: StokerError) -> None:
+    from stoker.runs.states import Refused
+
+    state = folder.state()
+    for observation in (Refused(RunFailure(FailureCode.TARGET_UNUSABLE, str(error))), Collected()):
+        state = next_state(state, observation, max(state.since_ms, 1))
+    folder.write_state(state)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

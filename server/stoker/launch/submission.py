@@ -1,0 +1,237 @@
+"""Submission: what was asked is checked, its files are kept, and its runner is started. A refusal leaves nothing."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from stoker.environments.asked import AskedEnvironment
+from stoker.errors import EnvironmentUnusable, SubmissionRefused
+from stoker.launch.clock import Clock
+from stoker.launch.runner_process import spawn_runner
+from stoker.launch.slots import Ask, check_ask
+from stoker.names import name_from_file
+from stoker.runs.definition import Definition
+from stoker.runs.folder import RunFolder
+from stoker.runs.git_facts import git_properties
+from stoker.runs.record import RunRecord, checked_experiment, new_run_id
+from stoker.runs.snapshots import DEFAULT_LIMIT_BYTES, Snapshot, SnapshotStore
+from stoker.runs.states import RunState, resumed
+from stoker.runs.store import RunStore
+from stoker.targets.definitions import Target, find_target
+from stoker.workspace import Workspace
+
+__all__ = ["Plan", "Request", "plan", "resume", "submit"]
+
+_RELAXED: Final = "relaxed"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants to have run.
+
+    Attributes:
+        definition: The script and how it is to run; its environment is filled in from the next ones.
+        source: The folder with the script.
+        experiment: The experiment; empty is the name of the folder.
+        environment: A file of conda or pip, `relaxed`, or empty for the Python of Stoker.
+        environment_file: The file for `relaxed`, where there is one.
+        python: The interpreter where there is no file; empty is that of Stoker.
+        as_of: Date for the packages.
+        tags: Labels.
+        limit_bytes: How large the files may be together.
+        parent: Id of the run that this is a part of.
+    """
+
+    definition: Definition
+    source: Path
+    experiment: str = ""
+    environment: str = ""
+    environment_file: Path | None = None
+    python: str = ""
+    as_of: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would be submitted.
+
+    Attributes:
+        experiment: The experiment.
+        definition: With everything filled in.
+        target: The compute target.
+        environment_file: The file that says which packages; None where there is none.
+    """
+
+    experiment: str
+    definition: Definition
+    target: Target
+    environment_file: Path | None
+
+
+def plan(request: Request, workspace: Workspace) -> Plan:
+    """Check what was asked, and fill in what was not; writes nothing.
+
+    Raises:
+        OperatorError: It cannot be had; the message says what is nearest.
+    """
+    experiment = checked_experiment(request.experiment or name_from_file(request.source.resolve().name))
+    _check_script(request.source, request.definition.script)
+    target = find_target(workspace.targets_dir, request.definition.target)
+    asked, file = _asked_environment(request)
+    definition = replace(request.definition, environment=asked.to_json())
+    _check_numbers(definition)
+    if definition.resume_from:
+        RunStore(workspace.runs_dir).get(definition.resume_from)
+    capacity = target.capacity
+    if capacity is not None:
+        if definition.gpus is None:
+            definition = replace(definition, gpus=1 if capacity.gpus else 0)
+        check_ask(Ask(definition.cores, definition.gpus or 0), capacity)
+    return Plan(experiment, definition, target, file)
+
+
+def submit(
+    request: Request,
+    workspace: Workspace,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Clock | None = None,
+    spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
+) -> tuple[RunFolder, Snapshot]:
+    """Create a run and start its runner.
+
+    Args:
+        request: What is wanted.
+        workspace: Where its folder will be.
+        progress: Called with the files that are kept so far, and the files in all.
+        clock: The time.
+        spawn: Starts the runner.
+
+    Returns:
+        The run's folder, and what was kept of the source.
+
+    Raises:
+        OperatorError: It is refused; nothing was written but files of the snapshot.
+    """
+    planned = plan(request, workspace)
+    workspace.create()
+    snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes, progress)
+    now_ms = (clock or Clock()).now_ms()
+    record = RunRecord(
+        new_run_id(planned.experiment, now_ms, secrets.token_hex(4)),
+        planned.experiment,
+        now_ms,
+        planned.definition,
+        snapshot=snapshot.digest,
+        parent=request.parent,
+        properties={"ContentSnapshotId": snapshot.digest, **git_properties(request.source)},
+        tags=dict(request.tags),
+    )
+    state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
+
+    def complete(staged: RunFolder) -> None:
+        if planned.environment_file is not None:
+            name = str(planned.definition.environment["file"])
+            shutil.copyfile(planned.environment_file, staged.environment / name)
+
+    folder = RunStore(workspace.runs_dir).create(record, state, complete)
+    spawn(folder, workspace)
+    return folder, snapshot
+
+
+def resume(
+    folder: RunFolder,
+    workspace: Workspace,
+    *,
+    clock: Clock | None = None,
+    spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
+) -> RunState:
+    """Give a run that failed or was cancelled another attempt, with the outputs of the ones before.
+
+    Raises:
+        SubmissionRefused: It goes on, or it is completed.
+    """
+    lock = folder.take()
+    state = folder.state()
+    try:
+        if lock is None:
+            raise SubmissionRefused(
+                f"{folder.id} is {state.status}: only a run that has ended can be resumed"
+            )
+        try:
+            again = resumed(state, (clock or Clock()).now_ms())
+        except ValueError as error:
+            raise SubmissionRefused(
+                f"{folder.id}: {error}; submit the script again with --resume RUN"
+            ) from None
+        folder.forget_cancel()
+        folder.write_state(again)
+    finally:
+        if lock is not None:
+            folder.give_back(lock)
+    spawn(folder, workspace)
+    return again
+
+
+def _check_script(source: Path, script: str) -> None:
+    path = source / script
+    if not source.is_dir():
+        raise SubmissionRefused(f"the source folder {source} does not exist")
+    if path.is_file() and path.resolve().is_relative_to(source.resolve()):
+        return
+    scripts = [str(found.relative_to(source)) for found in source.glob("*.py")]
+    near = get_close_matches(script, scripts, 1)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"it has {', '.join(sorted(scripts)[:10]) or 'no Python files'}"
+    )
+    raise SubmissionRefused(f"there is no script {script!r} in {source}; {hint}")
+
+
+def _asked_environment(request: Request) -> tuple[AskedEnvironment, Path | None]:
+    if request.as_of:
+        try:
+            date.fromisoformat(request.as_of)
+        except ValueError:
+            raise SubmissionRefused(f"--as-of {request.as_of}: expected a date, such as 2021-05-01") from None
+    relaxed = request.environment == _RELAXED
+    file = request.environment_file
+    if request.environment and not relaxed:
+        file = Path(request.environment)
+        if not file.is_file() and (request.source / file).is_file():
+            file = request.source / file
+    if file is None:
+        return AskedEnvironment("user", request.python, request.as_of), None
+    if not file.is_file():
+        raise EnvironmentUnusable(f"the environment file {file} does not exist")
+    from stoker.environments.discovery import read_environment
+
+    read_environment(file)
+    name = "asked.yml" if file.suffix.lower() in (".yml", ".yaml") else "asked.txt"
+    kind = _RELAXED if relaxed else "exact"
+    return AskedEnvironment(kind, "", request.as_of, name), file
+
+
+def _check_numbers(definition: Definition) -> None:
+    for what, value, least in (
+        ("nodes", definition.nodes, 1),
+        ("processes per node", definition.processes_per_node, 1),
+        ("cores", definition.cores, 1),
+        ("attempts", definition.attempts, 1),
+        ("GPUs", definition.gpus or 0, 0),
+    ):
+        if value < least:
+            raise SubmissionRefused(f"{what}: {value} were asked for, and there have to be {least} or more")
+    if definition.max_duration_s <= 0:
+        raise SubmissionRefused("the longest duration has to be more than 0 s, such as --max-duration 2h")

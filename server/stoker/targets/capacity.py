@@ -1,0 +1,45 @@
+"""What a machine has for runs: cores and GPUs, as far as this process may use them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.gpu.nvml import gpus
+from stoker.system.cgroup import usable_cores
+
+__all__ = ["Capacity", "machine_capacity"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What there is.
+
+    Attributes:
+        cores: How many.
+        gpus: Their names for CUDA_VISIBLE_DEVICES: numbers or UUIDs.
+    """
+
+    cores: int
+    gpus: tuple[str, ...] = ()
+
+
+def machine_capacity(environ: Mapping[str, str] = os.environ) -> Capacity:
+    """What this machine has: the cores within this process's limit, the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    return Capacity(usable_cores(), _gpu_names(environ))
+
+
+def _gpu_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        found = gpus()
+    except OSError:
+        # No driver, no GPU.
+        return ()
+    if not found:
+        return ()
+    # Not above: it knows of models and settings, which most machines that run scripts need not import.
+    from stoker.gpu.devices import visible_devices
+
+    visible = visible_devices(found, environ)
+    return tuple(device.part.uuid if device.part is not None else device.gpu.uuid for device in visible)

@@ -1,0 +1,98 @@
+"""The compute targets of a workspace: `targets/NAME.yaml`, and `local`, which is always there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.names import is_name
+from stoker.targets.capacity import Capacity, machine_capacity
+
+__all__ = ["LOCAL", "Target", "find_target", "list_targets"]
+
+LOCAL: Final = "local"
+"""The name, and the type, of this machine."""
+
+_KEYS: Final[Mapping[str, frozenset[str]]] = {LOCAL: frozenset({"type", "cores", "gpus"})}
+"""The keys of each type's files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One compute target.
+
+    Attributes:
+        name: Its name.
+        type: What it is: `local`.
+        settings: What its file says besides.
+    """
+
+    name: str
+    type: str = LOCAL
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """What its runs share; None where there is no such limit, or somebody else keeps it."""
+        if self.type != LOCAL:
+            return None
+        there = machine_capacity() if not {"cores", "gpus"} <= set(self.settings) else Capacity(1)
+        return Capacity(
+            int(self.settings.get("cores", there.cores)),
+            tuple(map(str, self.settings.get("gpus", there.gpus))),
+        )
+
+
+def find_target(targets_dir: Path, name: str) -> Target:
+    """Return a compute target by its name.
+
+    Raises:
+        InvalidSettings: There is none of this name, or its file has a key or value that it cannot have.
+    """
+    names = list_targets(targets_dir)
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else "stoker targets list shows what there is"
+        raise InvalidSettings(f"there is no compute target {name!r}; {hint}")
+    path = targets_dir / f"{name}.yaml"
+    if name == LOCAL and not path.is_file():
+        return Target(LOCAL)
+    from stoker.settings.yaml_file import read_yaml
+
+    content = read_yaml(path, f"compute target {name}", "the settings of a compute target")
+    return Target(name, *_checked(path, content))
+
+
+def _checked(path: Path, content: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    kind = content.get("type", LOCAL)
+    if kind not in _KEYS:
+        raise InvalidSettings(f"{path}: type is {kind!r}, and can be {', '.join(_KEYS)}")
+    for key in content:
+        if key not in _KEYS[kind]:
+            near = get_close_matches(str(key), _KEYS[kind], 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_KEYS[kind]))}"
+            raise InvalidSettings(f"{path}: there is no key {key!r}; {hint}")
+    cores, gpus = content.get("cores", 1), content.get("gpus", [])
+    if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
+        raise InvalidSettings(f"{path}: cores is {cores!r}, and has to be a number from 1 up")
+    if not isinstance(gpus, list) or len(set(map(str, gpus))) != len(gpus):
+        raise InvalidSettings(
+            f"{path}: gpus is {gpus!r}, and has to be a list of their numbers or UUIDs, each once"
+        )
+    return kind, {key: value for key, value in content.items() if key != "type"}
+
+
+def list_targets(targets_dir: Path) -> list[str]:
+    """The names of all compute targets, `local` first."""
+    return [LOCAL, *sorted(name for name in _files(targets_dir) if name != LOCAL)]
+
+
+def _files(targets_dir: Path) -> Iterator[str]:
+    if targets_dir.is_dir():
+        for path in targets_dir.glob("*.yaml"):
+            if is_name(path.stem):
+                yield path.stem

@@ -1,0 +1,80 @@
+"""Slots: who gets which cores and GPUs, who waits, and what can never be had."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.launch.conftest import World
+
+from stoker.errors import SubmissionRefused
+from stoker.launch.slots import Ask, Held, Slots, Wait, check_ask, choose
+from stoker.runs.states import RunState, Status
+from stoker.targets.capacity import Capacity
+
+FOUR = Capacity(4, ("0", "1"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=12))
+def test_no_gpu_is_given_twice(asks: list[tuple[int, int]]) -> None:
+    """However many ask, what is held is within what there is, and no GPU has two holders."""
+    holders: list[Held] = []
+    for number, (cores, gpus) in enumerate(asks):
+        chosen = choose(Ask(cores, gpus), holders, [], FOUR)
+        if not isinstance(chosen, Wait):
+            assert len(chosen) == gpus
+            holders.append(Held(str(number), number, cores, tuple(chosen)))
+    given_gpus = [gpu for held in holders for gpu in held.gpus]
+    assert len(given_gpus) == len(set(given_gpus))
+    assert sum(held.cores for held in holders) <= FOUR.cores
+
+
+def test_who_came_earlier_is_served_first() -> None:
+    """What an earlier run waits for is kept for it; a run for cores alone passes one that waits for GPUs."""
+    holder = Held("a", 1, 1, ("0",))
+    earlier = Held("b", 2, 1, ("", ""))
+    waits = choose(Ask(1, 1), [holder], [earlier], FOUR)
+    assert isinstance(waits, Wait)
+    assert waits.reason.startswith("waits for 1 GPU: held by a since ")
+    assert choose(Ask(1, 0), [holder], [earlier], FOUR) == []
+    behind = choose(Ask(4, 0), [], [Held("b", 2, 1)], FOUR)
+    assert behind == Wait("waits for 4 cores: b came earlier")
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [(Ask(1, 8), "8 GPUs asked for, at most 2 exist"), (Ask(5, 0), "5 cores asked for, at most 4 exist")],
+)
+def test_what_can_never_be_had_is_refused(ask: Ask, reason: str) -> None:
+    """With both numbers, before anything waits for ever."""
+    with pytest.raises(SubmissionRefused, match=reason):
+        check_ask(ask, FOUR)
+    check_ask(Ask(4, 2), FOUR)
+
+
+def test_what_is_held_outlives_the_asking(world: World) -> None:
+    """Asked again, a run gets what it holds; when it has ended, or was deleted, the next one has it."""
+    slots = Slots(world.root / "slots", world.store, Capacity(1, ("7",)))
+    one, two, three = (world.submit() for _ in range(3))
+    first = slots.ask(one.id, Ask(1, 1), 1, 10)
+    assert isinstance(first, Held)
+    assert first.gpus == ("7",)
+    assert slots.ask(one.id, Ask(1, 1), 1, 20) == first
+    assert isinstance(slots.ask(two.id, Ask(1, 1), 2, 20), Wait)
+    assert isinstance(slots.ask(three.id, Ask(1, 1), 3, 20), Wait)
+    one.write_state(RunState(Status.COMPLETED))
+    # It came later than one that waits.
+    assert isinstance(slots.ask(three.id, Ask(1, 1), 3, 30), Wait)
+    assert isinstance(slots.ask(two.id, Ask(1, 1), 2, 30), Held)
+    world.store.delete(two)
+    assert isinstance(slots.ask(three.id, Ask(1, 1), 3, 40), Held)
+    slots.release(three.id)
+    assert list((world.root / "slots" / "holders").iterdir()) == []
+
+
+def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
+    """What a power cut has left is passed over."""
+    slots = Slots(world.root / "slots", world.store, Capacity(1))
+    one, two = world.submit(), world.submit()
+    slots.ask(one.id, Ask(1, 0), 1, 1)
+    (world.root / "slots" / "holders" / one.id).write_bytes(b"")
+    assert isinstance(slots.ask(two.id, Ask(1, 0), 2, 2), Held)
