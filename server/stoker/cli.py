@@ -25,6 +25,7 @@ _COMMANDS: Final = (
     "token",
     "kubernetes",
     "router",
+    "compute",
     "score",
     "offline",
     "data",

@@ -1,15 +1,17 @@
-"""`azureml.core.compute`: compute targets, each a record in the workspace. This machine stands for the cluster."""
+"""`azureml.core.compute`: compute targets, records in the workspace, for which this machine or a cluster stands."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
 from stoker.azure.exceptions import ComputeTargetException
+from stoker.azure_sdk import deferred
+from stoker.azure_sdk.bindings import binding_of
 from stoker.azure_sdk.failures import none_in_workspace, raised_as
 from stoker.azure_sdk.unoffered import UnofferedByComputeTarget, unoffered_names
 from stoker.azure_sdk.workspace import Workspace
@@ -106,7 +108,9 @@ class ComputeTarget(UnofferedByComputeTarget):
     def create(
         workspace: Workspace, name: str, provisioning_configuration: AksConfiguration
     ) -> ComputeTarget:
-        """Keep a compute target in the workspace, or find it there; nothing is made, and a line says so.
+        """Keep a compute target in the workspace, or find it there; no machine is made, and a line says so.
+
+        For one that is bound to a cluster the line says which machines that has of the size that is asked for.
 
         Raises:
             ComputeTargetException: It cannot have this name.
@@ -125,7 +129,9 @@ class ComputeTarget(UnofferedByComputeTarget):
                 workspace.local.create()
             private_folder(file.parent)
             replace_file(file, json.dumps(record, indent=2).encode() + b"\n")
-            print(f"{name}: this machine stands for the cluster{_kept(record['configuration'])}")
+            with raised_as(ComputeTargetException):
+                for line in _said(workspace, name, record["configuration"]):
+                    print(line)
         return ComputeTarget(workspace, name)
 
     @staticmethod
@@ -178,7 +184,7 @@ class ComputeTarget(UnofferedByComputeTarget):
 
 
 class AksCompute(ComputeTarget):
-    """A cluster of Azure Kubernetes Service, for which this machine stands."""
+    """A cluster of Azure Kubernetes Service, for which this machine stands, or the cluster that it is bound to."""
 
     class ClusterPurpose:
         """What a cluster is for."""
@@ -222,6 +228,19 @@ class AksCompute(ComputeTarget):
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _said(workspace: Workspace, name: str, configuration: Mapping[str, Any]) -> Iterator[str]:
+    """What stands for the cluster."""
+    binding = binding_of(workspace.local, name)
+    if binding is None:
+        yield f"{name}: this machine stands for the cluster{_kept(configuration)}"
+        return
+    cluster = deferred.access.Cluster.connect(binding.context)
+    yield f"{name}: the cluster {binding.context} stands for it, namespace {binding.namespace}"
+    size = configuration.get("vm_size")
+    if size is not None:
+        yield f"{name}: {deferred.checking.said_of_machines(cluster, size, configuration.get('agent_count'))}"
 
 
 def _kept(configuration: Mapping[str, Any]) -> str:

@@ -17,12 +17,24 @@ if TYPE_CHECKING:
     from stoker.azure_sdk import compute
     from stoker.azure_sdk.environments import environment
     from stoker.azure_sdk.models import model, registering
-    from stoker.azure_sdk.services import calling, deploy_configuration, deploying, plan, process, webservice
+    from stoker.azure_sdk.services import (
+        backends,
+        calling,
+        deploy_configuration,
+        deploying,
+        plan,
+        process,
+        webservice,
+    )
+    from stoker.cluster import access, checking
     from stoker.keys import keyring, tokens
     from stoker.models import repository
 
 __all__ = [
+    "access",
+    "backends",
     "calling",
+    "checking",
     "compute",
     "deploy_configuration",
     "deploying",
@@ -43,8 +55,9 @@ _PACKAGES: Final = MappingProxyType(
         "stoker.azure_sdk.environments": ["environment"],
         "stoker.azure_sdk.models": ["model", "registering"],
         "stoker.azure_sdk.services": [
-            *("calling", "deploy_configuration", "deploying", "plan", "process", "webservice"),
+            *("backends", "calling", "deploy_configuration", "deploying", "plan", "process", "webservice"),
         ],
+        "stoker.cluster": ["access", "checking"],
         "stoker.keys": ["keyring", "tokens"],
         "stoker.models": ["repository"],
     }

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stoker.cluster.access import Cluster, Reference
+from stoker.cluster.values import is_label_value
 
-__all__ = ["survey"]
+__all__ = ["INSTANCE_TYPE", "has_machines", "said_of_machines", "survey"]
 
-_INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
+INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
+"""The label of nodes that says of which size their machines are."""
+
 _PROFILE: Final = "pod-security.kubernetes.io/enforce"
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 _BROUGHT: Final = {
@@ -59,6 +62,38 @@ def survey(cluster: Cluster, namespace: str) -> Iterator[str]:
     yield f"the account may not: {', '.join(denied)}" if denied else "the account may do what apply does"
 
 
+def has_machines(cluster: Cluster, size: str) -> bool:
+    """Whether nodes say that they are of this size; not if the account may not list nodes."""
+    return bool(_machines(cluster, size))
+
+
+def said_of_machines(cluster: Cluster, size: str, wanted: int | None) -> str:
+    """Return what is said where machines of a size are asked for: none are made, those that are there count.
+
+    Args:
+        cluster: The cluster.
+        size: Such as `Standard_NC6`.
+        wanted: How many are asked for, if that is said.
+    """
+    nodes = _machines(cluster, size)
+    if not nodes:
+        return f"no node of the cluster says that it is a {size}; pods may run on any"
+    gpus = sum(
+        int(amount)
+        for node in nodes
+        for resource, amount in node["status"].get("allocatable", {}).items()
+        if _is_gpu(resource)
+    )
+    asked = "" if wanted is None else f", {wanted} asked for"
+    return f"{len(nodes)} nodes are a {size}, with {gpus} GPUs{asked}; none are made"
+
+
+def _machines(cluster: Cluster, size: str) -> list[dict[str, Any]]:
+    if not is_label_value(size) or not cluster.may("list", "nodes", None):
+        return []
+    return cluster.list("v1", "Node", labels=f"{INSTANCE_TYPE}={size}")
+
+
 def _gpus(cluster: Cluster) -> Iterator[str]:
     """GPUs and parts of them that pods can be given, by the type of the machine."""
     if not cluster.may("list", "nodes", None):
@@ -66,7 +101,7 @@ def _gpus(cluster: Cluster) -> Iterator[str]:
         return
     found: Counter[tuple[str, str]] = Counter()
     for node in cluster.list("v1", "Node"):
-        machine = node["metadata"].get("labels", {}).get(_INSTANCE_TYPE, "machines of no said type")
+        machine = node["metadata"].get("labels", {}).get(INSTANCE_TYPE, "machines of no said type")
         for resource, amount in node["status"].get("allocatable", {}).items():
             if _is_gpu(resource):
                 found[machine, resource] += int(amount)

@@ -14,7 +14,7 @@ from stoker.cluster.plan import ClusterPlan
 from stoker.errors import ClusterError
 from stoker.keys.keyring import Keys, Slot
 
-__all__ = ["ensure_keys", "read_keys", "replace_key"]
+__all__ = ["ensure_keys", "read_keys", "read_signing_secret", "replace_key"]
 
 _SECRET_BYTES: Final = 32
 
@@ -81,6 +81,22 @@ def replace_key(cluster: Cluster, namespace: str, service: str, slot: Slot, valu
     keys = Keys.generate() if value is None else Keys(value, value)
     reference = Reference("v1", "Secret", namespace, f"{service}-keys")
     cluster.merge(reference, {"data": {slot: _encoded(getattr(keys, slot))}})
+
+
+def read_signing_secret(cluster: Cluster, namespace: str, service: str) -> bytes:
+    """Return the secret that signs the tokens of a service.
+
+    Raises:
+        ClusterError: There is none, or it cannot be one.
+    """
+    text = _decoded(_data(cluster, namespace, service).get("signing")) or ""
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) < _SECRET_BYTES:
+        raise ClusterError(f"the Secret {service}-keys in {namespace} has no signing secret that can be one")
+    return secret
 
 
 def _data(cluster: Cluster, namespace: str, service: str) -> Mapping[str, Any]:

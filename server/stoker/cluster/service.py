@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from stoker.cluster.access import Cluster, Reference
-from stoker.cluster.key_secret import read_keys, replace_key
+from stoker.cluster.key_secret import read_keys, read_signing_secret, replace_key
 from stoker.cluster.objects.metadata import ANNOTATIONS
 from stoker.cluster.standing import PATIENCE_S, Seen, Standing, is_ready, standing
 from stoker.errors import ClusterError
@@ -136,6 +136,14 @@ class ClusterService:
             ClusterError: It takes none.
         """
         return read_keys(self._cluster, self.namespace, self._endpoint)
+
+    def signing_secret(self) -> bytes:
+        """Return what signs its tokens.
+
+        Raises:
+            ClusterError: It signs none.
+        """
+        return read_signing_secret(self._cluster, self.namespace, self._endpoint)
 
     def regenerate_key(self, slot: Slot, value: str | None = None) -> None:
         """Replace a key, and have the nodes look at the Secret at once, instead of within a minute and a half.

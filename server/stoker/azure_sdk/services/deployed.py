@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Webservice"]
 
-_LOOK_EVERY_S: Final = 0.1
 _DOT_EVERY_S: Final = 1.0
-_TAIL_LINES: Final = 60
 _OK: Final = 200
 _SLOTS: Final[Mapping[str, Slot]] = {"Primary": "primary", "Secondary": "secondary"}
 _LABELS: Final = {"tags", "properties"}
@@ -119,12 +117,10 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
         return self._state()
 
     @property
-    def error(self) -> str | None:
-        """Why it does not run, with the end of its log; None while it does."""
-        folder = self._folder
-        if folder is None or deferred.process.is_running(folder):
-            return None
-        return f"the process of {self.name} has ended; its log ends with:\n{self.get_logs(_TAIL_LINES)}"
+    def error(self) -> Any:
+        """Why it does not run, with the end of its log; in a cluster what is in its way, as `code` and `message`."""
+        with raised_as(WebserviceException):
+            return None if self._found() is None else self._backend.error()
 
     def update_deployment_state(self) -> None:
         """Nothing is to be done: all that this object tells is looked up when it is asked."""
@@ -153,23 +149,21 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
             if waited_s > dots * _DOT_EVERY_S:
                 _show(show_output, ".")
                 dots += 1
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(self._backend.look_every_s)
         _show(show_output, f"\n{'Succeeded' if state == 'Healthy' else 'Failed'}\n")
         if state != "Healthy":
             raise WebserviceException(f"{self.name} is not deployed, its state is {state}: {self.error}")
         print(f'{self.type_name} service creation operation finished, operation "Succeeded"')
 
     def _state(self) -> str:
-        record = self._found()
-        if record is None:
-            return "Deleted"
-        return deferred.process.state(self._services.folder(record), record.base_uri, self.name)
+        with raised_as(WebserviceException):
+            return "Deleted" if self._found() is None else self._backend.state()
 
     def _has_started(self) -> bool:
         """Whether it can score; one that starts is waited for, which the server's time for loading bounds."""
         state = self._state()
         while state == "Transitioning":
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(self._backend.look_every_s)
             state = self._state()
         return state == "Healthy"
 
@@ -181,8 +175,8 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
             init: Not used: there is no init container.
         """
         del init
-        folder = self._folder
-        return "" if folder is None else deferred.process.log_tail(folder, num_lines)
+        with raised_as(WebserviceException):
+            return "" if self._found() is None else self._backend.log(num_lines)
 
     # --- keys, tokens, scoring ---
 
@@ -196,7 +190,7 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
             instead = "get_token()" if self.token_auth_enabled else "none, auth_enabled is off"
             raise WebserviceException(f"{self.name} takes no keys: callers send {instead}")
         with raised_as(WebserviceException):
-            keys = deferred.keyring.Keyring(self.workspace.local.keys_dir, self.name).show()
+            keys = self._backend.keys()
         return keys.primary, keys.secondary
 
     def regen_key(self, key: str, set_key: str | None = None) -> None:
@@ -214,7 +208,7 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
             raise WebserviceException(f"there are the keys Primary and Secondary, not {key!r}")
         self.get_keys()
         with raised_as(WebserviceException):
-            deferred.keyring.Keyring(self.workspace.local.keys_dir, self.name).regenerate(slot, set_key)
+            self._backend.regenerate(slot, set_key)
 
     def get_token(self) -> tuple[str, datetime]:
         """A token, and when another one should be fetched.
@@ -234,7 +228,7 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
         if not self.token_auth_enabled:
             raise WebserviceException(f"{self.name} takes no tokens: deploy it with token_auth_enabled=True")
         with raised_as(WebserviceException):
-            secret = deferred.keyring.read_signing_secret(self.workspace.local.keys_dir, self.name)
+            secret = self._backend.signing_secret()
         token = deferred.tokens.issue(secret, self.name, now_s=time.time())
         refresh_after, expiry_on = (
             datetime.fromtimestamp(at_s, UTC) for at_s in (token.refresh_after_s, token.expires_s)
@@ -344,6 +338,10 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
 
     def _relabel(self, **changed: Mapping[str, Any]) -> None:
         given: dict[str, Any] = {name: labels(value) for name, value in changed.items()}
+        if self._record.cluster is not None:
+            plan = Plan.of(self._record)
+            self._deploy(dataclasses.replace(plan, keywords={**plan.keywords, **given}))
+            return
         with raised_as(WebserviceException), self._services.changing():
             self._services.write(dataclasses.replace(self._record, **given, updated_at=now()))
 

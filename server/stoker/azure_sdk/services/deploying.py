@@ -19,9 +19,13 @@ from typing import Any, Final
 import yaml
 
 from stoker.azure_config import DeploymentConfig, InferenceConfig
+from stoker.azure_sdk.bindings import binding_of
+from stoker.azure_sdk.services import cluster_deploying
 from stoker.azure_sdk.services import process as service_process
 from stoker.azure_sdk.services.plan import Plan
 from stoker.azure_sdk.services.records import ServiceRecord, Services, now
+from stoker.cluster import applying
+from stoker.cluster.access import Cluster
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys
 from stoker.models.deployed import Deployed, resolve
@@ -71,6 +75,16 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = prin
     services = Services(workspace.create())
     with services.changing():
         old = services.find(plan.name)
+        binding = binding_of(workspace, plan.compute_name) if plan.kind == "aks" else None
+        if binding is not None:
+            return cluster_deploying.deploy(
+                workspace, services, plan, binding, old, overwrite=overwrite, say=say
+            )
+        if old is not None and old.cluster is not None:
+            raise InvalidSettings(
+                f"{plan.name} is in the cluster {old.cluster['context']}, and its compute target stands for this "
+                "machine; delete() it first, or bind the target again (stoker compute bind)"
+            )
         if old is not None and not overwrite:
             if service_process.is_running(services.folder(old)):
                 raise InvalidSettings(
@@ -91,6 +105,11 @@ def delete(workspace: Workspace, name: str) -> None:
     with services.changing():
         record = services.find(name)
         if record is None:
+            return
+        if record.cluster is not None:
+            cluster = Cluster.connect(record.cluster["context"])
+            applying.delete(cluster, record.cluster["namespace"], name)
+            services.remove(name)
             return
         service_process.stop(services.folder(record), record.pid)
         if record.made_keys:

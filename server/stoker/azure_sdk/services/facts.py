@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from stoker.azure.exceptions import WebserviceException
 from stoker.azure_config.fields import fields_of
+from stoker.azure_sdk import deferred
 from stoker.azure_sdk.failures import none_in_workspace, raised_as
 from stoker.azure_sdk.models.model import Model
 from stoker.azure_sdk.services.records import ServiceRecord, Services
@@ -64,7 +64,7 @@ class ServiceFacts:
     @property
     def scoring_uri(self) -> str:
         """Where rows are posted to."""
-        return f"{self._record.base_uri}/score"
+        return f"{self._base_uri}/score"
 
     @property
     def swagger_uri(self) -> str:
@@ -117,6 +117,11 @@ class ServiceFacts:
         return datetime.fromisoformat(self._record.updated_at)
 
     @property
+    def _base_uri(self) -> str:
+        with raised_as(WebserviceException):
+            return self._backend.base_uri()
+
+    @property
     def _services(self) -> Services:
         return Services(self.workspace.local)
 
@@ -131,10 +136,9 @@ class ServiceFacts:
         return self._last
 
     @property
-    def _folder(self) -> Path | None:
-        """Folder of its latest start; None if it has been deleted."""
-        record = self._found()
-        return None if record is None else self._services.folder(record)
+    def _backend(self) -> deferred.backends.Backend:
+        """What runs it."""
+        return deferred.backends.backend_of(self.workspace.local, self._record)
 
 
 def record_of(workspace: Workspace, name: str) -> ServiceRecord:

@@ -50,6 +50,7 @@ class ServiceRecord:
         made_keys: Whether its keys were made for it, and end with it.
         created_at: Time of its first deployment, RFC 3339 in UTC.
         updated_at: Time of its latest change.
+        cluster: The context and the namespace of the cluster that it is in; None for a process of this machine.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ServiceRecord:
     made_keys: bool
     created_at: str
     updated_at: str
+    cluster: Mapping[str, str] | None = None
 
     @property
     def base_uri(self) -> str:

@@ -44,7 +44,7 @@ class AksWebservice(Webservice):
     @property
     def scoring_uri(self) -> str:
         """Where rows are posted to."""
-        return f"{self._record.base_uri}/api/v1/service/{self.name}/score"
+        return f"{self._base_uri}/api/v1/service/{self.name}/score"
 
 
 class AksEndpoint(metaclass=NotAClass):

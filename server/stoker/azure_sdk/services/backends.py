@@ -1,0 +1,130 @@
+"""Where a deployed service runs, as its class asks it: a process of this machine, or pods of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, Protocol
+
+from stoker.azure_sdk.services import process
+from stoker.azure_sdk.services.records import ServiceRecord, Services
+from stoker.cluster.access import Cluster
+from stoker.cluster.forwarding import forwarding
+from stoker.cluster.service import ClusterService
+from stoker.keys.keyring import Keyring, Keys, Slot, read_signing_secret
+from stoker.workspace import Workspace
+
+__all__ = ["Backend", "backend_of"]
+
+_TAIL_LINES: Final = 60
+
+
+class Backend(Protocol):
+    """What runs a service. Methods raise `OperatorError` if it cannot be asked."""
+
+    look_every_s: float
+    """How often it may be asked while it is waited for."""
+
+    def state(self) -> str:
+        """In Azure's words."""
+
+    def error(self) -> Any:
+        """What is in its way; None if nothing is."""
+
+    def log(self, lines: int) -> str:
+        """The last lines of its log."""
+
+    def keys(self) -> Keys:
+        """Its keys."""
+
+    def regenerate(self, slot: Slot, value: str | None) -> None:
+        """Replace a key."""
+
+    def signing_secret(self) -> bytes:
+        """What signs its tokens."""
+
+    def base_uri(self) -> str:
+        """Where it answers."""
+
+
+def backend_of(workspace: Workspace, record: ServiceRecord) -> Backend:
+    """Return what runs a service."""
+    return _Process(workspace, record) if record.cluster is None else _Pods(record)
+
+
+class _Process:
+    look_every_s = 0.1
+
+    def __init__(self, workspace: Workspace, record: ServiceRecord) -> None:
+        self._record = record
+        self._folder = Services(workspace).folder(record)
+        self._keys_dir = workspace.keys_dir
+
+    def state(self) -> str:
+        return process.state(self._folder, self._record.base_uri, self._record.name)
+
+    def error(self) -> str | None:
+        if process.is_running(self._folder):
+            return None
+        name = self._record.name
+        return f"the process of {name} has ended; its log ends with:\n{self.log(_TAIL_LINES)}"
+
+    def log(self, lines: int) -> str:
+        return process.log_tail(self._folder, lines)
+
+    def keys(self) -> Keys:
+        return Keyring(self._keys_dir, self._record.name).show()
+
+    def regenerate(self, slot: Slot, value: str | None) -> None:
+        Keyring(self._keys_dir, self._record.name).regenerate(slot, value)
+
+    def signing_secret(self) -> bytes:
+        return read_signing_secret(self._keys_dir, self._record.name)
+
+    def base_uri(self) -> str:
+        return self._record.base_uri
+
+
+class _Pods:
+    look_every_s = 1.0
+
+    def __init__(self, record: ServiceRecord) -> None:
+        place = record.cluster
+        assert place is not None
+        self._cluster = Cluster.connect(place["context"])
+        self._service = ClusterService(self._cluster, place["namespace"], record.name)
+        self._place = (place["context"], place["namespace"], record.name)
+
+    def state(self) -> str:
+        return self._service.standing().state
+
+    def error(self) -> dict[str, str] | None:
+        error = self._service.error
+        return None if error is None else dict(json.loads(error))
+
+    def log(self, lines: int) -> str:
+        return "".join(f"{line}\n" for _, line in self._service.logs(lines))
+
+    def keys(self) -> Keys:
+        return self._service.keys()
+
+    def regenerate(self, slot: Slot, value: str | None) -> None:
+        self._service.regenerate_key(slot, value)
+
+    def signing_secret(self) -> bytes:
+        return self._service.signing_secret()
+
+    def base_uri(self) -> str:
+        return self._service.base_uri() or f"http://127.0.0.1:{_forwarded(*self._place)}"
+
+
+@cache
+def _forwarded(context: str, namespace: str, name: str) -> int:
+    """A port of this process that leads to the pods: what callers have who are outside the cluster."""
+    cluster = Cluster.connect(context)
+    say: Callable[[str], object] = print
+    opened = contextlib.ExitStack()
+    # For as long as the process lives, like the services that it knows.
+    return opened.enter_context(forwarding(cluster, ClusterService(cluster, namespace, name), 0, say))
