@@ -26,6 +26,7 @@ _COMMANDS: Final = (
     "kubernetes",
     "router",
     "compute",
+    "autoscale",
     "score",
     "offline",
     "data",

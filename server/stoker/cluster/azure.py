@@ -68,7 +68,7 @@ def planned(
     """Return the fields of that plan.
 
     Raises:
-        InvalidSettings: It is no deployment to Kubernetes, or leaves open who scales.
+        InvalidSettings: It is no deployment to Kubernetes.
     """
     if configuration.kind != "aks":
         raise InvalidSettings(
@@ -93,10 +93,7 @@ def planned(
     plan["model_defaults"] = {**model, **given.get("model_defaults", {})}
     plan["notes"] = (*given.get("notes", ()), *_notes(values, plan))
     if values.get("autoscale_enabled") and plan.get("autoscaler") is None:
-        raise InvalidSettings(
-            f"{configuration.source}: autoscale_enabled is true; say who scales: --autoscaler hpa or keda, or none "
-            "if something of yours does"
-        )
+        plan["autoscaler"] = "stoker"
     return plan
 
 

@@ -27,8 +27,8 @@ from stoker.settings.values import choice_of, number_of, read_switch
 
 __all__ = ["LEAST_MEMORY_GB", "Autoscaler", "ClusterPlan"]
 
-Autoscaler = Literal["hpa", "keda", "none"]
-"""Who scales: Kubernetes' HorizontalPodAutoscaler, KEDA, or something that the plan does not make."""
+Autoscaler = Literal["stoker", "hpa", "keda", "none"]
+"""Who scales: Stoker's own, Kubernetes' HorizontalPodAutoscaler, KEDA, or something that the plan does not make."""
 
 _REPLICAS: Final = number_of(int, 1, 10_000)
 _SECONDS: Final = number_of(int, 1, 86_400)
@@ -82,8 +82,8 @@ class ClusterPlan:
     replicas: int | None = setting(None, _REPLICAS, "pods (default 1)")
     autoscaler: Autoscaler | None = setting(
         None,
-        choice_of("hpa", "keda", "none"),
-        "who chooses the number of pods: hpa, keda, or none for something of yours (default: the number is fixed)",
+        choice_of("stoker", "hpa", "keda", "none"),
+        "who chooses the number of pods: stoker, hpa, keda, or none for something of yours (default: it is fixed)",
         "WHO",
     )
     min_replicas: int | None = setting(None, _REPLICAS, "fewest pods of an autoscaler (default 1)")
@@ -209,6 +209,11 @@ class ClusterPlan:
         return f"{self.name}-keys"
 
     @property
+    def autoscaler_name(self) -> str:
+        """What Stoker's own autoscaler is called, with its account, its rights and its Lease."""
+        return f"{self.instance}-autoscaler"
+
+    @property
     def takes_keys(self) -> bool:
         """Whether callers send keys or tokens."""
         return bool(self.server.get("auth", True) or self.server.get("token_auth", False))
@@ -302,6 +307,8 @@ def _scaling_contradictions(plan: ClusterPlan) -> Iterator[str]:
         yield f"min_replicas {fewest} must not be above max_replicas {most}"
     if plan.autoscaler == "keda" and plan.namespace is None:
         yield "KEDA finds pods by their namespace; give it with --namespace"
+    if plan.autoscaler == "stoker" and plan.namespace is None:
+        yield "rights are given to the autoscaler of a namespace; give it with --namespace"
     if plan.autoscaler == "keda" and plan.version_name is not None:
         yield (
             "KEDA cannot tell the versions of an endpoint apart, whose metrics have the same names; use "

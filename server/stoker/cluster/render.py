@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import yaml
 
+from stoker.cluster.objects.autoscaler import autoscaler
 from stoker.cluster.objects.autoscaling import autoscaling
 from stoker.cluster.objects.configuration import configuration, namespace
 from stoker.cluster.objects.disruption import disruption
@@ -42,6 +43,7 @@ def objects_of(plan: ClusterPlan) -> list[dict[str, Any]]:
         *workload(plan, fingerprint),
         *disruption(plan),
         *autoscaling(plan),
+        *autoscaler(plan),
         *router(plan, as_yaml([router_file(plan)])),
         *routes(plan),
         *monitoring(plan),

@@ -42,7 +42,7 @@ VALUES: dict[str, list[Any]] = {
     "create_namespace": [True, False],
     "models": ["image", "pvc://weights/digits/3", "pvc://weights", f"oci://r/m@sha256:{'0' * 64}"],
     "replicas": [1, 8, 20, 10_000],
-    "autoscaler": ["hpa", "keda", "none"],
+    "autoscaler": ["stoker", "hpa", "keda", "none"],
     "min_replicas": [1, 20],
     "max_replicas": [1, 100],
     "cpu_cores": [0.1, 1.75, 64],

@@ -66,7 +66,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
         HPA,
         lambda p: (
             annotation(p, "autoscale-target-utilization") == "50"
-            and "'averageValue': '128'" in str(found(p, "HorizontalPodAutoscaler"))
+            and "'averageValue': '500m'" in str(found(p, "HorizontalPodAutoscaler"))
         ),
     ),
     "cpu_cores": ({"cpu_cores": 2}, {}, lambda p: container(p)["resources"]["requests"]["cpu"] == "2"),
@@ -231,6 +231,7 @@ def test_azures_own_defaults() -> None:
     scaled = planned(HPA)
     assert (scaled.scaling_range, scaled.notes) == ((1, 10), ())
     assert planned(cpu_cores_limit=0.05).cpu_cores == 0.05
+    assert planned(**SCALED, namespace="models").autoscaler == "stoker"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_azures_own_defaults() -> None:
         ({"cpu_cores": 0}, "cpu_cores must be a number above 0"),
         ({"num_replicas": 0}, "num_replicas must be a whole number from 1 to 10000"),
         ({"namespace": "Models"}, "namespace must be 1 to 63 small letters"),
-        (SCALED, "autoscale_enabled is true; say who scales: --autoscaler"),
+        (SCALED, "rights are given to the autoscaler of a namespace; give it with --namespace"),
         ({"collect_model_data": True}, "name a claim with --collect-to"),
     ],
 )

@@ -43,6 +43,14 @@ VALUES: dict[str, dict[str, Any]] = {
     "two models": {"name": "pair", "serves": TWO, "server": {"load_timeout_s": 300, "drain_grace_s": 0.5}},
     "hpa": {"autoscaler": "hpa", "max_replicas": 30, "serves": TWO, "target_utilization": 50, **GPU},
     "keda": {"autoscaler": "keda", "min_replicas": 12, "serves": TWO, "autoscale_refresh_s": 5},
+    "stoker": {"autoscaler": "stoker", "max_replicas": 40, **GPU},
+    "stoker with a key": {
+        "autoscaler": "stoker",
+        "version_name": "a",
+        "gateway": "gw/main",
+        "image_pull_secrets": ["registry"],
+        "server": {"metrics_auth": True},
+    },
     "none": {"autoscaler": "none", "server": {"auth": False, "port": 9, "host": "::"}},
     "claim": {"models": "pvc://weights/digits/3", "collect_to": "records", "server": {"collect": True}},
     "volume": {"models": f"oci://r/m@sha256:{'a' * 64}", "image_pull_secrets": ["registry"]},
@@ -115,8 +123,8 @@ def comparable(contents: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
     for content in contents:
         if content["kind"] == "ConfigMap":
             content["data"] = {name: yaml.safe_load(text) for name, text in content["data"].items()}
-        if content["kind"] == "Deployment" and "annotations" in content["spec"]["template"]["metadata"]:
-            del content["spec"]["template"]["metadata"]["annotations"]["stoker.dev/config"]
+        if content["kind"] == "Deployment":
+            content["spec"]["template"]["metadata"].get("annotations", {}).pop("stoker.dev/config", None)
         found[content["kind"], content["metadata"]["name"]] = content
     return found
 

@@ -1,5 +1,6 @@
 """The objects of a plan."""
 
+import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import pod_file
 from stoker.cluster.render import as_yaml, objects_of
 from stoker.cluster.routing import effective_weights
+from stoker.commands.autoscale import add_arguments
 from stoker.settings.loading import load_settings
 
 CUSTOM = {"HTTPRoute", "PodMonitor", "ScaledObject"}
@@ -234,29 +236,88 @@ def test_who_reaches_the_pods() -> None:
     assert "NetworkPolicy" not in objects(network_policy=False)
 
 
-def test_autoscalers_look_at_the_rows_that_a_pod_can_work_on() -> None:
-    """The limit of requests at once, else a full batch, times the utilisation that is wanted."""
-
-    def wanted(**fields: Any) -> str:
-        scaler = objects(autoscaler="hpa", **fields)["HorizontalPodAutoscaler"]["spec"]
-        return str(scaler["metrics"][0]["pods"]["target"]["averageValue"])
-
-    assert wanted(model_defaults={"max_concurrent_requests": 1}) == "700m"
-    assert wanted(server={"max_batch_rows": 100}, target_utilization=50) == "50"
-    assert wanted() == "179200m"
+def test_autoscalers_look_at_the_load() -> None:
+    """Of all models of a pod, against the utilisation that is wanted."""
+    metric = objects(autoscaler="hpa", target_utilization=50)["HorizontalPodAutoscaler"]["spec"]["metrics"][0]
+    assert metric["pods"] == {
+        "metric": {"name": "stoker_load"},
+        "target": {"type": "AverageValue", "averageValue": "500m"},
+    }
 
 
 def test_keda_adds_up_each_model_in_all_pods() -> None:
-    """KEDA asks every pod, at the port of the pod, for the rows of each model by its name."""
-    models = ({"name": "a", "path": "/models/a"}, {"name": "b", "path": "/models/b", "max_batch_rows": 10})
+    """KEDA asks every pod, at the port of the pod, for the load of each model by its name."""
+    models = ({"name": "a", "path": "/models/a"}, {"name": "b", "path": "/models/b"})
     spec = objects(autoscaler="keda", namespace="ml", serves=models, autoscale_refresh_s=2)["ScaledObject"][
         "spec"
     ]
     first, second = (trigger["metadata"] for trigger in spec["triggers"])
     assert first["url"] == "http://digits.ml:8080/metrics"
-    assert first["valueLocation"] == 'stoker_rows_in_flight{model="a"}'
-    assert (second["targetValue"], second["aggregationType"]) == ("7", "sum")
+    assert first["valueLocation"] == 'stoker_load{model="a"}'
+    assert (second["targetValue"], second["aggregationType"]) == ("0.7", "sum")
     assert (spec["pollingInterval"], spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 1, 10)
+
+
+def autoscaler_of(**fields: Any) -> dict[str, Any]:
+    """The objects of Stoker's own autoscaler by kind."""
+    made = objects_of(plan(autoscaler="stoker", namespace="models", **fields))
+    own = {one["kind"]: one for one in made if one["metadata"]["name"].endswith("-autoscaler")}
+    assert list(own) == ["ServiceAccount", "Role", "RoleBinding", "Lease", "Deployment"]
+    return own
+
+
+def test_stokers_own_autoscaler_may_change_one_number() -> None:
+    """It reads its Deployment and the pods' addresses, and writes replicas, its Lease, and marks on pods."""
+    own = autoscaler_of()
+    rights = {
+        (*rule["resources"], *rule["verbs"]): rule.get("resourceNames") for rule in own["Role"]["rules"]
+    }
+    assert rights == {
+        ("deployments", "get"): ["digits"],
+        ("deployments/scale", "patch"): ["digits"],
+        ("leases", "get", "patch"): ["digits-autoscaler"],
+        ("endpointslices", "list"): None,
+        ("pods", "patch"): None,
+    }
+    spec = own["Deployment"]["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == own["ServiceAccount"]["metadata"]["name"] == "digits-autoscaler"
+    (container,) = spec["containers"]
+    assert container["command"] + container["args"] == [
+        "stoker",
+        "autoscale",
+        "digits",
+        "--namespace",
+        "models",
+    ]
+    assert "spec" not in own["Lease"], "what its holder writes would be taken away by the next apply"
+
+
+def test_what_the_autoscaler_is_told_is_what_the_command_takes() -> None:
+    """A key of the service too, where its metrics need one."""
+    spec = autoscaler_of(server={"metrics_auth": True})["Deployment"]["spec"]["template"]["spec"]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    said = parser.parse_args(spec["containers"][0]["args"])
+    (mount,) = spec["containers"][0]["volumeMounts"]
+    assert said.key_file == Path(mount["mountPath"]) / spec["volumes"][0]["secret"]["items"][0]["path"]
+    assert spec["volumes"][0]["secret"]["secretName"] == "digits-keys"
+
+
+def test_requests_never_reach_the_autoscaler() -> None:
+    """Nothing that picks the pods of the service picks its pod."""
+    labels = autoscaler_of()["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    made = {
+        one["kind"]: one
+        for one in objects_of(plan(autoscaler="stoker", namespace="models"))
+        if one["metadata"]["name"] == "digits"
+    }
+    picked = [
+        made["Service"]["spec"]["selector"],
+        made["Deployment"]["spec"]["selector"]["matchLabels"],
+        made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+        made["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+    ]
+    assert not any(selector.items() <= labels.items() for selector in picked)
 
 
 def test_a_route_leads_by_host_or_by_the_name_of_the_service() -> None:

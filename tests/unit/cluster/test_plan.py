@@ -27,6 +27,7 @@ from stoker.settings.fields import converted
             "min_replicas 3 must not be above max_replicas 2",
         ),
         ({"autoscaler": "keda"}, "KEDA finds pods by their namespace"),
+        ({"autoscaler": "stoker"}, "rights are given to the autoscaler of a namespace"),
         (
             {"autoscaler": "keda", "namespace": "a", "version_name": "a", "gateway": "a/b"},
             "KEDA cannot tell the versions",
@@ -96,7 +97,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> Non
         ("tolerations", "sku=gpu:Never", "one of the effects NoSchedule"),
         ("tolerations", "a b", "must be NAME"),
         ("hostnames", "Example", "must be names of small letters"),
-        ("autoscaler", "stoker", "autoscaler must be hpa or keda or none"),
+        ("autoscaler", "vpa", "autoscaler must be stoker or hpa or keda or none"),
         ("service_type", "ExternalName", "service_type must be ClusterIP"),
     ],
 )

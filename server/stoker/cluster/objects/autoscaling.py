@@ -8,11 +8,10 @@ from stoker.cluster.objects.metadata import metadata
 from stoker.cluster.objects.quantities import thousandths
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import HTTP_PORT, pod_file
-from stoker.settings.server import ServerSettings
 
 __all__ = ["autoscaling"]
 
-_METRIC: Final = "stoker_rows_in_flight"
+_METRIC: Final = "stoker_load"
 _PERCENT: Final = 100
 _BEHAVIOUR: Final[dict[str, Any]] = {
     # Up at once: as many again, or 4 where those are more. Down after a minute, a tenth at a time.
@@ -38,8 +37,7 @@ _BEHAVIOUR: Final[dict[str, Any]] = {
 def autoscaling(plan: ClusterPlan) -> list[dict[str, Any]]:
     """Return what scales the Deployment, if the plan says so.
 
-    Both look at the rows that requests hold in a pod: one that holds as many as it can work on at once is busy to
-    100 percent. That is its limit of requests at once, or a full batch.
+    Both look at the load of pods, as Stoker's own autoscaler does.
     """
     match plan.autoscaler:
         case "hpa":
@@ -52,12 +50,11 @@ def autoscaling(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 def _horizontal(plan: ClusterPlan) -> dict[str, Any]:
     fewest, most = plan.scaling_range
-    busiest = min(_wanted_rows(plan, model) for model in pod_file(plan)["models"])
     metric = {
         "type": "Pods",
         "pods": {
             "metric": {"name": _METRIC},
-            "target": {"type": "AverageValue", "averageValue": thousandths(busiest)},
+            "target": {"type": "AverageValue", "averageValue": thousandths(_target_load(plan))},
         },
     }
     return {
@@ -92,14 +89,14 @@ def _scaled_object(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _trigger(plan: ClusterPlan, model: dict[str, Any]) -> dict[str, Any]:
-    """The rows of one model in all pods. KEDA asks each pod of the Service, at the port of the pod."""
+    """The load of one model in all pods. KEDA asks each pod of the Service, at the port of the pod."""
     return {
         "type": "metrics-api",
         "metadata": {
             "url": f"http://{plan.servers_service}.{plan.namespace}:{HTTP_PORT}/metrics",
             "format": "prometheus",
             "valueLocation": f'{_METRIC}{{model="{model["name"]}"}}',
-            "targetValue": f"{_wanted_rows(plan, model):g}",
+            "targetValue": f"{_target_load(plan):g}",
             "aggregateFromKubeServiceEndpoints": "true",
             "aggregationType": "sum",
         },
@@ -111,8 +108,6 @@ def _target(plan: ClusterPlan, *, with_version: bool) -> dict[str, str]:
     return {"apiVersion": "apps/v1", **target} if with_version else target
 
 
-def _wanted_rows(plan: ClusterPlan, model: dict[str, Any]) -> float:
-    """Rows in flight that a pod is to have of a model."""
-    of_all = plan.server.get("max_batch_rows", ServerSettings().max_batch_rows)
-    most = model.get("max_concurrent_requests") or model.get("max_batch_rows") or of_all
-    return float(most) * (plan.target_utilization or 70) / _PERCENT
+def _target_load(plan: ClusterPlan) -> float:
+    """The load that a pod is to have."""
+    return (plan.target_utilization or 70) / _PERCENT

@@ -8,7 +8,7 @@ from typing import Any, Final
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.values import is_label, is_label_value
 
-__all__ = ["ANNOTATIONS", "metadata", "selector", "shared_metadata"]
+__all__ = ["ANNOTATIONS", "metadata", "own_metadata", "selector", "shared_metadata"]
 
 ANNOTATIONS: Final = "stoker.dev"
 """Whose labels and annotations these are."""
@@ -49,6 +49,19 @@ def metadata(plan: ClusterPlan, name: str, *, described: bool = False) -> dict[s
     if annotations:
         result["annotations"] = annotations
     return result
+
+
+def own_metadata(plan: ClusterPlan, name: str) -> dict[str, Any]:
+    """Return the metadata of an object of the autoscaler, whose pods must not get the requests of the service's."""
+    said = metadata(plan, name)
+    return {
+        **said,
+        "labels": {
+            **said["labels"],
+            "app.kubernetes.io/name": "stoker-autoscaler",
+            "app.kubernetes.io/component": "autoscaler",
+        },
+    }
 
 
 def shared_metadata(plan: ClusterPlan, name: str) -> dict[str, Any]:
