@@ -27,6 +27,7 @@ _COMMANDS: Final = (
     "router",
     "compute",
     "autoscale",
+    "store",
     "score",
     "offline",
     "data",

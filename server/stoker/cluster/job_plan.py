@@ -40,7 +40,7 @@ class JobPlan:
     models: str = setting(
         "image",
         read_models_place,
-        "where models are: image, oci://REFERENCE or pvc://CLAIM[/FOLDER]",
+        "where models are: image, oci://REFERENCE, pvc://CLAIM[/FOLDER], or in a store: http://STORE/sha256:DIGEST",
         "PLACE",
     )
     shards: int = setting(1, number_of(int, 1, 100_000), "parts, each for a pod")

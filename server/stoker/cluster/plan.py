@@ -76,7 +76,8 @@ class ClusterPlan:
     models: str = setting(
         "image",
         read_models_place,
-        "where the pods find models: image, pvc://CLAIM/PATH or oci://REFERENCE@sha256:DIGEST",
+        "where the pods find models: image, pvc://CLAIM/PATH, oci://REFERENCE@sha256:DIGEST, or in a store: "
+        "http://STORE/sha256:DIGEST",
         "PLACE",
     )
     replicas: int | None = setting(None, _REPLICAS, "pods (default 1)")

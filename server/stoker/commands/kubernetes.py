@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a Job whose pods score the rows of files, each a part of them"
     job = actions.add_parser("job", help=f"print {text}", description=f"Print {text}. No cluster is needed.")
     _add_job_options(job)
+    text = "a store of models in a namespace, from which pods fetch theirs"
+    store = actions.add_parser("store", help=f"print {text}", description=f"Print {text}.")
+    _add_store_options(store)
     text = "the Dockerfile of an image with the models and their packages in it"
     dockerfile = actions.add_parser(
         "dockerfile",
@@ -95,6 +98,16 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
     )
     add_setting_options(parser.add_argument_group("plan"), JobPlan)
     parser.set_defaults(kubernetes_run=_job)
+
+
+def _add_store_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--image", required=True, metavar="IMAGE", help="image that the pod runs")
+    parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of the context)")
+    parser.add_argument("--size-gb", type=float, default=100.0, metavar="GB", help="its disk (default 100)")
+    parser.add_argument(
+        "--storage-class", metavar="NAME", help="class of the disk (default: the default one)"
+    )
+    parser.set_defaults(kubernetes_run=_store)
 
 
 def _add_dockerfile_options(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +180,14 @@ def _job(args: argparse.Namespace) -> int:
         options=tuple(args.option),
     )
     sys.stdout.write(as_yaml(job(plan)))
+    return 0
+
+
+def _store(args: argparse.Namespace) -> int:
+    from stoker.cluster.objects.store import store
+    from stoker.cluster.render import as_yaml
+
+    sys.stdout.write(as_yaml(store(args.image, args.namespace, args.size_gb, args.storage_class)))
     return 0
 
 

@@ -54,6 +54,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "none": {"autoscaler": "none", "server": {"auth": False, "port": 9, "host": "::"}},
     "claim": {"models": "pvc://weights/digits/3", "collect_to": "records", "server": {"collect": True}},
     "volume": {"models": f"oci://r/m@sha256:{'a' * 64}", "image_pull_secrets": ["registry"]},
+    "store": {"models": f"http://store.ml:8090/sha256:{'a' * 64}"},
+    "bucket": {"models": f"https://b.example.com/m/sha256:{'a' * 64}", "allow_from": ["monitoring"]},
     "open": {
         "service_type": "LoadBalancer",
         "grpc": True,
@@ -169,6 +171,8 @@ def test_the_route_of_an_endpoint_belongs_to_one_release(tmp_path: Path) -> None
         {"replicas": 0},
         {"serves": [{"registered": "mnist"}]},
         {"models": "oci://r/m:latest"},
+        {"models": "s3://bucket/m"},
+        {"models": "https://h/m"},
         {"image": ""},
         {"serves": []},
         {"replicas": 2, "autoscaler": "hpa"},

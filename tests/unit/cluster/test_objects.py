@@ -40,6 +40,8 @@ def test_pods_are_as_the_profile_restricted_asks(found: ClusterPlan) -> None:
     """No pod needs a right, writes its root file system, or has a volume that the profile does not allow."""
     spec = by_kind(found)["Deployment"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
+    for first in spec.get("initContainers", []):
+        assert first["securityContext"] == container["securityContext"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {
@@ -385,3 +387,24 @@ def test_a_changed_file_is_a_new_pod() -> None:
         return str(template["annotations"]["stoker.dev/config"])
 
     assert mark() == mark(replicas=5) != mark(server={"timeout_ms": 5})
+
+
+def test_models_of_a_store_are_there_before_the_server() -> None:
+    """An init container fetches them, for which pods may look up names and reach the store's port, and no more."""
+    address = f"https://store.example.com/m/sha256:{'0' * 64}"
+    found = objects(models=address)
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    (first,) = spec["initContainers"]
+    assert (first["command"], first["args"]) == (["stoker", "store", "fetch"], [address, "/models"])
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in spec["containers"][0][
+        "volumeMounts"
+    ]
+    (egress,) = found["NetworkPolicy"]["spec"]["egress"]
+    assert {(one["protocol"], one["port"]) for one in egress["ports"]} == {
+        ("UDP", 53),
+        ("TCP", 53),
+        ("TCP", 443),
+        ("TCP", 8090),
+    }
+    assert "egress" not in objects()["NetworkPolicy"]["spec"]
+    assert "egress" not in objects(models=address, allow_egress=True)["NetworkPolicy"]["spec"]

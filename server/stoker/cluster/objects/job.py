@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stoker.cluster.job_plan import JobPlan
-from stoker.cluster.objects.pod import CONTAINER_SECURITY, POD_SECURITY, claim_of, toleration
+from stoker.cluster.objects.models import fetching, model_mounts, model_volumes
+from stoker.cluster.objects.pod import toleration
 from stoker.cluster.objects.quantities import cores, gigabytes
+from stoker.cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
 from stoker.cluster.values import MODELS_FOLDER
 
 __all__ = ["job"]
@@ -57,6 +59,8 @@ def _pod(plan: JobPlan) -> dict[str, Any]:
     taints = ["nvidia.com/gpu", *plan.tolerations] if plan.gpus else list(plan.tolerations)
     if taints:
         spec["tolerations"] = [toleration(taint) for taint in dict.fromkeys(taints)]
+    if first := fetching(plan.models, plan.image):
+        spec["initContainers"] = first
     spec["containers"] = [_container(plan)]
     spec["volumes"] = _volumes(plan)
     return spec
@@ -112,11 +116,7 @@ def _mounts(plan: JobPlan) -> list[dict[str, Any]]:
         {"name": "workspace", "mountPath": "/workspace"},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
     ]
-    if plan.models != "image":
-        _, folder = claim_of(plan.models)
-        mount = {"name": "models", "mountPath": MODELS_FOLDER, "readOnly": True}
-        mounts.append(mount | ({"subPath": folder} if folder else {}))
-    return mounts
+    return mounts + model_mounts(plan.models)
 
 
 def _volumes(plan: JobPlan) -> list[dict[str, Any]]:
@@ -125,9 +125,4 @@ def _volumes(plan: JobPlan) -> list[dict[str, Any]]:
         {"name": "workspace", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
-    if plan.models.startswith("oci://"):
-        volumes.append({"name": "models", "image": {"reference": plan.models.removeprefix("oci://")}})
-    elif plan.models.startswith("pvc://"):
-        claim, _ = claim_of(plan.models)
-        volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    return volumes
+    return volumes + model_volumes(plan.models)

@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stoker.cluster.objects.metadata import metadata, selector
+from stoker.cluster.objects.store import STORE_PORT
 from stoker.cluster.plan import ClusterPlan
+from stoker.cluster.values import store_port
 
 __all__ = ["callers", "network"]
 
 _NAME_LABEL: Final = "kubernetes.io/metadata.name"
 _KEDA: Final = "keda"
+_DNS_PORT: Final = 53
 
 
 def network(plan: ClusterPlan) -> list[dict[str, Any]]:
     """Return the policy.
 
     Callers are the namespace's own pods, those of the Gateway's, of KEDA's and of named ones; where the Service can
-    be reached from outside the cluster, everybody. Pods connect to nobody unless the plan allows it.
+    be reached from outside the cluster, everybody. Pods connect to nobody but a store, unless the plan allows it.
     """
     if not plan.network_policy:
         return []
@@ -32,6 +35,9 @@ def network(plan: ClusterPlan) -> list[dict[str, Any]]:
         "policyTypes": ["Ingress"] if plan.allow_egress else ["Ingress", "Egress"],
         "ingress": [ingress],
     }
+    port = store_port(plan.models)
+    if port is not None and not plan.allow_egress:
+        spec["egress"] = [_to_the_store(port)]
     return [
         {
             "apiVersion": "networking.k8s.io/v1",
@@ -40,6 +46,15 @@ def network(plan: ClusterPlan) -> list[dict[str, Any]]:
             "spec": spec,
         }
     ]
+
+
+def _to_the_store(port: int) -> dict[str, Any]:
+    """Names are looked up, and the store's port reached; where it is no policy can say by its name.
+
+    A policy sees the port of the pod behind a Service, not that of the Service.
+    """
+    ports = [("UDP", _DNS_PORT), ("TCP", _DNS_PORT), ("TCP", port), ("TCP", STORE_PORT)]
+    return {"ports": [{"port": number, "protocol": protocol} for protocol, number in dict.fromkeys(ports)]}
 
 
 def callers(plan: ClusterPlan) -> dict[str, Any]:

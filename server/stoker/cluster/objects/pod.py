@@ -6,15 +6,15 @@ import math
 from typing import Any, Final
 
 from stoker.cluster.objects.metadata import selector
+from stoker.cluster.objects.models import fetching, model_mounts, model_volumes
 from stoker.cluster.objects.quantities import cores, gigabytes
+from stoker.cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, KEYS_FOLDER, pod_file
-from stoker.cluster.values import MODELS_FOLDER, taint_parts
+from stoker.cluster.values import taint_parts
 
-__all__ = ["CONTAINER_SECURITY", "POD_SECURITY", "claim_of", "pod_spec", "probes", "toleration"]
+__all__ = ["pod_spec", "probes", "toleration"]
 
-# The user of the image; see Dockerfile.gpu.
-_USER: Final = 10001
 _READY: Final = "/v2/health/ready"
 _LIVE: Final = "/v2/health/live"
 _LOOK_S: Final = 2
@@ -22,23 +22,6 @@ _MORE_LOOKS: Final = 30
 _BEYOND_REQUESTS_S: Final = 5
 _WORKSPACE: Final = "/workspace"
 _COLLECTED: Final = {"data": "requests and answers", "modeldata": "what scripts collect"}
-
-POD_SECURITY: Final[dict[str, Any]] = {
-    "runAsNonRoot": True,
-    "runAsUser": _USER,
-    "runAsGroup": _USER,
-    "fsGroup": _USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-"""What the profile restricted asks of a pod, and the user of the image."""
-
-CONTAINER_SECURITY: Final[dict[str, Any]] = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
-"""What it asks of a container, and a root file system that nobody writes."""
 
 
 def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
@@ -64,6 +47,8 @@ def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
     ]
     if plan.dra is not None:
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": plan.instance}]
+    if first := fetching(plan.models, plan.image):
+        spec["initContainers"] = first
     spec["containers"] = [_container(plan)]
     spec["volumes"] = _volumes(plan)
     return spec
@@ -189,10 +174,7 @@ def _mounts(plan: ClusterPlan) -> list[dict[str, Any]]:
     ]
     if plan.takes_keys:
         mounts.append({"name": "keys", "mountPath": KEYS_FOLDER, "readOnly": True})
-    if plan.models != "image":
-        mount = {"name": "models", "mountPath": MODELS_FOLDER, "readOnly": True}
-        _, folder = claim_of(plan.models)
-        mounts.append(mount | ({"subPath": folder} if folder else {}))
+    mounts += model_mounts(plan.models)
     if plan.collect_to is not None:
         mounts += [
             {"name": "collected", "mountPath": f"{_WORKSPACE}/{kind}", "subPathExpr": f"$(POD_NAME)/{kind}"}
@@ -210,19 +192,7 @@ def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
     if plan.takes_keys:
         # The group of the pod reads them, others do not.
         volumes.append({"name": "keys", "secret": {"secretName": plan.keys_secret, "defaultMode": 0o440}})
-    if plan.models.startswith("oci://"):
-        volumes.append({"name": "models", "image": {"reference": plan.models.removeprefix("oci://")}})
-    elif plan.models.startswith("pvc://"):
-        claim, _ = claim_of(plan.models)
-        volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    volumes += model_volumes(plan.models)
     if plan.collect_to is not None:
         volumes.append({"name": "collected", "persistentVolumeClaim": {"claimName": plan.collect_to}})
     return volumes
-
-
-def claim_of(place: str) -> tuple[str, str]:
-    """The claim of a place of models, and the folder in it; nothing for other places."""
-    if not place.startswith("pvc://"):
-        return "", ""
-    claim, _, folder = place.removeprefix("pvc://").partition("/")
-    return claim, folder.strip("/")

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from stoker.cluster.objects.metadata import shared_metadata
 from stoker.cluster.objects.network import callers
-from stoker.cluster.objects.pod import CONTAINER_SECURITY, POD_SECURITY
+from stoker.cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, pod_file
 

@@ -1,0 +1,182 @@
+"""Bringing files to a store, and getting them from one: what is there is not sent again, and all is verified."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import IO, Any, Final
+
+from stoker.cluster.store import LENGTH_HEADER, OFFSET_HEADER
+from stoker.cluster.store_tree import (
+    PREFIX,
+    StoredFile,
+    digest_of,
+    listed,
+    read_tree,
+    split_address,
+    tree_text,
+)
+from stoker.errors import CorruptModel, OperatorError
+
+__all__ = ["fetch", "push"]
+
+_ANSWER_S: Final = 60.0
+_PAUSE_S: Final = 1.0
+_BLOCK_BYTES: Final = 1 << 20
+_TREE_BYTES: Final = 16 << 20
+
+
+def push(paths: Sequence[str], base: Path, store: str, say: Callable[[str], object]) -> str:
+    """Bring files to a store, as a tree; returns the address of the tree.
+
+    Args:
+        paths: Files and folders, relative to `base`.
+        base: The folder that becomes the root of the tree.
+        store: The store, `http://HOST:PORT`.
+        say: Told what is sent, a line each.
+
+    Raises:
+        OperatorError: A path is bad, or the store refuses or cannot be reached.
+    """
+    files = listed(paths, base)
+    store = store.rstrip("/")
+    for path, file in files:
+        if _send(f"{store}/{file.digest}", partial(_opened, path), file.size_bytes):
+            say(f"sent {file.path}")
+    text = tree_text(file for _, file in files)
+    digest = PREFIX + hashlib.sha256(text).hexdigest()
+    _send(f"{store}/{digest}", partial(io.BytesIO, text), len(text))
+    return f"{store}/{digest}"
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _send(address: str, open_file: Callable[[], IO[bytes]], size_bytes: int) -> bool:
+    """Send what a store lacks of a file; returns whether it lacked any."""
+    headers = {LENGTH_HEADER: str(size_bytes)}
+    status, answer, _ = _ask(address, "HEAD", headers=headers)
+    if status == HTTPStatus.OK:
+        return False
+    if status == HTTPStatus.INSUFFICIENT_STORAGE:
+        # Said now: who refuses a body that is being sent has to break the connection.
+        raise OperatorError(
+            "the store is full; delete files that no service needs, or give it more by --max-gb"
+        )
+    with open_file() as file:
+        offset = int(answer.get(OFFSET_HEADER, 0))
+        file.seek(offset)
+        headers |= {OFFSET_HEADER: str(offset), "Content-Length": str(size_bytes - offset)}
+        status, _, said = _ask(address, "PATCH", file, headers)
+    if status not in (HTTPStatus.OK, HTTPStatus.CREATED):
+        raise OperatorError(f"the store refuses {address}: {said}")
+    return True
+
+
+def _ask(
+    address: str, method: str, body: IO[bytes] | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, Any, str]:
+    request = urllib.request.Request(address, body, headers or {}, method=method)  # noqa: S310  # http or https
+    try:
+        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310  # the same
+            return answer.status, answer.headers, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read(1000).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        raise OperatorError(
+            f"the store does not answer: {address}: {error}; push again, the rest is sent then"
+        ) from None
+
+
+def fetch(
+    address: str, folder: Path, say: Callable[[str], object], patience_s: float = 120.0
+) -> list[StoredFile]:
+    """Get a tree of files into a folder; returns them. What is there and right already is not asked for again.
+
+    Args:
+        address: Where the tree is, as `push` returns it.
+        folder: The folder; other files in it stay.
+        say: Told what is got, a line each.
+        patience_s: How long a store that does not answer is asked again.
+
+    Raises:
+        CorruptModel: What the store has is not what its name says.
+        OperatorError: It has no such tree, or does not answer.
+    """
+    base, digest = split_address(address)
+    folder.mkdir(parents=True, exist_ok=True)
+    tree = folder / f".{digest}"
+    deadline_s = time.monotonic() + patience_s
+    try:
+        _get(f"{base}/{digest}", tree, StoredFile(digest, digest, _TREE_BYTES), deadline_s)
+        files = read_tree(tree.read_bytes())
+    finally:
+        tree.unlink(missing_ok=True)
+    for file in files:
+        target = folder / file.path
+        if target.is_file() and target.stat().st_size == file.size_bytes and digest_of(target) == file.digest:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _get(f"{base}/{file.digest}", target, file, deadline_s)
+        say(f"got {file.path}")
+    return files
+
+
+def _get(address: str, target: Path, file: StoredFile, deadline_s: float) -> None:
+    """Get one file; it is there once it is whole, and going on where it was broken off."""
+    part = target.with_name(f".{target.name}.part")
+    while True:
+        try:
+            _receive(address, part, file.size_bytes)
+            break
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code < HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline_s:
+                raise OperatorError(f"the store has no {address}: it answers {error.code}") from None
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() > deadline_s:
+                raise OperatorError(f"the store does not answer: {address}: {error}") from None
+        time.sleep(_PAUSE_S)
+    if digest_of(part) != file.digest:
+        part.unlink()
+        raise CorruptModel(f"{address} is not what its name says; somebody has changed it")
+    part.replace(target)
+
+
+def _receive(address: str, part: Path, most_bytes: int) -> None:
+    there = part.stat().st_size if part.exists() else 0
+    if there:
+        with part.open("ab") as file:
+            file.truncate(min(there, most_bytes))
+        there = min(there, most_bytes)
+    headers = {"Range": f"bytes={there}-"} if there else {}
+    request = urllib.request.Request(address, headers=headers)  # noqa: S310  # http or https
+    try:
+        answer = urllib.request.urlopen(request, timeout=_ANSWER_S)  # noqa: S310  # the same
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            # All of it has arrived already.
+            error.close()
+            return
+        raise
+    goes_on = answer.status == HTTPStatus.PARTIAL_CONTENT
+    with answer, part.open("ab" if goes_on else "wb") as file:
+        size_bytes, first = (there, there) if goes_on else (0, 0)
+        while block := answer.read(_BLOCK_BYTES):
+            size_bytes += len(block)
+            if size_bytes > most_bytes:
+                raise CorruptModel(f"{address} is larger than it should be")
+            file.write(block)
+    expected = answer.headers.get("Content-Length")
+    if expected is not None and size_bytes - first < int(expected):
+        raise OSError("the connection ended before the file")
