@@ -17,6 +17,9 @@ from stoker.errors import ClusterError, FieldConflict
 __all__ = ["KINDS", "Change", "apply", "delete", "difference", "owned"]
 
 KINDS: Final = (
+    ("v1", "ServiceAccount"),
+    ("rbac.authorization.k8s.io/v1", "Role"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     ("v1", "ConfigMap"),
     ("networking.k8s.io/v1", "NetworkPolicy"),
     ("v1", "Service"),
@@ -35,7 +38,6 @@ KINDS: Final = (
 """What a service may have, beside its namespace and its keys: these are looked for when one has it no more."""
 
 _SECRET: Final = ("v1", "Secret")
-_SHARED: Final = ("HTTPRoute",)
 _HANDS_OVER: Final = "stoker-replicas"
 _REPLICAS: Final = ".spec.replicas"
 _BY_THE_SERVER: Final = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")
@@ -207,8 +209,8 @@ def _had(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
         if not cluster.knows(api_version, kind):
             continue
         labels = [_labels("instance", plan.instance)]
-        if kind in _SHARED and plan.version_name is None:
-            labels.append(_labels("part-of", plan.name))
+        if plan.version_name is None:
+            labels.append(f"{_labels('part-of', plan.name)},!{ANNOTATIONS}/version")
         for one in labels:
             yield from map(cluster.reference, cluster.list(api_version, kind, namespace, one))
 

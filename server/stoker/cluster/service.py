@@ -189,7 +189,10 @@ class ClusterService:
         return None if found is None else _uri(found, port)
 
     def _service_uri(self) -> str | None:
-        service = self._cluster.find(Reference("v1", "Service", self.namespace, self.instance))
+        # A router's is called as the endpoint, whose versions have their own beside it.
+        names = dict.fromkeys((self._endpoint, self.instance))
+        found = (self._cluster.find(Reference("v1", "Service", self.namespace, name)) for name in names)
+        service = next(filter(None, found), None)
         if service is None:
             return None
         port = next(one for one in service["spec"]["ports"] if one["name"] == "http")

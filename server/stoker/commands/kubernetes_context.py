@@ -70,6 +70,17 @@ def add_actions(actions: _Actions) -> None:
     forward = _of_service(actions, "forward", "lead a port of this machine to the pods of a service")
     forward.add_argument("--port", type=int, default=0, metavar="PORT", help="the port (default: a free one)")
     forward.set_defaults(kubernetes_run=_forward)
+    canary = _of_service(
+        actions, "canary", "give the versions of an endpoint other shares of its requests", "the endpoint"
+    )
+    canary.add_argument(
+        "shares",
+        nargs="*",
+        metavar="VERSION=PERCENTAGE",
+        help="new percentages; those of other versions stay, and the default version gets what is left of 100",
+    )
+    canary.add_argument("--default-version", metavar="VERSION", help="another default version")
+    canary.set_defaults(kubernetes_run=_canary)
     text = "say what a cluster has that services need, and what the account may do"
     check = actions.add_parser(
         "check", parents=[_context(), _place()], help=text, description=_sentence(text)
@@ -77,11 +88,13 @@ def add_actions(actions: _Actions) -> None:
     check.set_defaults(kubernetes_run=_check)
 
 
-def _of_service(actions: _Actions, action: str, text: str) -> argparse.ArgumentParser:
+def _of_service(
+    actions: _Actions, action: str, text: str, whose: str = "the service, or NAME-VERSION of an endpoint"
+) -> argparse.ArgumentParser:
     parser = actions.add_parser(
         action, parents=[_context(), _place()], help=text, description=_sentence(text)
     )
-    parser.add_argument("name", metavar="NAME", help="the service, or NAME-VERSION of an endpoint")
+    parser.add_argument("name", metavar="NAME", help=whose)
     return parser
 
 
@@ -201,6 +214,24 @@ def _check(args: argparse.Namespace) -> int:
     cluster = _cluster(args)
     for line in survey(cluster, args.namespace or cluster.namespace):
         sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def _canary(args: argparse.Namespace) -> int:
+    from stoker.cluster.canary import set_shares
+    from stoker.cluster.values import read_traffic
+    from stoker.errors import InvalidSettings
+
+    try:
+        traffic = read_traffic(",".join(args.shares)) if args.shares else {}
+    except ValueError as error:
+        raise InvalidSettings(f"the shares {error}") from None
+    cluster = _cluster(args)
+    weights = set_shares(
+        cluster, args.namespace or cluster.namespace, args.name, traffic, args.default_version
+    )
+    for version, weight in weights.items():
+        sys.stdout.write(f"{version}  {weight / 100:g}%\n")
     return 0
 
 

@@ -17,7 +17,7 @@ def test_whatever_a_plan_can_have_is_looked_for_when_it_has_it_no_more() -> None
             **said, dra="gpu.nvidia.com", pod_monitor=True, gateway="gateways/main", create_namespace=True
         ),
         ClusterPlan(**said, autoscaler="hpa", primary_key="a-key-that-is-long-enough"),
-        ClusterPlan(**said, autoscaler="keda"),
+        ClusterPlan(**said, autoscaler="keda", router=True),
         ClusterPlan(**said, autoscaler="stoker"),
     ]
     made = {(one["apiVersion"], one["kind"]) for plan in plans for one in objects_of(plan)}

@@ -6,11 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker.cluster.objects.metadata import shared_metadata
+from stoker.cluster.objects.metadata import ANNOTATIONS, shared_metadata
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.routing import VERSION_HEADER, WHOLE, effective_weights
 
-__all__ = ["routes"]
+__all__ = ["DEFAULT_VERSION", "TRAFFIC", "routes"]
+
+TRAFFIC: Final = f"{ANNOTATIONS}/traffic"
+"""The annotation with the percentages of all versions, as `a=80,b=20`."""
+DEFAULT_VERSION: Final = f"{ANNOTATIONS}/default-version"
+"""The annotation with the default version."""
 
 _HTTP_PORT: Final = 80
 
@@ -51,10 +56,19 @@ def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
         {
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "HTTPRoute",
-            "metadata": shared_metadata(plan, plan.name),
+            "metadata": shared_metadata(plan, plan.name) | _said(plan),
             "spec": spec,
         }
     ]
+
+
+def _said(plan: ClusterPlan) -> dict[str, Any]:
+    """The percentages as they were asked for, which weights alone do not tell."""
+    if plan.version_name is None or plan.router:
+        return {}
+    traffic = _traffic(plan)
+    asked = ",".join(f"{version}={share:g}" for version, share in traffic.items())
+    return {"annotations": {TRAFFIC: asked, DEFAULT_VERSION: plan.default_version or next(iter(traffic))}}
 
 
 def _traffic(plan: ClusterPlan) -> Mapping[str, float]:
