@@ -9,10 +9,10 @@ KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cluster examples coverage lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test test-cluster test-offline examples coverage lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 install: $(STAMP)  ## make .venv with everything that the other targets need
 
@@ -48,6 +48,14 @@ test-cluster: install  ## what needs a Kubernetes control plane, which Go builds
 examples: install  ## the property tests of bodies and messages with four times as many examples
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire
 
+# Engines are large, and tests with them take minutes.
+$(VENV)/.engines: $(STAMP)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c constraints.txt -e '.[spark,ray]'
+	touch $@
+
+test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and four shards, as a server answers them
+	$(BIN)/python -m pytest tests/offline
+
 coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach
 	rm -rf .coverage
 	$(BIN)/coverage run $(PYTEST)
@@ -82,7 +90,7 @@ dist: install  ## wheels and sdists of the server, the client, the agent, traini
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev]' uv > requirements.in
+	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

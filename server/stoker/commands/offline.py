@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     keep = tuple(name.strip() for name in args.keep.split(",") if name.strip())
     sizes: dict[str, Any] = {} if args.batch_rows is None else {"max_batch_rows": args.batch_rows}
     with (
+        # What a script prints is no part of what is said here.
+        contextlib.redirect_stdout(sys.stderr),
         Predictor(
             args.model,
             args.device,

@@ -6,5 +6,6 @@ classes = Predictor("mnist:3")(images)
 """
 
 from stoker.offline.predictor import Predictor
+from stoker.offline.spark import spark
 
-__all__ = ["Predictor"]
+__all__ = ["Predictor", "spark"]
