@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
@@ -12,8 +12,11 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Some tests import ONNX Runtime before Stoker.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # How long examples take says more of what else the machine does than of them; pytest's own limit ends what hangs.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
     # `make examples`: four times as many where a test does not say how many.
-    settings.register_profile("long", max_examples=400)
+    settings.register_profile("long", settings.get_profile("patient"), max_examples=400)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stoker.cluster.objects.metadata import own_metadata
-from stoker.cluster.objects.pod import CONTAINER_SECURITY, POD_SECURITY
+from stoker.cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
 from stoker.cluster.plan import ClusterPlan
 
 __all__ = ["autoscaler"]
