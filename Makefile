@@ -45,8 +45,9 @@ test-cluster: install  ## what needs a Kubernetes control plane, which Go builds
 	$(BIN)/python -m tests.cluster.tools
 	$(BIN)/python -m pytest -rs tests/cluster
 
-examples: install  ## the property tests of bodies and messages with four times as many examples
-	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire
+examples: install  ## the property tests of bodies, messages and plans with four times as many examples
+	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_in_time.py \
+		tests/unit/device/test_service_times.py
 
 # Engines are large, and tests with them take minutes.
 $(VENV)/.engines: $(STAMP)

@@ -12,6 +12,7 @@ from typing import Final
 from stoker.collecting.collection import CollectionSettings
 from stoker.non_finite import WORDS, NonFinite
 from stoker.settings.image_input import ImageInput
+from stoker.settings.lateness import Late
 from stoker.settings.takeover import Bounds, Parity
 
 __all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
@@ -26,6 +27,9 @@ class Terms:
 
     Attributes:
         timeout_ms: A request not answered by then gets 504; an entry script's `run` is interrupted after that.
+        target_ms: How long after its request an answer is worth something; None if nothing is said of that.
+        late: What becomes of rows that miss it: `answer` or `refuse`.
+        hold: For which part of the time that it could still wait a batch waits for company, 0 to 1.
         load_timeout_s: How long a device process may take to load it.
         max_concurrent_requests: Most requests in flight; None is without limit.
         max_queue_wait_ms: How long further requests wait.
@@ -41,6 +45,9 @@ class Terms:
     """
 
     timeout_ms: int = 60_000
+    target_ms: float | None = None
+    late: Late = "answer"
+    hold: float = 0.0
     load_timeout_s: float = math.inf
     max_concurrent_requests: int | None = None
     max_queue_wait_ms: int = MAX_QUEUE_WAIT_MS

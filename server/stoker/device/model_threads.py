@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 from stoker.device.audit_schedule import AuditSchedule
 from stoker.device.auditor import AuditPolicy
+from stoker.device.first_times import first_times
 from stoker.device.hang_watch import HangWatch
 from stoker.device.lanes import Lane
 from stoker.device.lifecycle import LoadedModel, fork, load
@@ -135,7 +136,15 @@ class ModelThreads:
         if loaded.full_batch_s:
             # Else a server with little to do would seem to be able to do little.
             self._metrics.learn_batch_time(loaded.max_batch_rows, round(loaded.full_batch_s * 1e9))
-        policy = BatchPolicy(loaded.max_batch_rows, self._max_delay_ms, loaded.sizes.buckets)
+        terms = self._servable.terms
+        policy = BatchPolicy(
+            loaded.max_batch_rows,
+            self._max_delay_ms,
+            loaded.sizes.buckets,
+            target_ms=terms.target_ms,
+            late=terms.late,
+            hold=terms.hold,
+        )
         worker = Worker(
             runtimes[0],
             policy,
@@ -146,6 +155,8 @@ class ModelThreads:
         )
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)
+        if terms.target_ms is not None:
+            worker.teach(first_times(loaded))
         self._worker = worker
         if _can_be_watched(self._servable, loaded):
             self._hang_watch = HangWatch(

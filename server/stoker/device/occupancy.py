@@ -14,12 +14,13 @@ class Occupancy:
 
     Attributes:
         several: Whether there are several instances; if not, nothing here does anything.
+        running: How many batches run now; 0 where there is one instance.
     """
 
     def __init__(self) -> None:
         self.several = False
         self._changed = threading.Condition(threading.Lock())
-        self._running = 0
+        self.running = 0
         self._one_alone = False
 
     def enter(self) -> int:
@@ -28,14 +29,14 @@ class Occupancy:
             return 1
         with self._changed:
             self._changed.wait_for(lambda: not self._one_alone)
-            self._running += 1
-            return self._running
+            self.running += 1
+            return self.running
 
     def leave(self) -> None:
         """End a batch."""
         if self.several:
             with self._changed:
-                self._running -= 1
+                self.running -= 1
                 self._changed.notify_all()
 
     @contextmanager
@@ -46,12 +47,12 @@ class Occupancy:
             return
         with self._changed:
             # Before it waits for the others: one of them may want the same.
-            self._running -= 1
+            self.running -= 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._one_alone)
             self._one_alone = True
-            self._changed.wait_for(lambda: not self._running)
-            self._running += 1
+            self._changed.wait_for(lambda: not self.running)
+            self.running += 1
         try:
             yield
         finally:

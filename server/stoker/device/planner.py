@@ -16,175 +16,44 @@ A `RowQueue` holds the rows that wait; `plan` looks at it and says what to do at
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-__all__ = ["BatchPolicy", "Lot", "Plan", "RowQueue", "ServiceTimes", "plan"]
+from stoker.device.in_time import carry_out, decide, offered
+from stoker.device.plans import BatchPolicy, Offer, Plan
+from stoker.device.row_queue import Lot, RowQueue
+from stoker.device.service_times import ServiceTimes, filled, worthwhile
+
+__all__ = ["BatchPolicy", "Lot", "Offer", "Plan", "RowQueue", "ServiceTimes", "offer", "plan"]
 
 _MARGIN: Final = 1.5
-"""How many times its mean a batch may take: what is learned is no more than that."""
+"""How many times its mean a batch may take, where rows have only deadlines."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPolicy:
-    """Settings of batching.
+def plan(
+    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, free_ns: int | None = None
+) -> Plan:
+    """Decide what leaves the queue at `now_ns`, and remove it from the queue.
 
-    Attributes:
-        max_batch_rows: Most rows in one batch.
-        max_delay_ms: How long a row may wait for company while the device is free; 0 adds no delay.
-        buckets: The sizes up to which batches are filled, ascending; empty if they run as they come.
+    Args:
+        queue: The rows that wait.
+        now_ns: The time.
+        policy: Settings of batching.
+        times: What batches take.
+        free_ns: When the device is expected to be free, if that is later.
     """
-
-    max_batch_rows: int = 256
-    max_delay_ms: float = 0.0
-    buckets: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_batch_rows < 1:
-            raise ValueError(f"max_batch_rows must be at least 1, got {self.max_batch_rows}")
-        if not 0 <= self.max_delay_ms <= 60_000:
-            raise ValueError(f"max_delay_ms must be between 0 and 60000, got {self.max_delay_ms}")
-
-
-class Lot(NamedTuple):
-    """Rows of one lane (one frontend's arena).
-
-    Attributes:
-        lane: Key of the lane.
-        numbers: Row numbers, `int32[rows]`.
-        position: Place of each row within its request, `int64[rows]`.
-        enqueued_ns: When the frontend queued them, `int64[rows]`.
-        deadline_ns: When their callers stop waiting, `int64[rows]`; 0 for cancelled rows.
-        arrived: The queue's virtual time when they arrived.
-    """
-
-    lane: int
-    numbers: np.ndarray
-    position: np.ndarray
-    enqueued_ns: np.ndarray
-    deadline_ns: np.ndarray
-    arrived: int
-
-    @property
-    def rows(self) -> int:
-        """How many rows."""
-        return len(self.numbers)
-
-    def part(self, mask: np.ndarray) -> Lot:
-        """The rows where the boolean `mask` is set."""
-        return Lot(
-            self.lane,
-            self.numbers[mask],
-            self.position[mask],
-            self.enqueued_ns[mask],
-            self.deadline_ns[mask],
-            self.arrived,
-        )
-
-    def between(self, start: int, stop: int) -> Lot:
-        """The rows from place `start` up to before place `stop`."""
-        if start == 0 and stop == len(self.numbers):
-            return self
-        return Lot(
-            self.lane,
-            self.numbers[start:stop],
-            self.position[start:stop],
-            self.enqueued_ns[start:stop],
-            self.deadline_ns[start:stop],
-            self.arrived,
-        )
-
-
-class Plan(NamedTuple):
-    """What to do now.
-
-    Attributes:
-        batch: Lots to run as one batch; empty if none is to leave now.
-        expired: Lots to hand back unrun: cancelled, past their deadline, or sure to be past it when they are done.
-        reason: One of `metrics.REASONS` if there is a batch, else an empty string.
-        look_again_ns: When to call `plan` again if nothing arrives; None means only on arrival.
-    """
-
-    batch: list[Lot]
-    expired: list[Lot]
-    reason: str
-    look_again_ns: int | None
-
-
-class ServiceTimes:
-    """Learned time of one batch by its size: an exponential moving average per power of two of rows.
-
-    One thread at a time may learn, while another one asks.
-    """
-
-    _WEIGHT = 0.2
-
-    def __init__(self) -> None:
-        self._mean_ns: dict[int, float] = {}
-
-    def learn(self, rows: int, elapsed_ns: int) -> None:
-        """Take in that a batch of `rows`, those that fill it up included, took `elapsed_ns`."""
-        bucket = rows.bit_length()
-        mean = self._mean_ns.get(bucket)
-        self._mean_ns[bucket] = elapsed_ns if mean is None else mean + self._WEIGHT * (elapsed_ns - mean)
-
-    def known_ns(self, rows: int) -> float | None:
-        """Learned time of a batch of about `rows`; None if there was none."""
-        return self._mean_ns.get(rows.bit_length())
-
-    def expected_ns(self, rows: int) -> int:
-        """Expected time of a batch of `rows`; the nearest larger known size, else the largest known, else 0."""
-        known = sorted(self._mean_ns)
-        if not known:
-            return 0
-        bucket = rows.bit_length()
-        return int(self._mean_ns[next((size for size in known if size >= bucket), known[-1])])
-
-
-@dataclass(slots=True)
-class RowQueue:
-    """Rows that wait, in lots as they arrived."""
-
-    lots: deque[Lot] = field(default_factory=deque)
-    rows: int = 0
-    virtual_time: int = 0
-
-    def push(
-        self,
-        lane: int,
-        numbers: np.ndarray,
-        position: np.ndarray,
-        enqueued_ns: np.ndarray,
-        deadline_ns: np.ndarray,
-    ) -> None:
-        """Add rows; all arrays have the same length, `position` is each row's place within its request."""
-        self.lots.append(Lot(lane, numbers, position, enqueued_ns, deadline_ns, self.virtual_time))
-        self.rows += len(numbers)
-
-    def drop_lane(self, lane: int) -> int:
-        """Forget the rows of a lane whose frontend has gone; returns how many."""
-        kept = deque(lot for lot in self.lots if lot.lane != lane)
-        before, self.rows = self.rows, sum(len(lot.numbers) for lot in kept)
-        self.lots = kept
-        return before - self.rows
-
-    def take_all(self) -> list[Lot]:
-        """Remove and return everything."""
-        lots, self.lots, self.rows = list(self.lots), deque(), 0
-        return lots
-
-
-def plan(queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes) -> Plan:
-    """Decide what leaves the queue at `now_ns`, and remove it from the queue."""
     if not queue.rows:
         return Plan([], [], "", None)
+    if policy.target_ms is not None or queue.has_targets:
+        free_ns = now_ns if free_ns is None else max(now_ns, free_ns)
+        decision = decide(queue, now_ns, policy, times, free_ns)
+        assert decision is not None, "rows wait"
+        return carry_out(queue, decision, policy, times, free_ns)
     expired = _remove_expired(queue, now_ns)
     if queue.rows > policy.max_batch_rows:
-        expired += _remove_hopeless(queue, now_ns, times.expected_ns(policy.max_batch_rows))
+        expired += _remove_hopeless(queue, now_ns, times.mean_ns(policy.max_batch_rows))
     if not queue.rows:
         return Plan([], expired, "", None)
     if queue.rows >= policy.max_batch_rows:
@@ -194,36 +63,42 @@ def plan(queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes)
     return _wait_for_company(queue, now_ns, policy, times, expired)
 
 
+def offer(
+    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, free_ns: int | None = None
+) -> Offer | None:
+    """What `plan` would take now, without taking it; None if no row would run, or is waiting to.
+
+    Rows may have to be handed back all the same: `plan` is called then too.
+    """
+    if policy.target_ms is not None or queue.has_targets:
+        decision = decide(queue, now_ns, policy, times, now_ns if free_ns is None else max(now_ns, free_ns))
+        return None if decision is None else offered(decision)
+    tried = RowQueue(deque(queue.lots), queue.rows, queue.virtual_time)
+    planned = plan(tried, now_ns, policy, times)
+    rows = sum(lot.rows for lot in planned.batch)
+    if not rows and planned.look_again_ns is None:
+        return None
+    lots = planned.batch or tried.lots
+    cost_ns = times.expected_ns(filled(rows or tried.rows, policy.buckets))
+    latest_ns = min(int(lot.deadline_ns.min()) for lot in lots) - cost_ns
+    return Offer(rows, cost_ns, latest_ns, 1, False, planned.look_again_ns)
+
+
 def _leave(
     queue: RowQueue, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot], reason: str
 ) -> Plan:
-    rows = _worthwhile(queue.rows, policy.buckets, times)
+    rows = worthwhile(queue.rows, policy.buckets, times)
     if rows < queue.rows:
         return Plan(_take_fairest(queue, rows), expired, "full", None)
     return Plan(queue.take_all(), expired, reason, None)
-
-
-def _worthwhile(rows: int, buckets: tuple[int, ...], times: ServiceTimes) -> int:
-    """How many of `rows` to run as one batch: the next smaller bucket, if more of its rows are done in a second.
-
-    Filled up, 140 rows may take the time of 256. In that time 128 and the other 12 are done, and another 100.
-    """
-    place = bisect_left(buckets, rows)
-    if not 0 < place < len(buckets) or buckets[place] == rows:
-        return rows
-    smaller, filled = buckets[place - 1], buckets[place]
-    smaller_ns, filled_ns = times.known_ns(smaller), times.known_ns(filled)
-    if smaller_ns is None or filled_ns is None:
-        return rows
-    return smaller if smaller * filled_ns > rows * smaller_ns else rows
 
 
 def _wait_for_company(
     queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot]
 ) -> Plan:
     oldest_ns = min(int(lot.enqueued_ns.min()) for lot in queue.lots)
-    size = policy.buckets[bisect_left(policy.buckets, queue.rows)] if policy.buckets else queue.rows
-    pressing_ns = min(int(lot.deadline_ns.min()) for lot in queue.lots) - times.expected_ns(size)
+    size = filled(queue.rows, policy.buckets)
+    pressing_ns = min(int(lot.deadline_ns.min()) for lot in queue.lots) - times.mean_ns(size)
     delayed_ns = oldest_ns + round(policy.max_delay_ms * 1e6)
     if now_ns >= delayed_ns:
         return _leave(queue, policy, times, expired, "delay")

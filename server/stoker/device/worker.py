@@ -13,8 +13,10 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
+
+import numpy as np
 
 from stoker.arena import AWAKE_NS, LONE_ROWS, Outcome
 from stoker.device.auditor import Auditor, AuditPolicy
@@ -83,7 +85,8 @@ class Worker:
         # The leader's; whoever leads next finds it as it was left.
         self._leader = threading.Lock()
         self._queue = RowQueue()
-        self._times = ServiceTimes()
+        self._times = ServiceTimes(self._sizes.buckets)
+        self._targets = policy.target_ms is not None
         self._poller = select.epoll()
         # Never changed, only replaced: a batch keeps the lanes of the moment when it left.
         self._lanes: dict[int, Lane] = {}
@@ -107,6 +110,11 @@ class Worker:
         self.instances.append(instance)
         self._occupancy.several = len(self.instances) > 1
         return instance
+
+    def teach(self, times: Iterable[tuple[int, int]]) -> None:
+        """Let it know what batches take: rows and nanoseconds of each that was run before it serves."""
+        for rows, elapsed_ns in times:
+            self._times.learn(rows, elapsed_ns)
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend's rows from now on; callable from any thread."""
@@ -196,9 +204,10 @@ class Worker:
             with self._counting:
                 self._metrics.flush_queued()
         if self._queue.rows:
-            self._refresh_deadlines()
+            self._queue.refresh(lambda lane, numbers: self._lanes[lane].arena.deadline_ns[numbers])
         for fd, event in events:
             self._on_event(fd, event)
+        self._times.running = self._occupancy.running
         todo = plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
         for lot in todo.expired:
             self._lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
@@ -228,17 +237,13 @@ class Worker:
                 return
         self._lone_rows = 0
 
-    def _refresh_deadlines(self) -> None:
-        """See which of the rows that were left waiting have been given up meanwhile."""
-        for lot in self._queue.lots:
-            lot.deadline_ns[:] = self._lanes[lot.lane].arena.deadline_ns[lot.numbers]
-
     def _on_event(self, fd: int, event: int) -> None:
         if fd == self._wake_fd:
             os.eventfd_read(fd)
             with self._arriving:
                 arrived, self._new_lanes = self._new_lanes, []
             self._lanes = self._lanes | {lane.open(self._poller): lane for lane in arrived}
+            self._limit_late_rows()
             return
         lane = self._lanes[fd]
         if event & select.EPOLLHUP:
@@ -249,6 +254,11 @@ class Worker:
             lane.flush()
         if event & ~select.EPOLLOUT:
             self._receive(fd, lane)
+
+    def _limit_late_rows(self) -> None:
+        """Let late rows take no more than half of any frontend's arena: in the rest there is room for fresh ones."""
+        capacities = [lane.arena.capacity for lane in self._lanes.values()]
+        self._queue.late_limit_rows = min(capacities, default=2) // 2
 
     def _receive(self, fd: int, lane: Lane) -> None:
         numbers = lane.receive()
@@ -269,6 +279,7 @@ class Worker:
         self._queue.drop_lane(fd)
         self._lanes[fd].close()
         self._lanes = {key: lane for key, lane in self._lanes.items() if key != fd}
+        self._limit_late_rows()
 
     def _run(self, instance: Instance, batch: Batch) -> None:
         sharing = self._occupancy.enter()
@@ -291,7 +302,11 @@ class Worker:
     ) -> None:
         self._active_ns = started_ns + elapsed_ns
         size = self._sizes.filled(batch.rows)
-        self._times.learn(size, elapsed_ns)
+        if self._targets:
+            self._count_answers(batch, started_ns + elapsed_ns, elapsed_ns, sharing - 1)
+            self._times.learn(size, elapsed_ns, sharing - 1)
+        else:
+            self._times.learn_mean(size, elapsed_ns)
         # Beside others it has had a part of the device.
         self._metrics.learn_batch_time(size, elapsed_ns // sharing)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
@@ -306,6 +321,13 @@ class Worker:
         if self._auditor is not None:
             # Beside a row that runs alone there is only what fills its bucket up.
             instance.watch.takes = self._auditor.schedule.count(elapsed_ns) and not self._cap.separate
+
+    def _count_answers(self, batch: Batch, ended_ns: int, elapsed_ns: int, beside: int) -> None:
+        """Count how many of the rows were in time, and how well that was foreseen."""
+        expected_ns = self._times.expected_ns(self._sizes.filled(batch.rows), beside)
+        target_ns = round((self._cap.policy.target_ms or 0) * 1e6)
+        in_time = sum(int(np.count_nonzero(lot.due_ns(target_ns) >= ended_ns)) for lot in batch.lots)
+        self._metrics.count_answers(batch.rows, in_time, expected_ns / max(1, elapsed_ns))
 
     def _audit(self, instance: Instance, elapsed_ns: int) -> None:
         """Audit the row that was kept of the last batch, unless somebody waits for the device."""

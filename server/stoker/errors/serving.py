@@ -59,7 +59,7 @@ class DeviceOutOfMemory(ServingError):
 
 
 class DeadlineExceeded(ServingError):
-    """The request was not answered within `timeout_ms`."""
+    """The request was not answered within `timeout_ms`, or would have missed a target that refuses late answers."""
 
     status, code = 504, "deadline_exceeded"
 

@@ -23,6 +23,8 @@ from stoker.metrics.layout import (
     COMPARISONS_BLOCK,
     DECISIONS,
     DECISIONS_BLOCK,
+    EXPECTED_BLOCK,
+    EXPECTED_OVER_ACTUAL,
     FLIPS_BLOCK,
     HELD_REQUESTS_BLOCK,
     IN_FLIGHT_BLOCK,
@@ -42,6 +44,9 @@ from stoker.metrics.layout import (
     STAGE_WORDS,
     STAGES,
     STATUSES,
+    TARGET_REASONS,
+    TARGET_REASONS_BLOCK,
+    TARGETS_BLOCK,
 )
 
 __all__ = ["ModelMetrics"]
@@ -52,7 +57,10 @@ _MANY_ROWS: Final = 2048
 _LATEST_SHARE: Final = 0.2
 _STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
 _REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(REJECTIONS)}
-_REASON_INDEX: Final = {reason: index for index, reason in enumerate(REASONS)}
+_REASON_WORDS: Final = {
+    **{reason: REASONS_BLOCK.offset + index for index, reason in enumerate(REASONS)},
+    **{reason: TARGET_REASONS_BLOCK.offset + index for index, reason in enumerate(TARGET_REASONS)},
+}
 _SCORED_WORD: Final = _STATUS_INDEX[200]
 _ROWS_WORD: Final = ROWS_BLOCK.offset
 _PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(STAGES))
@@ -156,6 +164,20 @@ class ModelMetrics:
         """Count rows with answers that are not finite though all that they hold is."""
         self._words[NON_FINITE_BLOCK.offset] += rows
 
+    def count_answers(self, rows: int, in_time: int, expected_over_actual: float) -> None:
+        """Count the rows of a batch of a model with targets.
+
+        Args:
+            rows: How many were answered.
+            in_time: How many of them within their targets.
+            expected_over_actual: The time that the batch was expected to take, over what it took.
+        """
+        words = self._words
+        words[TARGETS_BLOCK.offset] += in_time
+        words[TARGETS_BLOCK.offset + 1] += rows
+        words[EXPECTED_BLOCK.offset + bisect_left(EXPECTED_OVER_ACTUAL, expected_over_actual)] += 1
+        words[EXPECTED_BLOCK.end - 1] += round(1000 * expected_over_actual)
+
     def count_comparison(self, result: str, *, flipped: bool) -> None:
         """Count a request whose answers by this version and another one were compared.
 
@@ -223,7 +245,7 @@ class ModelMetrics:
     def observe_batch(self, rows: int, reason: str, elapsed_ns: int) -> None:
         """Count one dispatched batch: its size, why it left, and its compute time."""
         words = self._words
-        words[REASONS_BLOCK.offset + _REASON_INDEX[reason]] += 1
+        words[_REASON_WORDS[reason]] += 1
         words[BATCH_BLOCK.offset + bisect_left(BATCH_BOUNDS_ROWS, rows)] += 1
         words[BATCH_BLOCK.offset + BATCH_WORDS - 1] += rows
         words[ROW_COMPUTE_BLOCK.offset] += rows * elapsed_ns // 1000

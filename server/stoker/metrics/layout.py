@@ -26,6 +26,8 @@ __all__ = [
     "DECISIONS",
     "DECISIONS_BLOCK",
     "DEVICE_SLOTS",
+    "EXPECTED_BLOCK",
+    "EXPECTED_OVER_ACTUAL",
     "FIRST_DEVICE_PAGE",
     "FLIPS_BLOCK",
     "GPUS_BLOCK",
@@ -57,6 +59,9 @@ __all__ = [
     "STAGE_WORDS",
     "STATUSES",
     "SUPERVISOR_PAGE",
+    "TARGETS_BLOCK",
+    "TARGET_REASONS",
+    "TARGET_REASONS_BLOCK",
     "Block",
 ]
 
@@ -79,6 +84,11 @@ DECISIONS: Final = ("parity_passed", "parity_warned", "parity_failed", "rolled_b
 """What was decided on a version that is to take over from another one."""
 REASONS: Final = ("full", "idle", "delay", "deadline")
 """Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""
+TARGET_REASONS: Final = ("largest", "order")
+"""Why one left where there are targets: it was the largest that could be in time, or the largest that the first
+target allowed."""
+EXPECTED_OVER_ACTUAL: Final = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+"""Bounds of the expected times of batches over those that they took."""
 STAGES: Final = ("parse", "queue", "compute", "total")
 STAGE_BOUNDS_S: Final = (
     5e-05, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
@@ -135,7 +145,12 @@ DECISIONS_BLOCK: Final = Block(FLIPS_BLOCK.end, len(DECISIONS))
 BATCH_TIMES_BLOCK: Final = Block(DECISIONS_BLOCK.end, _MOST_BATCH_ROWS.bit_length() + 1)
 # Requests that are admitted or wait for it, and the limit of those that are.
 HELD_REQUESTS_BLOCK: Final = Block(BATCH_TIMES_BLOCK.end, 2)
-SLOT_WORDS: Final = HELD_REQUESTS_BLOCK.end
+# Rows that were answered in time, and all that were, of models with targets.
+TARGETS_BLOCK: Final = Block(HELD_REQUESTS_BLOCK.end, 2)
+TARGET_REASONS_BLOCK: Final = Block(TARGETS_BLOCK.end, len(TARGET_REASONS))
+# Its sum is in thousandths.
+EXPECTED_BLOCK: Final = Block(TARGET_REASONS_BLOCK.end, len(EXPECTED_OVER_ACTUAL) + 2)
+SLOT_WORDS: Final = EXPECTED_BLOCK.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 RESTARTS_BLOCK: Final = Block(MODEL_SLOTS * SLOT_WORDS, 2)

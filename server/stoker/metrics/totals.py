@@ -24,6 +24,8 @@ from stoker.metrics.layout import (
     DECISIONS,
     DECISIONS_BLOCK,
     DEVICE_SLOTS,
+    EXPECTED_BLOCK,
+    EXPECTED_OVER_ACTUAL,
     FLIPS_BLOCK,
     GPUS_BLOCK,
     HELD_REQUESTS_BLOCK,
@@ -48,6 +50,9 @@ from stoker.metrics.layout import (
     STAGE_WORDS,
     STAGES,
     STATUSES,
+    TARGET_REASONS,
+    TARGET_REASONS_BLOCK,
+    TARGETS_BLOCK,
 )
 
 __all__ = ["HistogramTotals", "ModelTotals", "Totals"]
@@ -118,6 +123,11 @@ class ModelTotals:
         """Batches by the reason why they left."""
         return dict(zip(REASONS, self._words[REASONS_BLOCK.offset : REASONS_BLOCK.end], strict=True))
 
+    def target_dispatches(self) -> dict[str, int]:
+        """Batches that left for reasons which only models with targets have."""
+        counts = self._words[TARGET_REASONS_BLOCK.offset : TARGET_REASONS_BLOCK.end]
+        return dict(zip(TARGET_REASONS, counts, strict=True))
+
     @property
     def rows(self) -> int:
         """Rows of answered requests so far."""
@@ -167,6 +177,21 @@ class ModelTotals:
     def non_finite_rows(self) -> int:
         """Rows with answers that are not finite though all that they hold is."""
         return int(self._words[NON_FINITE_BLOCK.offset])
+
+    @property
+    def in_target_rows(self) -> int:
+        """Rows that were answered within their targets."""
+        return int(self._words[TARGETS_BLOCK.offset])
+
+    @property
+    def answered_rows(self) -> int:
+        """Rows of models with targets that were answered."""
+        return int(self._words[TARGETS_BLOCK.offset + 1])
+
+    def expected_over_actual(self) -> HistogramTotals:
+        """Expected times of batches over those that they took."""
+        *counts, thousandths = self._words[EXPECTED_BLOCK.offset : EXPECTED_BLOCK.end]
+        return HistogramTotals(EXPECTED_OVER_ACTUAL, counts, thousandths / 1000)
 
     def comparisons(self) -> dict[str, int]:
         """Requests whose answers by this version and another one were compared, by what came of it."""

@@ -54,6 +54,9 @@ def terms_of(
     collects_rows = collection is not None and script is not None
     return Terms(
         timeout_ms=model.timeout_ms or settings.timeout_ms,
+        target_ms=model.target_ms,
+        late=model.late,
+        hold=model.hold,
         load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
         max_concurrent_requests=model.max_concurrent_requests,
         max_queue_wait_ms=MAX_QUEUE_WAIT_MS if model.max_queue_wait_ms is None else model.max_queue_wait_ms,

@@ -13,6 +13,7 @@ from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
 from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.lateness import Late
 from stoker.settings.takeover import (
     Bounds,
     ParityMode,
@@ -102,6 +103,25 @@ class ModelSettings:
     )
     timeout_ms: int | None = setting(
         None, number_of(int, 1, 3_600_000), "a request not answered by then gets 504 (default: the server's)"
+    )
+    target_ms: float | None = setting(
+        None,
+        number_of(float, 0.1, 3_600_000),
+        "how long after its request an answer is worth something: batches are made so that as many as can be are in "
+        "time (default: nothing is said of that)",
+    )
+    late: Late = setting(
+        "answer",
+        choice_of("answer", "refuse"),
+        "what becomes of rows that will miss target_ms: answer (when there is nothing else to do), or refuse (504 at "
+        "once)",
+        "WHAT",
+    )
+    hold: float = setting(
+        0.0,
+        number_of(float, 0, 1),
+        "for which part of the time until it has to begin a batch waits for company, 0 to 1, where there is a "
+        "target_ms (default 0: not at all)",
     )
     load_timeout_s: float | None = setting(
         None, number_of(float, 1, 86_400), "how long it may take to load (default: the server's)"

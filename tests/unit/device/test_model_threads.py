@@ -24,6 +24,7 @@ from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
+from stoker.terms import Terms
 from stoker.verdict import Verdict
 
 CPU = Device("cpu", 0, "CPU")
@@ -208,6 +209,20 @@ def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
         model.start(GPU, 1)
         assert model._worker is not None
         assert model._worker._cap.policy.buckets == (1, 2, 4, 8)
+
+
+def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its planner knows the terms, and what batches take; of one without a target nothing is asked."""
+    runtime = ForkingPuppet()
+    loading(monkeypatch, runtime)
+    terms = Terms(target_ms=20, late="refuse", hold=0.5)
+    with threads_of(dataclasses.replace(MODEL, terms=terms)) as (model, _):
+        model.start(CPU, 1)
+        assert model._worker is not None
+        policy = model._worker._cap.policy
+        assert (policy.target_ms, policy.late, policy.hold) == (20, "refuse", 0.5)
+        assert sizes_of(runtime)[-12:] == [size for size in (1, 2, 4, 8) for _ in range(3)]
+        assert model._worker._times.expected_ns(8) > 0
 
 
 @pytest.mark.parametrize(

@@ -476,3 +476,32 @@ def test_a_busy_device_gathers_what_comes_meanwhile() -> None:
         joined.worker.stop()
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_rows_that_cannot_be_in_time_are_refused_at_once() -> None:
+    """With a target and `late: refuse` the others run, are counted, and the device is not kept at work for nobody."""
+    policy = BatchPolicy(16, target_ms=20, late="refuse")
+    with Joined(policy=policy) as joined:
+        joined.worker.teach((rows, rows * 10_000_000) for rows in (1, 2, 4, 16) for _ in range(2))
+        joined.runtime.during = lambda: joined.clock.advance_ms(10 * len(joined.runtime.batches[-1]))
+        tickets = [joined.submit(number) for number in range(5)]
+        joined.settle()
+        answered = ends(*tickets)
+        assert [end for end in answered if end is not DeadlineExceeded] == [doubled(0), doubled(1)]
+        totals = joined.totals()
+        assert (totals.in_target_rows, totals.answered_rows) == (2, 2)
+        assert totals.target_dispatches() == {"largest": 1, "order": 0}
+        assert sum(totals.expected_over_actual().counts) == 1
+
+
+def test_late_rows_are_answered_behind_the_others() -> None:
+    """With a target alone nobody is refused: who is late already waits for the others."""
+    with Joined(policy=BatchPolicy(16, target_ms=20)) as joined:
+        joined.worker.teach((rows, rows * 10_000_000) for rows in (1, 2, 4, 16) for _ in range(2))
+        joined.runtime.during = lambda: joined.clock.advance_ms(10 * len(joined.runtime.batches[-1]))
+        tickets = [joined.submit(number) for number in range(5)]
+        joined.settle()
+        assert ends(*tickets) == [doubled(number) for number in range(5)]
+        totals = joined.totals()
+        assert (totals.in_target_rows, totals.answered_rows) == (2, 5)
+        assert [len(batch) for batch in joined.runtime.batches] == [2, 1, 1, 1]

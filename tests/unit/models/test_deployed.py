@@ -104,7 +104,14 @@ def test_a_models_settings_win_over_the_servers(
     weights = tmp_path / "weights"
     weights.mkdir()
     own = ModelSettings(
-        path=script(tmp_path / "a"), name="mine", model_dir=weights, max_batch_rows=8, max_delay_ms=0
+        path=script(tmp_path / "a"),
+        name="mine",
+        model_dir=weights,
+        max_batch_rows=8,
+        max_delay_ms=0,
+        target_ms=25,
+        late="refuse",
+        hold=0.5,
     )
     other = ModelSettings(path=script(tmp_path / "b"))
     first, second = deploy(workspace, leases, own, other, max_batch_rows=32, max_delay_ms=5.0)
@@ -112,6 +119,8 @@ def test_a_models_settings_win_over_the_servers(
     assert (first.servable.max_batch_rows, first.max_delay_ms, first.slot) == (8, 0, 0)
     assert (second.servable.name, second.servable.max_batch_rows) == ("b", 32)
     assert (second.max_delay_ms, second.slot) == (5.0, 1)
+    assert (first.terms.target_ms, first.terms.late, first.terms.hold) == (25, "refuse", 0.5)
+    assert (second.terms.target_ms, second.terms.late, second.terms.hold) == (None, "answer", 0)
 
 
 def test_replicas_and_devices_of_a_model_win_over_the_servers(

@@ -164,6 +164,9 @@ def test_only_a_script_uses_models(
         serve(workspace, leases, path=script, batching="rows")
     with pytest.raises(InvalidSettings, match="digits is no SavedModel: signature is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", signature=("embed",))
+    for name, value in {"late": "refuse", "hold": 0.5}.items():
+        with pytest.raises(InvalidSettings, match="digits has no target_ms: late and hold are for"):
+            serve(workspace, leases, path=tmp_path / "digits.onnx", **{name: value})
     with pytest.raises(InvalidSettings, match="app is no ONNX model: zipmap is for those alone"):
         serve(workspace, leases, path=script, zipmap="objects")
     with pytest.raises(InvalidSettings, match="environment_variables is for those alone"):

@@ -89,6 +89,7 @@ class _ServerCollector(Collector):
         yield from _request_metrics(named)
         yield from _load_metrics(self._loads)
         yield from _batch_metrics(named)
+        yield from _target_metrics(named)
         yield _batching_metric(self._verdicts)
         yield from _isolation_metrics(named)
         yield from _takeover_metrics(named)
@@ -166,7 +167,8 @@ def _batch_metrics(named: _Named) -> Iterator[Metric]:
         labels=["model", "version", "stage"],
     )
     for labels, model in named:
-        for reason, count in model.dispatches().items():
+        late = model.target_dispatches() if model.answered_rows else {}
+        for reason, count in (model.dispatches() | late).items():
             dispatches.add_metric([*labels, reason], count)
         batch_rows = model.batch_rows()
         sizes.add_metric(labels, _buckets(batch_rows), batch_rows.sum)
@@ -175,6 +177,29 @@ def _batch_metrics(named: _Named) -> Iterator[Metric]:
         for stage, times in model.stage_seconds().items():
             stages.add_metric([*labels, stage], _buckets(times), times.sum)
     yield from (dispatches, sizes, padding, caps, stages)
+
+
+def _target_metrics(named: _Named) -> Iterator[Metric]:
+    """What is counted of models with targets; others have no samples."""
+    in_target = CounterMetricFamily(
+        "stoker_in_target", "Rows answered within their targets.", labels=["model", "version"]
+    )
+    answers = CounterMetricFamily(
+        "stoker_answers", "Rows answered, of models with targets.", labels=["model", "version"]
+    )
+    expected = HistogramMetricFamily(
+        "stoker_expected_over_actual",
+        "Expected time of a batch over the time that it took.",
+        labels=["model", "version"],
+    )
+    for labels, model in named:
+        if not model.answered_rows:
+            continue
+        in_target.add_metric(labels, model.in_target_rows)
+        answers.add_metric(labels, model.answered_rows)
+        ratios = model.expected_over_actual()
+        expected.add_metric(labels, _buckets(ratios), ratios.sum)
+    yield from (in_target, answers, expected)
 
 
 def _batching_metric(verdicts: Sequence[tuple[list[str], Verdict | None]]) -> Metric:

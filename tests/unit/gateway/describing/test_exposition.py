@@ -46,6 +46,9 @@ DOCUMENTED = {
     "stoker_batching_info": ("gauge", {"model", "version", "batched", "how"}),
     "stoker_batch_cap_rows": ("gauge", {"model", "version"}),
     "stoker_isolation_audits": ("counter", {"model", "version", "result"}),
+    "stoker_in_target": ("counter", {"model", "version"}),
+    "stoker_answers": ("counter", {"model", "version"}),
+    "stoker_expected_over_actual": ("histogram", {"model", "version"}),
     "stoker_non_finite_answers": ("counter", {"model", "version"}),
     "stoker_compared_answers": ("counter", {"model", "version", "result"}),
     "stoker_compared_flips": ("counter", {"model", "version"}),
@@ -100,6 +103,7 @@ def memory() -> MetricMemory:
     device.flush_queued()
     device.set_queued_rows(9)
     device.count_padding(7)
+    device.count_answers(5, 3, 0.95)
     device.count_audit("passed")
     device.count_audit("failed")
     device.count_audit("passed")
@@ -294,3 +298,15 @@ def test_awkward_names_are_escaped(memory: MetricMemory) -> None:
 def test_the_content_type_is_prometheus_text() -> None:
     """Scrapers choose their parser by it."""
     assert CONTENT_TYPE_LATEST.startswith("text/plain; version=")
+
+
+def test_only_models_with_targets_have_answers_in_time(memory: MetricMemory) -> None:
+    """Who has none is not told that all answers, or none, were in time."""
+    parsed = families(memory, "first", "digits")
+    assert value(parsed["stoker_in_target"], "stoker_in_target_total", model="digits") == 3
+    assert value(parsed["stoker_answers"], "stoker_answers_total", model="digits") == 5
+    ratios = parsed["stoker_expected_over_actual"]
+    assert value(ratios, "stoker_expected_over_actual_bucket", model="digits", le="0.9") == 0
+    assert value(ratios, "stoker_expected_over_actual_bucket", model="digits", le="1.0") == 1
+    assert value(ratios, "stoker_expected_over_actual_sum", model="digits") == 0.95
+    assert {sample.labels["model"] for sample in parsed["stoker_answers"].samples} == {"digits"}

@@ -1,0 +1,80 @@
+"""How batches may be made up, what is to be done now, and what would be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stoker.device.row_queue import Lot
+from stoker.settings.lateness import Late
+
+__all__ = ["BatchPolicy", "Offer", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Settings of batching.
+
+    Attributes:
+        max_batch_rows: Most rows in one batch.
+        max_delay_ms: How long a row may wait for company while the device is free; 0 adds no delay.
+        buckets: The sizes up to which batches are filled, ascending; empty if they run as they come.
+        target_ms: How long after it was queued an answer is worth something; None if nothing is said of that.
+        late: What becomes of rows that will miss their targets, but not their deadlines: `answer` runs them when
+            there is nothing else to do, and in the padding of batches; `refuse` hands them back at once.
+        hold: For which part of the time that it could still wait a batch waits for company while the device is free,
+            from 0 to 1.
+    """
+
+    max_batch_rows: int = 256
+    max_delay_ms: float = 0.0
+    buckets: tuple[int, ...] = ()
+    target_ms: float | None = None
+    late: Late = "answer"
+    hold: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_batch_rows < 1:
+            raise ValueError(f"max_batch_rows must be at least 1, got {self.max_batch_rows}")
+        if not 0 <= self.max_delay_ms <= 60_000:
+            raise ValueError(f"max_delay_ms must be between 0 and 60000, got {self.max_delay_ms}")
+        if self.target_ms is not None and not self.target_ms > 0:
+            raise ValueError(f"target_ms must be above 0, got {self.target_ms}")
+        if not 0 <= self.hold <= 1:
+            raise ValueError(f"hold must be between 0 and 1, got {self.hold}")
+
+
+class Plan(NamedTuple):
+    """What to do now.
+
+    Attributes:
+        batch: Lots to run as one batch; empty if none is to leave now.
+        expired: Lots to hand back unrun: cancelled, past their deadline, or sure to be past it when they are done.
+        reason: One of `metrics.REASONS` or `TARGET_REASONS` if there is a batch, else an empty string.
+        look_again_ns: When to call `plan` again if nothing arrives; None means only on arrival.
+    """
+
+    batch: list[Lot]
+    expired: list[Lot]
+    reason: str
+    look_again_ns: int | None
+
+
+class Offer(NamedTuple):
+    """What a queue would run now.
+
+    Attributes:
+        rows: Rows of the batch; 0 while they wait for company.
+        cost_ns: Expected time of the batch.
+        latest_ns: When it has to begin, so that all of its rows are in time.
+        tier: 1 for rows that can be in time, 3 for those that are late already.
+        losing: Whether others that wait miss their targets by it.
+        look_again_ns: When to ask again if nothing arrives; None means only on arrival, or when a device is free.
+    """
+
+    rows: int
+    cost_ns: int
+    latest_ns: int
+    tier: int
+    losing: bool
+    look_again_ns: int | None

@@ -1,0 +1,149 @@
+"""Which rows with targets leave now: as many as can be answered in time, while others are waiting too.
+
+The rules, all against the time `free_ns` at which the device is expected to be free:
+
+1. A row is hopeless if its target lies before the end of a batch of the rows that its request still lacks.
+2. If all that waits fits in a batch that ends before the earliest target, all of it leaves.
+3. Else the largest feasible batch leaves: the largest n for which n rows have targets behind the end of a batch of n;
+   those with earlier targets are lost by it. Unless serving in order of the targets, in batches as large as the first
+   of them allows, answers more for its time: then the first batch of that leaves, and nothing is lost yet.
+
+Of those that are in time the ones with the earliest targets run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from stoker.device.row_queue import DUE, LANE, POSITION, SIZE
+
+__all__ = ["Choice", "choose", "hopeless", "largest_within"]
+
+_WORTH: Final = 0.75
+"""What device time costs when batches are compared: so much of the rows that the largest batches do in it."""
+_LOOK_AHEAD: Final = 3
+"""How many batches are looked ahead."""
+
+
+class Choice(NamedTuple):
+    """A batch.
+
+    Attributes:
+        start, stop: Which rows of the table leave.
+        reason: Why.
+    """
+
+    start: int
+    stop: int
+    reason: str
+
+
+def hopeless(table: np.ndarray, free_ns: int, costs_ns: Sequence[int], longest_rows: int) -> int | np.ndarray:
+    """Which rows cannot be answered in time.
+
+    Args:
+        table: The rows that wait, ascending in `DUE`.
+        free_ns: When the device is free.
+        costs_ns: Expected times of batches of 0 rows up to the most.
+        longest_rows: The most rows of any request among them; more is no fault.
+
+    Returns:
+        How many of the first rows these are, or, if they are others, `bool[rows]`.
+    """
+    first = int(table[DUE].searchsorted(free_ns + costs_ns[1]))
+    if longest_rows == 1 or first == table.shape[1]:
+        return first
+    late = _too_long(table, free_ns, costs_ns)
+    late[:first] = True
+    count = int(np.count_nonzero(late))
+    return count if late[:count].all() else late
+
+
+def _too_long(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.ndarray:
+    """Of which rows' requests what is missing takes too long, `bool[rows]`."""
+    position, size, lane = table[POSITION], table[SIZE], table[LANE]
+    begins = np.empty(len(position), bool)
+    begins[0] = True
+    begins[1:] = (position[1:] != position[:-1] + 1) | (position[1:] == size[:-1]) | (lane[1:] != lane[:-1])
+    starts = np.flatnonzero(begins)
+    missing = size[starts] - position[starts]
+    cap = len(costs_ns) - 1
+    batches, rest = np.divmod(missing, cap)
+    needed = batches * costs_ns[cap] + np.asarray(costs_ns)[rest]
+    late = table[DUE][starts] < free_ns + needed
+    return np.repeat(late, np.diff(starts, append=len(position)))
+
+
+def choose(due: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> Choice:
+    """Which rows leave, where not all of them can or where one of them would be late.
+
+    Args:
+        due: Until when each can be answered, `int64[rows]`, ascending; none is hopeless.
+        free_ns: When the device is free.
+        costs_ns: Expected times of batches of 0 rows up to the most.
+    """
+    cap = len(costs_ns) - 1
+    if len(due) >= cap and due[0] >= free_ns + costs_ns[cap]:
+        return Choice(0, cap, "full")
+    times = due.tolist()
+    largest = _largest(times, 0, free_ns, costs_ns)
+    if not largest[0]:
+        return Choice(*largest, "full" if largest[1] == cap else "largest")
+    in_order = _in_order(times, 0, free_ns, costs_ns)
+    if _worth(times, free_ns, costs_ns, _in_order) > _worth(times, free_ns, costs_ns, _largest):
+        return Choice(*in_order, "order")
+    return Choice(*largest, "largest")
+
+
+def largest_within(limit_ns: int, costs_ns: Sequence[int]) -> int:
+    """The most rows of a batch that ends within a time; one at least."""
+    return max(1, bisect_right(costs_ns, limit_ns) - 1)
+
+
+def _largest(times: list[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
+    """The largest feasible batch of the rows from `begin` on, as its first row and the one behind its last."""
+    end = len(times)
+    low, high = 0, min(len(costs_ns) - 1, end - begin)
+    start = end
+    while low < high:
+        rows = (low + high + 1) // 2
+        place = bisect_left(times, free_ns + costs_ns[rows], begin)
+        if end - place >= rows:
+            low, start = rows, place
+        else:
+            high = rows - 1
+    return start, start + low
+
+
+def _in_order(times: list[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
+    """The largest batch that begins with the first row that is not hopeless; as `_largest`."""
+    start = bisect_left(times, free_ns + costs_ns[1], begin)
+    if start == len(times):
+        return start, start
+    rows = bisect_right(costs_ns, times[start] - free_ns) - 1
+    return start, min(start + rows, len(times))
+
+
+def _worth(
+    times: list[int],
+    free_ns: int,
+    costs_ns: Sequence[int],
+    batch: Callable[[list[int], int, int, Sequence[int]], tuple[int, int]],
+) -> float:
+    """How many rows are answered by batches made so, less what their time is worth."""
+    cap = len(costs_ns) - 1
+    price = _WORTH * cap / max(1, costs_ns[cap])
+    begin, worth = 0, 0.0
+    for _ in range(_LOOK_AHEAD):
+        start, stop = batch(times, begin, free_ns, costs_ns)
+        if start == stop:
+            break
+        cost_ns = costs_ns[stop - start]
+        worth += stop - start - price * cost_ns
+        free_ns += cost_ns
+        begin = stop
+    return worth

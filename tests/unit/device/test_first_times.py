@@ -1,0 +1,38 @@
+"""Batches that are timed before a model serves."""
+
+from dataclasses import replace
+
+import pytest
+from tests.puppets import BODIES, HandClock, PuppetRuntime
+
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.first_times import first_times
+from stoker.device.lifecycle import LoadedModel
+
+
+def loaded(runtime: PuppetRuntime, **changes: object) -> LoadedModel:
+    """A model of up to eight rows."""
+    return replace(LoadedModel(runtime, 0, 0, 8, BatchSizes(), 1, None), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("sizes", "timed"), [(BatchSizes(), [1, 2, 4, 8]), (BatchSizes((3, 8, 16)), [3, 8])])
+def test_each_size_is_timed_twice(sizes: BatchSizes, timed: list[int]) -> None:
+    """Once it is warm: the first run of a size may prepare things."""
+    clock, runtime = HandClock(), PuppetRuntime()
+    runtime.during = lambda: clock.advance_ms(len(runtime.batches[-1]))
+    times = first_times(loaded(runtime, sizes=sizes), clock)
+    assert times == [(rows, rows * 1_000_000) for rows in timed for _ in range(2)]
+
+
+def test_a_size_that_fails_is_left_out() -> None:
+    """It is served all the same: in smaller batches where memory runs out."""
+    runtime = PuppetRuntime()
+    runtime.fits_rows = 4
+    assert {rows for rows, _ in first_times(loaded(runtime))} == {1, 2, 4}
+
+
+def test_scripts_are_asked_nothing() -> None:
+    """What their `run` does beside computing is not known."""
+    runtime = PuppetRuntime(BODIES)
+    assert first_times(loaded(runtime)) == []
+    assert not runtime.batches
