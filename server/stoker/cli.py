@@ -34,6 +34,7 @@ _COMMANDS: Final = (
     "doctor",
     "devices",
     "bench",
+    "simulate",
 )
 _INTERRUPTED: Final = 130
 _NO_SUCH_USE: Final = 2

@@ -1,0 +1,1 @@
+"""Devices, callers and their requests under a virtual clock, around the very planner that serves."""

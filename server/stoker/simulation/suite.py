@@ -1,0 +1,102 @@
+"""The open workloads, and what each scheduler makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stoker.device.planner import BatchPolicy
+from stoker.simulation.arrivals import Requests, Stream
+from stoker.simulation.baselines import BASELINES
+from stoker.simulation.devices import CURVES, Curve, Jitter
+from stoker.simulation.planned import Planned, Untargeted
+from stoker.simulation.world import Outcome, RowTable, Scheduler, row_tables, run
+
+__all__ = ["SCHEDULERS", "SUITE", "Workload", "simulate", "simulate_load"]
+
+_SECONDS: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests for one model on one device.
+
+    Attributes:
+        curve: What batches take, a name of `CURVES`.
+        load: Rows in a second, as a part of what the device does in full batches.
+        stream: The requests, with a rate of 1.
+        text: What it is, in a few words.
+        seconds: How long requests come.
+    """
+
+    curve: str
+    load: float
+    stream: Stream
+    text: str
+    seconds: float = _SECONDS
+
+    def draw(self, seed: int) -> Requests:
+        """Its requests."""
+        rate = self.load * CURVES[self.curve].peak_rows_per_s
+        stream = self.stream
+        return Stream(
+            rate, stream.target_ms, stream.model, stream.pattern, stream.cv, stream.most_rows, stream.alpha
+        ).draw(self.seconds, np.random.default_rng(seed))
+
+
+SUITE: Final[Mapping[str, Workload]] = {
+    "O1": Workload("resnet50-a100", 0.95, Stream(1, 25), "25 ms, load 0.95"),
+    "O2": Workload(
+        "resnet50-a100", 0.9, Stream(1, 50, pattern="gamma", cv=4), "50 ms, gamma of CV 4, load 0.9"
+    ),
+    "O3": Workload("bert-h200", 0.8, Stream(1, 30, pattern="gamma", cv=8), "30 ms, gamma of CV 8, load 0.8"),
+    "O4": Workload("resnet50-a100", 2.0, Stream(1, 50), "50 ms, load 2"),
+    "O5": Workload("resnet50-a100", 2.0, Stream(1, 25), "25 ms, load 2"),
+    "O6": Workload("resnet50-a100", 0.9, Stream(1, 150, most_rows=256), "150 ms, Pareto rows, load 0.9"),
+}
+"""The open workloads by name."""
+
+
+def _planned(table: RowTable, curve: Curve) -> Scheduler:
+    return Planned(table, BatchPolicy(curve.max_batch_rows, buckets=curve.buckets))
+
+
+def _untargeted(table: RowTable, curve: Curve) -> Scheduler:
+    return Untargeted(table, BatchPolicy(curve.max_batch_rows, buckets=curve.buckets))
+
+
+SCHEDULERS: Final[Mapping[str, Callable[[RowTable, Curve], Scheduler]]] = {
+    **BASELINES,
+    "timeouts": _untargeted,
+    "Stoker": _planned,
+}
+"""Schedulers by name: the baselines; Stoker with `timeout_ms` for a target; Stoker."""
+
+
+def simulate(workload: Workload, scheduler: str, seeds: Sequence[int], hiccups: float = 0.0) -> list[Outcome]:
+    """What a scheduler makes of a workload, once for each seed."""
+    curve = CURVES[workload.curve]
+    return [_run(curve, workload.draw(seed), SCHEDULERS[scheduler], seed, hiccups) for seed in seeds]
+
+
+def simulate_load(
+    curve: Curve, policy: BatchPolicy, stream: Stream, seconds: float, seed: int, hiccups: float = 0.001
+) -> Outcome:
+    """What Stoker makes of a stream of requests with these settings."""
+    requests = stream.draw(seconds, np.random.default_rng(seed))
+    return _run(curve, requests, lambda table, _: Planned(table, policy), seed, hiccups)
+
+
+def _run(
+    curve: Curve,
+    requests: Requests,
+    scheduler: Callable[[RowTable, Curve], Scheduler],
+    seed: int,
+    hiccups: float,
+) -> Outcome:
+    tables = row_tables(requests, 1)
+    jitter = Jitter(np.random.default_rng(seed + 1), hiccups=hiccups)
+    return run(requests, [curve], tables, scheduler(tables[0], curve), jitter)

@@ -1,0 +1,176 @@
+"""One device with its models under a virtual clock, and whoever decides what runs on it.
+
+What has arrived since the last look is one lot, as a worker of the server reads its doorbells. Nothing here sleeps,
+waits, or looks at a clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from stoker.simulation.arrivals import Requests
+from stoker.simulation.devices import Curve, Jitter
+
+__all__ = ["NEVER_NS", "Batch", "Outcome", "RowTable", "Scheduler", "row_tables", "run"]
+
+NEVER_NS: Final = (1 << 62) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """The rows of the requests for one model, in the order in which they come.
+
+    Attributes:
+        at_ns: When each came, `int64[rows]`.
+        position: Its place within its request.
+        size: Rows of its request.
+        due_ns: Until when an answer is worth something.
+        request: The place of its request among those of all models.
+    """
+
+    at_ns: np.ndarray
+    position: np.ndarray
+    size: np.ndarray
+    due_ns: np.ndarray
+    request: np.ndarray
+
+
+class Batch(NamedTuple):
+    """What a scheduler wants now.
+
+    Attributes:
+        model: Of which model.
+        rows: The rows to run, by their place in its table, `int64[rows]`; empty if nothing runs now.
+        look_again_ns: When to ask again if nothing arrives before; None means only then.
+    """
+
+    model: int
+    rows: np.ndarray
+    look_again_ns: int | None = None
+
+
+class Scheduler(Protocol):
+    """What decides."""
+
+    def arrive(self, model: int, start: int, stop: int) -> None:
+        """Rows of a model have come: those of its table from place `start` up to before `stop`."""
+
+    def next_batch(self, now_ns: int) -> Batch:
+        """The device is free: what runs now?"""
+
+    def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
+        """A batch has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of all requests.
+
+    Attributes:
+        requests: The requests.
+        done_ns: When the last row of each was answered, `int64[requests]`; `NEVER_NS` if one was not.
+        busy_ns: How long the device computed, by model.
+        batches: How many batches.
+        end_ns: When it was over.
+    """
+
+    requests: Requests
+    done_ns: np.ndarray
+    busy_ns: list[int]
+    batches: int
+    end_ns: int
+
+    def in_time(self, model: int | None = None) -> float:
+        """Which part of the rows was answered within its target, with its whole request; of one model or all."""
+        asked = self.requests
+        which = slice(None) if model is None else asked.model == model
+        rows = asked.rows[which]
+        in_time = (self.done_ns <= asked.at_ns + asked.target_ns)[which]
+        return float(rows[in_time].sum() / max(1, rows.sum()))
+
+    @property
+    def answered_rows(self) -> int:
+        """Rows of the requests that were answered as a whole."""
+        return int(self.requests.rows[self.done_ns < NEVER_NS].sum())
+
+    def latency_ms(self, quantile: float) -> float:
+        """Time from a request to its answer, of those that have one; NaN if none has."""
+        took = (self.done_ns - self.requests.at_ns)[self.done_ns < NEVER_NS]
+        return float(np.quantile(took, quantile)) / 1e6 if len(took) else float("nan")
+
+
+def row_tables(requests: Requests, models: int) -> list[RowTable]:
+    """The rows of each model."""
+    tables = []
+    for model in range(models):
+        which = np.flatnonzero(requests.model == model)
+        rows = requests.rows[which]
+        request = np.repeat(which, rows)
+        starts = np.repeat(rows.cumsum() - rows, rows)
+        at_ns = requests.at_ns[request]
+        tables.append(
+            RowTable(
+                at_ns,
+                np.arange(len(request)) - starts,
+                np.repeat(rows, rows),
+                at_ns + requests.target_ns[request],
+                request,
+            )
+        )
+    return tables
+
+
+def run(
+    requests: Requests,
+    curves: Sequence[Curve],
+    tables: Sequence[RowTable],
+    scheduler: Scheduler,
+    jitter: Jitter,
+    patience_ms: float = 2000,
+) -> Outcome:
+    """Let the requests come, and batches run one at a time, until nobody waits.
+
+    Args:
+        requests: The requests.
+        curves: The times of each model's batches.
+        tables: Its rows, by `row_tables`.
+        scheduler: What decides.
+        jitter: How much longer batches take.
+        patience_ms: How long after the last request it goes on at most.
+    """
+    arrivals = [table.at_ns.tolist() for table in tables]
+    done = [np.full(len(times), NEVER_NS) for times in arrivals]
+    begun = [0] * len(arrivals)
+    busy_ns = [0] * len(arrivals)
+    now_ns = batches = 0
+    last_ns = max((times[-1] for times in arrivals if times), default=0) + round(patience_ms * 1e6)
+    while now_ns <= last_ns:
+        for model, times in enumerate(arrivals):
+            start = begun[model]
+            if start < len(times) and times[start] <= now_ns:
+                begun[model] = stop = bisect_right(times, now_ns, start)
+                scheduler.arrive(model, start, stop)
+        model, rows, look_again_ns = scheduler.next_batch(now_ns)
+        if len(rows):
+            elapsed_ns = round(curves[model].batch_ns(len(rows)) * jitter.factor())
+            now_ns += elapsed_ns
+            done[model][rows] = now_ns
+            busy_ns[model] += elapsed_ns
+            batches += 1
+            scheduler.ran(model, len(rows), elapsed_ns)
+            continue
+        coming = [times[place] for times, place in zip(arrivals, begun, strict=True) if place < len(times)]
+        if look_again_ns is not None:
+            coming.append(look_again_ns)
+        if not coming:
+            break
+        now_ns = max(now_ns, min(coming))
+    last_rows = np.zeros(len(requests.at_ns), np.int64)
+    for table, ends in zip(tables, done, strict=True):
+        np.maximum.at(last_rows, table.request, ends)
+    return Outcome(requests, last_rows, busy_ns, batches, now_ns)

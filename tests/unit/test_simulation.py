@@ -1,0 +1,136 @@
+"""The simulator: its arrivals and devices, and what it makes of the planner of the server."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stoker.cli import main
+from stoker.device.planner import BatchPolicy
+from stoker.simulation.arrivals import Pattern, Stream, joined
+from stoker.simulation.devices import CURVES, Curve, Jitter
+from stoker.simulation.suite import SCHEDULERS, SUITE, simulate, simulate_load
+
+SEED = 7
+A100 = CURVES["resnet50-a100"]
+
+
+@pytest.mark.parametrize("pattern", ["poisson", "gamma", "sine", "bursts"])
+def test_requests_come_at_the_rate_that_was_asked_for(pattern: Pattern) -> None:
+    """On average, in order, and within the time; rows of requests count, not requests."""
+    stream = Stream(2000, 50, pattern=pattern, cv=2, most_rows=16)
+    requests = stream.draw(10, np.random.default_rng(SEED))
+    assert requests.rows.sum() == pytest.approx(20_000, rel=0.15)
+    assert (np.diff(requests.at_ns) >= 0).all()
+    assert requests.at_ns[-1] < 10e9
+    assert requests.rows.max() <= 16
+    assert (requests.target_ns == 50_000_000).all()
+
+
+def test_pauses_vary_as_much_as_was_asked_for() -> None:
+    """The coefficient of variation of a gamma renewal process."""
+    requests = Stream(5000, 50, pattern="gamma", cv=4).draw(60, np.random.default_rng(SEED))
+    pauses = np.diff(requests.at_ns)
+    assert pauses.std() / pauses.mean() == pytest.approx(4, rel=0.1)
+
+
+def test_streams_are_joined_in_order() -> None:
+    """Each request keeps what it is."""
+    chance = np.random.default_rng(SEED)
+    both = joined([Stream(500, 20).draw(1, chance), Stream(500, 70, model=1).draw(1, chance)])
+    assert (np.diff(both.at_ns) >= 0).all()
+    assert set(both.model.tolist()) == {0, 1}
+    assert ((both.target_ns == 70_000_000) == (both.model == 1)).all()
+
+
+def test_batches_are_never_shorter_than_their_curve() -> None:
+    """Jitter and hiccups only lengthen them."""
+    jitter = Jitter(np.random.default_rng(SEED), spread=0.03, hiccups=0.01)
+    factors = [jitter.factor() for _ in range(10_000)]
+    assert min(factors) >= 1
+    assert np.median(factors) < 1.05
+    assert 50 < sum(factor > 1.9 for factor in factors) < 150
+
+
+def test_a_bucket_takes_its_whole_time() -> None:
+    """Rows that fill it up are computed too."""
+    curve = Curve(1, 0.5, 8, (2, 4, 8))
+    assert [curve.batch_ns(rows) for rows in (1, 2, 3, 8)] == [2_000_000, 2_000_000, 3_000_000, 5_000_000]
+    assert (curve.full_ns, curve.peak_rows_per_s) == (5_000_000, 1600)
+
+
+def in_time(name: str, scheduler: str) -> float:
+    """The share of the rows of one run that is in time."""
+    return simulate(SUITE[name], scheduler, [SEED])[0].in_time()
+
+
+@pytest.mark.parametrize(("name", "least"), [("O1", 0.94), ("O4", 0.47), ("O5", 0.45)])
+def test_overload_does_not_collapse(name: str, least: float) -> None:
+    """Nearly as many are in time at twice the peak as the device can do; without targets half of them with 25 ms."""
+    assert in_time(name, "Stoker") >= least
+    assert in_time("O5", "timeouts") < 0.3
+
+
+def test_others_are_simulated_as_they_are_known() -> None:
+    """What serves the oldest first fails under overload, what drops early does not."""
+    shares = {scheduler: in_time("O4", scheduler) for scheduler in SCHEDULERS}
+    assert max(shares["Triton"], shares["Clipper"], shares["Clockwork"]) < 0.15
+    assert min(shares["Nexus"], shares["Symphony"], shares["Stoker"]) > 0.45
+
+
+@pytest.mark.parametrize("load", [2, 10])
+def test_whoever_is_late_is_told_so_with_refuse(load: float) -> None:
+    """Answers are in time, but for a few of batches that take longer than expected; nobody waits beyond that."""
+    stream = Stream(load * A100.peak_rows_per_s, 50)
+    outcome = simulate_load(A100, BatchPolicy(64, late="refuse"), stream, 0.5, SEED, hiccups=0)
+    assert outcome.in_time() * load > 0.9
+    assert outcome.latency_ms(0.99) <= 52
+    assert outcome.end_ns < 0.7e9
+
+
+def test_holding_saves_device_time_and_costs_latency() -> None:
+    """At a third of the load, with half of the slack."""
+    stream = Stream(0.3 * A100.peak_rows_per_s, 50)
+    eager, held = (
+        simulate_load(A100, BatchPolicy(64, hold=hold), stream, 1, SEED, hiccups=0) for hold in (0, 0.5)
+    )
+    assert eager.in_time() > 0.99
+    assert held.in_time() > 0.99
+    assert sum(held.busy_ns) < 0.6 * sum(eager.busy_ns)
+    assert held.latency_ms(0.5) > 2 * eager.latency_ms(0.5)
+
+
+def test_the_same_seeds_give_the_same_figures() -> None:
+    """Nothing looks at a clock."""
+    first, second = (simulate(SUITE["O3"], "Stoker", [3])[0] for _ in range(2))
+    assert (first.done_ns == second.done_ns).all()
+
+
+def test_the_command_prints_a_line_for_each_load(capsys: pytest.CaptureFixture[str]) -> None:
+    """And as JSON the same."""
+    asked = ["simulate", "--load", "0.2,2", "--seeds", "1", "--seconds", "0.2", "--batch-buckets", "8,64"]
+    assert main(asked) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == [
+        "load",
+        "rows",
+        "in",
+        "time",
+        "p50",
+        "ms",
+        "p99",
+        "ms",
+        "rows",
+        "a",
+        "batch",
+        "busy",
+    ]
+    assert [line.split()[0] for line in lines] == ["0.2", "2.0"]
+    assert main([*asked, "--json"]) == 0
+    assert [row["load"] for row in json.loads(capsys.readouterr().out)] == [0.2, 2.0]
+
+
+def test_a_device_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that are known."""
+    assert main(["simulate", "--device", "abacus"]) != 0
+    assert "there is no curve 'abacus'; there are resnet50-a100" in capsys.readouterr().err
