@@ -61,7 +61,9 @@ def test_a_bucket_takes_its_whole_time() -> None:
 
 def in_time(name: str, scheduler: str) -> float:
     """The share of the rows of one run that is in time."""
-    return simulate(SUITE[name], scheduler, [SEED])[0].in_time()
+    outcomes = simulate(SUITE[name], scheduler, [SEED])
+    assert outcomes is not None
+    return outcomes[0].in_time()
 
 
 @pytest.mark.parametrize(("name", "least"), [("O1", 0.94), ("O4", 0.47), ("O5", 0.45)])
@@ -102,8 +104,20 @@ def test_holding_saves_device_time_and_costs_latency() -> None:
 
 def test_the_same_seeds_give_the_same_figures() -> None:
     """Nothing looks at a clock."""
-    first, second = (simulate(SUITE["O3"], "Stoker", [3])[0] for _ in range(2))
-    assert (first.done_ns == second.done_ns).all()
+    first, second = (simulate(SUITE["O3"], "Stoker", [3]) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert (first[0].done_ns == second[0].done_ns).all()
+
+
+def test_models_that_share_a_device_do_not_starve() -> None:
+    """Beside one that asks for one and a half times the device, three small ones have nearly all answers in time."""
+    outcomes = simulate(SUITE["O8"], "Stoker", [SEED])
+    assert outcomes is not None
+    assert min(outcomes[0].in_time(model) for model in (1, 2, 3)) > 0.95
+    # And the device does nearly what it can do in full batches.
+    assert outcomes[0].in_time() * 1.86 > 0.83
+    assert simulate(SUITE["O8"], "Nexus", [SEED]) is None
 
 
 def test_the_command_prints_a_line_for_each_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,8 +117,17 @@ def _suite(seeds: Sequence[int]) -> Iterator[dict[str, object]]:
         row: dict[str, object] = {"workload": f"{name} {workload.text}"}
         for scheduler in SCHEDULERS:
             outcomes = simulate(workload, scheduler, seeds)
-            row[scheduler] = round(sum(outcome.in_time() for outcome in outcomes) / len(outcomes), 3)
+            row[scheduler] = None if outcomes is None else _mean(outcomes, None)
+        # Of the models beside the first, the worst.
+        stokers = simulate(workload, "Stoker", seeds) if workload.others else None
+        row["others"] = (
+            None if stokers is None else min(_mean(stokers, of) for of in range(1, workload.models))
+        )
         yield row
+
+
+def _mean(outcomes: Sequence[Outcome], model: int | None) -> float:
+    return round(sum(outcome.in_time(model) for outcome in outcomes) / len(outcomes), 3)
 
 
 def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -174,7 +183,8 @@ def _facts(outcomes: Sequence[Outcome]) -> dict[str, object]:
 
 def _table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
     names = list(rows[0])
-    widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
-    for cells in (names, *([str(row[name]) for name in names] for row in rows)):
+    texts = [["" if row[name] is None else str(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
+    for cells in (names, *texts):
         first, *others = zip(cells, widths, strict=True)
         yield "  ".join((first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)))

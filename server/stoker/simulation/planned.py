@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
+from stoker.device.planner import BatchPolicy, Offer, RowQueue, ServiceTimes, offer, plan
 from stoker.device.service_times import filled
 from stoker.simulation.world import Batch, RowTable
 
@@ -49,6 +49,10 @@ class Planned:
             target_ns=table.due_ns[rows],
             size=table.size[rows] if self._large else None,
         )
+
+    def offer(self, now_ns: int) -> Offer | None:
+        """What the planner would let go."""
+        return offer(self._queue, now_ns, self._policy, self.times)
 
     def next_batch(self, now_ns: int) -> Batch:
         """What the planner lets go."""

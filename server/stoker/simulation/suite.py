@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from stoker.device.planner import BatchPolicy
-from stoker.simulation.arrivals import Requests, Stream
+from stoker.simulation.arrivals import Requests, Stream, joined
 from stoker.simulation.baselines import BASELINES
 from stoker.simulation.devices import CURVES, Curve, Jitter
 from stoker.simulation.planned import Planned, Untargeted
+from stoker.simulation.shared import Shared
 from stoker.simulation.world import Outcome, RowTable, Scheduler, row_tables, run
 
 __all__ = ["SCHEDULERS", "SUITE", "Workload", "simulate", "simulate_load"]
@@ -22,7 +24,7 @@ _SECONDS: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests for one model on one device.
+    """Requests for the models of one device.
 
     Attributes:
         curve: What batches take, a name of `CURVES`.
@@ -30,6 +32,7 @@ class Workload:
         stream: The requests, with a rate of 1.
         text: What it is, in a few words.
         seconds: How long requests come.
+        others: Loads of further models, with the same curve and the same kind of requests.
     """
 
     curve: str
@@ -37,14 +40,21 @@ class Workload:
     stream: Stream
     text: str
     seconds: float = _SECONDS
+    others: tuple[float, ...] = ()
+
+    @property
+    def models(self) -> int:
+        """How many models there are."""
+        return 1 + len(self.others)
 
     def draw(self, seed: int) -> Requests:
         """Its requests."""
-        rate = self.load * CURVES[self.curve].peak_rows_per_s
-        stream = self.stream
-        return Stream(
-            rate, stream.target_ms, stream.model, stream.pattern, stream.cv, stream.most_rows, stream.alpha
-        ).draw(self.seconds, np.random.default_rng(seed))
+        chance, peak = np.random.default_rng(seed), CURVES[self.curve].peak_rows_per_s
+        streams = [
+            dataclasses.replace(self.stream, rows_per_s=load * peak, model=model)
+            for model, load in enumerate((self.load, *self.others))
+        ]
+        return joined([stream.draw(self.seconds, chance) for stream in streams])
 
 
 SUITE: Final[Mapping[str, Workload]] = {
@@ -56,6 +66,12 @@ SUITE: Final[Mapping[str, Workload]] = {
     "O4": Workload("resnet50-a100", 2.0, Stream(1, 50), "50 ms, load 2"),
     "O5": Workload("resnet50-a100", 2.0, Stream(1, 25), "25 ms, load 2"),
     "O6": Workload("resnet50-a100", 0.9, Stream(1, 150, most_rows=256), "150 ms, Pareto rows, load 0.9"),
+    "O7": Workload(
+        "resnet50-a100", 0.2125, Stream(1, 50), "four models, 50 ms, load 0.85 in all", others=(0.2125,) * 3
+    ),
+    "O8": Workload(
+        "resnet50-a100", 1.5, Stream(1, 50), "four models, 50 ms, one 1.5, three 0.12", others=(0.12,) * 3
+    ),
 }
 """The open workloads by name."""
 
@@ -76,9 +92,15 @@ SCHEDULERS: Final[Mapping[str, Callable[[RowTable, Curve], Scheduler]]] = {
 """Schedulers by name: the baselines; Stoker with `timeout_ms` for a target; Stoker."""
 
 
-def simulate(workload: Workload, scheduler: str, seeds: Sequence[int], hiccups: float = 0.0) -> list[Outcome]:
-    """What a scheduler makes of a workload, once for each seed."""
+def simulate(
+    workload: Workload, scheduler: str, seeds: Sequence[int], hiccups: float = 0.0
+) -> list[Outcome] | None:
+    """What a scheduler makes of a workload, once for each seed; None if it is for one model alone."""
     curve = CURVES[workload.curve]
+    if workload.others:
+        return (
+            [_run_shared(curve, workload, seed, hiccups) for seed in seeds] if scheduler == "Stoker" else None
+        )
     return [_run(curve, workload.draw(seed), SCHEDULERS[scheduler], seed, hiccups) for seed in seeds]
 
 
@@ -88,6 +110,15 @@ def simulate_load(
     """What Stoker makes of a stream of requests with these settings."""
     requests = stream.draw(seconds, np.random.default_rng(seed))
     return _run(curve, requests, lambda table, _: Planned(table, policy), seed, hiccups)
+
+
+def _run_shared(curve: Curve, workload: Workload, seed: int, hiccups: float) -> Outcome:
+    requests = workload.draw(seed)
+    tables = row_tables(requests, workload.models)
+    policy = BatchPolicy(curve.max_batch_rows, buckets=curve.buckets)
+    jitter = Jitter(np.random.default_rng(seed + 1), hiccups=hiccups)
+    shared = Shared(tables, [policy] * workload.models)
+    return run(requests, [curve] * workload.models, tables, shared, jitter)
 
 
 def _run(
