@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from tests.cluster import tools
 from tests.cluster.control_plane import ControlPlane, running
+from tests.cluster.nodes import Behaviour
 
 from stoker.cluster.access import Cluster
 
 NUMBERS = itertools.count(1)
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers a body with itself, and says which key came with it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Key", self.headers["Authorization"])
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def echo() -> Iterator[Behaviour]:
+    """Pods that answer, each with the body that it was sent."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Behaviour(address=("127.0.0.1", server.server_address[1]))
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture(scope="session")

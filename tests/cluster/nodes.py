@@ -6,6 +6,7 @@ takes to start, and is gone after the time that it takes to end. The logs of a p
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import json
@@ -19,8 +20,10 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
+from tests.cluster import port_forward
 
 __all__ = ["Behaviour", "Nodes"]
 
@@ -40,6 +43,7 @@ class Behaviour:
         waits: Why it never starts, as the kubelet calls it: `ImagePullBackOff`, `CrashLoopBackOff`.
         message: What the kubelet says of that.
         log: What the pod has written.
+        address: A server of this machine that answers on each port of the pod; none by default.
     """
 
     start_s: float = 0.05
@@ -47,6 +51,7 @@ class Behaviour:
     waits: str | None = None
     message: str = ""
     log: str = ""
+    address: tuple[str, int] | None = None
 
 
 class Nodes:
@@ -127,10 +132,9 @@ class Nodes:
 
     # --- pods ---
 
-    def logs_of(self, namespace: str, name: str) -> str:
-        """What a pod has written."""
-        pod = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}").json()
-        return self._behaviour(pod).log
+    def behaviour_of(self, namespace: str, name: str) -> Behaviour:
+        """What becomes of a pod."""
+        return self._behaviour(self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}").json())
 
     def _behaviour(self, pod: Mapping[str, Any]) -> Behaviour:
         return self.behaviours.get(pod["spec"]["containers"][0]["image"], self.usual)
@@ -322,25 +326,49 @@ def _now() -> str:
 
 
 def _log_server(nodes: Nodes) -> ThreadingHTTPServer:
-    """What the API server asks for logs, as it asks a kubelet: /containerLogs/NAMESPACE/POD/CONTAINER."""
+    """What the API server asks of a kubelet: /containerLogs/NAMESPACE/POD/CONTAINER, /portForward/NAMESPACE/POD."""
 
     class Handler(BaseHTTPRequestHandler):
+        # What comes behind the head is not the handler's: it may be a WebSocket.
+        rbufsize = 0
+
         def do_GET(self) -> None:
-            path, _, query = self.path.partition("?")
-            _, _, namespace, name, _ = path.split("/")
-            lines = nodes.logs_of(namespace, name).splitlines(keepends=True)
-            tail = [word.partition("=")[2] for word in query.split("&") if word.startswith("tailLines=")]
-            text = "".join(lines[-int(tail[0]) :] if tail else lines).encode()
+            url = urlsplit(self.path)
+            _, action, namespace, name, *_ = url.path.split("/")
+            query, behaviour = parse_qs(url.query), nodes.behaviour_of(namespace, name)
+            if action == "containerLogs":
+                self._answer_log(behaviour.log, query)
+            elif action == "portForward" and behaviour.address is not None:
+                self._forward(int(query["port"][0]), behaviour.address)
+            else:
+                self.send_error(404)
+
+        def _answer_log(self, log: str, query: dict[str, list[str]]) -> None:
+            lines = log.splitlines(keepends=True)
+            text = "".join(lines[-int(query["tailLines"][0]) :] if "tailLines" in query else lines).encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/plain")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
 
+        def _forward(self, port: int, address: tuple[str, int]) -> None:
+            self.close_connection = True
+            self.protocol_version = "HTTP/1.1"
+            self.send_response(101)
+            self.send_header("Upgrade", "websocket")
+            self.send_header("Connection", "Upgrade")
+            self.send_header("Sec-WebSocket-Accept", port_forward.accepts(self.headers["Sec-WebSocket-Key"]))
+            self.send_header("Sec-WebSocket-Protocol", port_forward.PROTOCOL)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                port_forward.forward(self.connection, port, address)
+
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_TLS / "localhost.crt", _TLS / "localhost.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -214,11 +214,13 @@ def test_a_service_is_found_again_changed_and_deleted(
 
 
 def test_the_address_of_a_service_is_that_of_its_nodes_or_a_port_of_this_process(
-    folder: Path, control_plane: ControlPlane, namespace: str
+    folder: Path, control_plane: ControlPlane, namespace: str, echo: Behaviour
 ) -> None:
-    """With a NodePort callers reach it at a node; with none at a port that leads through the API server."""
+    """With a NodePort callers reach it at a node; with none at a port that leads by the API server to the pods."""
+    control_plane.nodes.behaviours["stoker:1"] = echo
     service = deploy(num_replicas=1)
     service.wait_for_deployment()
+    assert service.run('{"data": [1, 2]}') == {"data": [1, 2]}
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/api/v1/service/digits/score", service.scoring_uri)
     bound = [
         "compute",

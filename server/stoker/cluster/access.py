@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import ClusterError, ClusterRefusal, FieldConflict
+from stoker.cluster.refusals import refusal
+from stoker.errors import ClusterError, ClusterRefusal
 
 __all__ = ["MANAGER", "Answer", "Cluster", "Reference"]
 
@@ -28,7 +29,6 @@ _ANSWER_S: Final = 30.0
 _CHUNK_BYTES: Final = 65_536
 _CREATED: Final = 201
 _NOT_FOUND: Final = 404
-_CONFLICT: Final = 409
 _IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
@@ -353,12 +353,17 @@ class Cluster:
 
 
 def _open_tunnel(client: Any, namespace: str, pod: str, port: int) -> socket.socket:
-    from kubernetes.client import ApiClient, CoreV1Api
-    from kubernetes.stream import portforward
+    from kubernetes.stream.ws_client import portforward_call
 
-    # A client of its own: for the time of the call its requests become WebSockets.
-    method = CoreV1Api(ApiClient(client.configuration)).connect_get_namespaced_pod_portforward
-    opened: socket.socket = portforward(method, pod, namespace, ports=str(port)).socket(port)._socket  # noqa: SLF001
+    # What the client's own class of all pods would do, whose import takes seconds.
+    method, url, headers, *_ = client.param_serialize(
+        "GET",
+        f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward",
+        query_params=[("ports", str(port))],
+        auth_settings=["BearerToken"],
+    )
+    forwarded = portforward_call(client.configuration, method, url, headers=headers)
+    opened: socket.socket = forwarded.socket(port)._socket  # noqa: SLF001  # what it wraps
     return opened
 
 
@@ -379,19 +384,6 @@ def _errors(context: str) -> Iterator[None]:
     try:
         yield
     except ApiException as error:
-        raise _refusal(error) from error
+        raise refusal(error.status, error.reason, error.body) from error
     except (HTTPError, OSError) as error:
         raise ClusterError(f"the cluster {context} cannot be asked: {error}") from error
-
-
-def _refusal(error: Any) -> ClusterRefusal:
-    try:
-        said = json.loads(error.body)
-    except (TypeError, ValueError):
-        said = {}
-    message = said.get("message") or error.reason or "without a reason"
-    causes = (said.get("details") or {}).get("causes") or []
-    if error.status == _CONFLICT and any(one.get("reason") == "FieldManagerConflict" for one in causes):
-        fields = {str(one["field"]): str(one["message"]) for one in causes}
-        return FieldConflict(f"the cluster refuses: {message}", error.status, fields)
-    return ClusterRefusal(f"the cluster refuses: {message}", error.status)

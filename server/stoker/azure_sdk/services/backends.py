@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -19,6 +18,9 @@ from stoker.workspace import Workspace
 __all__ = ["Backend", "backend_of"]
 
 _TAIL_LINES: Final = 60
+
+# The ports that lead to pods: open for as long as the process lives.
+_opened: Final = contextlib.ExitStack()
 
 
 class Backend(Protocol):
@@ -124,7 +126,4 @@ class _Pods:
 def _forwarded(context: str, namespace: str, name: str) -> int:
     """A port of this process that leads to the pods: what callers have who are outside the cluster."""
     cluster = Cluster.connect(context)
-    say: Callable[[str], object] = print
-    opened = contextlib.ExitStack()
-    # For as long as the process lives, like the services that it knows.
-    return opened.enter_context(forwarding(cluster, ClusterService(cluster, namespace, name), 0, say))
+    return _opened.enter_context(forwarding(cluster, ClusterService(cluster, namespace, name), 0, print))
