@@ -156,7 +156,10 @@ def test_the_keywords_are_found_in_the_live_objects(
         ({"autoscale_enabled": True, "num_replicas": 2}, "num_replicas"),
         ({"auth_enabled": True, "token_auth_enabled": True}, "cannot both be true"),
         ({"cpu_cores": 2, "cpu_cores_limit": 1}, "must be at least"),
-        ({"autoscale_enabled": True}, "say who scales"),
+        (
+            {"autoscale_enabled": True, "autoscale_min_replicas": 3, "autoscale_max_replicas": 2},
+            "autoscale_m(in|ax)_replicas",
+        ),
         ({"memory_gb_limit": 0.01, "memory_gb": 0.01}, "is too little"),
     ],
 )
@@ -187,6 +190,20 @@ def test_a_service_without_a_gpu_fails_with_the_scheduler_s_sentence(
     after = control_plane.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     assert {pod["metadata"]["uid"] for pod in pods} < {pod["metadata"]["uid"] for pod in after}
     assert json.loads(json.dumps(service.serialize()))["error"]["code"] == "Unschedulable"
+
+
+def test_a_service_that_is_scaled_leaves_nothing_either(
+    folder: Path, cluster: Cluster, control_plane: ControlPlane, namespace: str
+) -> None:
+    """What scales it, with its account and its rights, goes with the service; its pods stay until it has looked."""
+    service = deploy(num_replicas=2)
+    service.wait_for_deployment()
+    service.update(autoscale_enabled=True, autoscale_min_replicas=1, autoscale_max_replicas=4)
+    found = deployment(control_plane, namespace)
+    assert found["spec"]["replicas"] == 2
+    assert found["metadata"]["annotations"]["stoker.dev/autoscale-max-replicas"] == "4"
+    service.delete()
+    assert versions(cluster, namespace) == {}
 
 
 def test_a_service_is_found_again_changed_and_deleted(

@@ -24,3 +24,4 @@ def test_whatever_a_plan_can_have_is_looked_for_when_it_has_it_no_more() -> None
     # The namespace is never deleted; keys are made and deleted apart.
     assert made - set(KINDS) == {("v1", "Namespace"), ("v1", "Secret")}
     assert set(KINDS) <= made
+    assert len(set(KINDS)) == len(KINDS)
