@@ -19,6 +19,7 @@ __all__ = ["PodLoads", "parse_load"]
 
 _PATH: Final = "/metrics?only=load"
 _MOST_BYTES: Final = 4096
+_AT_ONCE: Final = 500
 _LOAD: Final = "stoker_load"
 _OVERLOADED: Final = 'stoker_rejections_total{reason="overloaded"}'
 
@@ -27,7 +28,7 @@ class PodLoads:
     """What pods have said last of their load.
 
     Args:
-        timeout_s: How long a pod may take to answer.
+        timeout_s: How long pods may take to answer; of more than 500, longer as they are more.
         key_file: A file with a key of the service, for pods whose metrics need one; read at each look.
         clock_s: The time.
     """
@@ -51,8 +52,13 @@ class PodLoads:
             addresses: HOST:PORT of each pod, by its name.
         """
         session = self._open()
+        import aiohttp
+
         headers = {} if self._key_file is None else {"Authorization": f"Bearer {await self._key()}"}
-        said = await asyncio.gather(*(self._ask(session, address, headers) for address in addresses.values()))
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s * max(1.0, len(addresses) / _AT_ONCE))
+        said = await asyncio.gather(
+            *(self._ask(session, address, headers, timeout) for address in addresses.values())
+        )
         answered = {name: load for name, load in zip(addresses, said, strict=True) if load is not None}
         self._known = {name: load for name, load in self._known.items() if name in addresses} | answered
         return dict(self._known)
@@ -73,7 +79,6 @@ class PodLoads:
             self._session = aiohttp.ClientSession(
                 # As many connections as there are pods, each of them kept.
                 connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             )
         return self._session
 
@@ -82,13 +87,17 @@ class PodLoads:
         return (await asyncio.to_thread(self._key_file.read_text, encoding="utf-8")).strip()
 
     async def _ask(
-        self, session: aiohttp.ClientSession, address: str, headers: Mapping[str, Any]
+        self,
+        session: aiohttp.ClientSession,
+        address: str,
+        headers: Mapping[str, Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  # the library's own, for one request
     ) -> PodLoad | None:
         import aiohttp
 
         try:
             async with session.get(
-                f"http://{address}{_PATH}", headers=headers, allow_redirects=False
+                f"http://{address}{_PATH}", headers=headers, allow_redirects=False, timeout=timeout
             ) as answer:
                 text = await answer.content.read(_MOST_BYTES)
                 read_s = self._clock_s()
