@@ -9,7 +9,7 @@ KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cluster test-offline examples coverage lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test test-cluster test-offline test-ray examples coverage lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -56,6 +56,9 @@ $(VENV)/.engines: $(STAMP)
 
 test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and four shards, as a server answers them
 	$(BIN)/python -m pytest tests/offline
+
+test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
+	$(BIN)/python -m pytest tests/ray
 
 coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach
 	rm -rf .coverage

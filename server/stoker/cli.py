@@ -28,6 +28,7 @@ _COMMANDS: Final = (
     "compute",
     "autoscale",
     "store",
+    "ray",
     "score",
     "offline",
     "data",
