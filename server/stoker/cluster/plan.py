@@ -20,6 +20,7 @@ from stoker.cluster.values import (
     read_tolerations,
     read_traffic,
     read_word,
+    store_port,
 )
 from stoker.errors import InvalidSettings
 from stoker.settings.fields import setting
@@ -203,6 +204,12 @@ class ClusterPlan:
     def servers_service(self) -> str:
         """The Service of the pods; that which is called as the service is its router's, where it has one."""
         return f"{self.name}-servers" if self.router and self.version_name is None else self.instance
+
+    @property
+    def followed_models(self) -> str | None:
+        """The ConfigMap with the address of the models, where pods follow it: from a store, by servers that poll."""
+        polls = float(self.server.get("poll_s", 0)) > 0
+        return f"{self.instance}-models" if polls and store_port(self.models) is not None else None
 
     @property
     def keys_secret(self) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from stoker.cluster.store import LENGTH_HEADER, OFFSET_HEADER
@@ -26,11 +28,12 @@ from stoker.cluster.store_tree import (
 )
 from stoker.errors import CorruptModel, OperatorError
 
-__all__ = ["fetch", "push"]
+__all__ = ["fetch", "follow", "push"]
 
 _ANSWER_S: Final = 60.0
 _PAUSE_S: Final = 1.0
 _BLOCK_BYTES: Final = 1 << 20
+_INCOMING: Final = ".incoming"
 _TREE_BYTES: Final = 16 << 20
 
 
@@ -114,8 +117,9 @@ def fetch(
         OperatorError: It has no such tree, or does not answer.
     """
     base, digest = split_address(address)
-    folder.mkdir(parents=True, exist_ok=True)
-    tree = folder / f".{digest}"
+    incoming = folder / _INCOMING
+    incoming.mkdir(parents=True, exist_ok=True)
+    tree = incoming / digest
     deadline_s = time.monotonic() + patience_s
     try:
         _get(f"{base}/{digest}", tree, StoredFile(digest, digest, _TREE_BYTES), deadline_s)
@@ -123,13 +127,60 @@ def fetch(
     finally:
         tree.unlink(missing_ok=True)
     for file in files:
-        target = folder / file.path
-        if target.is_file() and target.stat().st_size == file.size_bytes and digest_of(target) == file.digest:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _get(f"{base}/{file.digest}", target, file, deadline_s)
-        say(f"got {file.path}")
+        if not _is_right(folder / file.path, file) and not _is_right(incoming / file.path, file):
+            target = incoming / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _get(f"{base}/{file.digest}", target, file, deadline_s)
+            say(f"got {file.path}")
+    for file in files:
+        _bring_in(PurePosixPath(file.path), incoming, folder)
+    shutil.rmtree(incoming)
     return files
+
+
+def _is_right(path: Path, file: StoredFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.size_bytes and digest_of(path) == file.digest
+
+
+def _bring_in(path: PurePosixPath, incoming: Path, folder: Path) -> None:
+    """Move a file to its place, with all of the outermost folder that is new: nobody sees a part of that."""
+    if not (incoming / path).exists():
+        return
+    moved = next((one for one in [*reversed(path.parents), path][1:] if not (folder / one).exists()), path)
+    (incoming / moved).replace(folder / moved)
+
+
+def follow(
+    file: Path,
+    folder: Path,
+    say: Callable[[str], object],
+    stop: threading.Event,
+    look_s: float = 2.0,
+) -> None:
+    """Fetch whatever tree a file names, each time that it names another one, until `stop` is set.
+
+    What was there stays, so that a server may serve an old version while it loads the new one.
+
+    Args:
+        file: Has the address of a tree, as `push` returns it.
+        folder: The folder.
+        say: Told what is got, and what is wrong, a line each.
+        stop: Ends it.
+        look_s: How often the file is looked at.
+    """
+    there, trouble = "", ""
+    while True:
+        try:
+            address = file.read_text(encoding="utf-8").strip()
+            if address != there:
+                fetch(address, folder, say, patience_s=0.0)
+                there, trouble = address, ""
+        except (OperatorError, OSError) as error:
+            if trouble != str(error):
+                say(f"{error}; the files of before stay")
+            trouble = str(error)
+        if stop.wait(look_s):
+            return
 
 
 def _get(address: str, target: Path, file: StoredFile, deadline_s: float) -> None:

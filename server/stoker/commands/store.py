@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -44,9 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     push.set_defaults(store_run=_push)
     text = "get what was pushed into a folder, every file verified"
     fetch = actions.add_parser("fetch", help=text, description=f"{text.capitalize()}.")
-    fetch.add_argument("address", metavar="ADDRESS", help="what push has printed: http://STORE/sha256:DIGEST")
+    fetch.add_argument(
+        "address",
+        metavar="ADDRESS",
+        help="what push has printed, http://STORE/sha256:DIGEST, or a file with that",
+    )
     fetch.add_argument("folder", type=Path, metavar="DIR", help="the folder; it is made if it is not there")
     fetch.set_defaults(store_run=_fetch)
+    text = "fetch whatever tree a file names, each time that it names another one"
+    follow = actions.add_parser(
+        "follow", help=text, description=f"{text.capitalize()}. What was there stays."
+    )
+    follow.add_argument("file", type=Path, metavar="FILE", help="a file with an address, as push prints it")
+    follow.add_argument("folder", type=Path, metavar="DIR", help="the folder; it is made if it is not there")
+    follow.set_defaults(store_run=_follow)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +95,18 @@ def _push(args: argparse.Namespace) -> int:
 def _fetch(args: argparse.Namespace) -> int:
     from stoker.cluster.store_client import fetch
 
-    fetch(args.address, args.folder, _say)
+    named = args.address if "://" in args.address else Path(args.address).read_text(encoding="utf-8").strip()
+    fetch(named, args.folder, _say)
+    return 0
+
+
+def _follow(args: argparse.Namespace) -> int:
+    from stoker.cluster.store_client import follow
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    follow(args.file, args.folder, _say, stop)
     return 0
 
 

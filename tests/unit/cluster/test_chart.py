@@ -55,6 +55,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "claim": {"models": "pvc://weights/digits/3", "collect_to": "records", "server": {"collect": True}},
     "volume": {"models": f"oci://r/m@sha256:{'a' * 64}", "image_pull_secrets": ["registry"]},
     "store": {"models": f"http://store.ml:8090/sha256:{'a' * 64}"},
+    "followed": {"models": f"http://store.ml:8090/sha256:{'a' * 64}", "server": {"poll_s": 2.5}},
     "bucket": {"models": f"https://b.example.com/m/sha256:{'a' * 64}", "allow_from": ["monitoring"]},
     "open": {
         "service_type": "LoadBalancer",

@@ -408,3 +408,22 @@ def test_models_of_a_store_are_there_before_the_server() -> None:
     }
     assert "egress" not in objects()["NetworkPolicy"]["spec"]
     assert "egress" not in objects(models=address, allow_egress=True)["NetworkPolicy"]["spec"]
+
+
+def test_another_address_of_followed_models_is_no_other_pod() -> None:
+    """Where the server polls, a ConfigMap has the address, and a container beside the server follows it."""
+
+    def followed(digit: str) -> list[dict[str, Any]]:
+        address = f"http://store:8090/sha256:{digit * 64}"
+        return objects_of(plan(models=address, server={"poll_s": 5}))
+
+    first, second = followed("1"), followed("2")
+    changed = [one for one, other in zip(first, second, strict=True) if one != other]
+    assert [(one["kind"], one["metadata"]["name"]) for one in changed] == [("ConfigMap", "digits-models")]
+    assert changed[0]["data"] == {"address": f"http://store:8090/sha256:{'1' * 64}\n"}
+    spec = next(one for one in first if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert [(one["command"][2], one.get("restartPolicy")) for one in spec["initContainers"]] == [
+        ("fetch", None),
+        ("follow", "Always"),
+    ]
+    assert plan(models="pvc://weights", server={"poll_s": 5}).followed_models is None

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import uvicorn
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from stoker import cli
 from stoker.cluster import store_client
 from stoker.cluster.store import LENGTH_HEADER, OFFSET_HEADER, store_app
-from stoker.cluster.store_client import fetch, push
+from stoker.cluster.store_client import fetch, follow, push
 from stoker.cluster.store_tree import StoredFile, digest_of, read_tree, split_address, tree_text
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError
 
@@ -133,8 +134,8 @@ def test_a_download_goes_on_where_it_was_broken_off(store: Store, models: Path, 
     whole = (models / "digits" / "model.onnx").read_bytes()
     for there in (whole[:1000], whole, whole + b"more"):
         target = tmp_path / f"pod{len(there)}"
-        (target / "digits").mkdir(parents=True)
-        (target / "digits" / ".model.onnx.part").write_bytes(there)
+        (target / ".incoming" / "digits").mkdir(parents=True)
+        (target / ".incoming" / "digits" / ".model.onnx.part").write_bytes(there)
         fetch(address, target, quiet)
         assert (target / "digits" / "model.onnx").read_bytes() == whole
         assert sorted(path.name for path in target.rglob("*")) == ["digits", "empty", "model.onnx"]
@@ -227,3 +228,48 @@ def test_what_is_no_list_is_refused(text: bytes) -> None:
     """Whatever a server of files may answer."""
     with pytest.raises(CorruptModel):
         read_tree(text)
+
+
+def test_another_address_brings_another_version_beside_the_old(
+    store: Store, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is new appears whole; what was there stays, also where an address is bad."""
+    for version in "12":
+        (models / "tree" / "m" / version).mkdir(parents=True)
+        for name in ("model.onnx", "weights"):
+            (models / "tree" / "m" / version / name).write_text(version + name)
+    first, second = (push([f"m/{version}"], models / "tree", store.url, quiet) for version in "12")
+    target, file = tmp_path / "pod", tmp_path / "address"
+    moved: list[str] = []
+    replace = Path.replace
+
+    def seen(source: Path, to: Path) -> Path:
+        if not source.name.endswith(".part"):
+            moved.append(Path(to).relative_to(target).as_posix())
+        return replace(source, to)
+
+    monkeypatch.setattr(Path, "replace", seen)
+    file.write_text(f"{first}\n")
+    assert cli.main(["store", "fetch", str(file), str(target)]) == 0
+    said: list[str] = []
+
+    class Looks(threading.Event):
+        """Changes the file between the looks, and ends after the last."""
+
+        addresses: ClassVar = [f"{store.url}/sha256:{'0' * 64}", second]
+
+        def wait(self, timeout: float | None = None) -> bool:
+            """The next address; whether that was all."""
+            if not self.addresses:
+                return True
+            file.write_text(self.addresses.pop(0))
+            return False
+
+    follow(file, target, said.append, Looks())
+    assert moved == ["m", "m/2"]
+    assert [line.partition(";")[2] or line for line in said] == [
+        " the files of before stay",
+        "got m/2/model.onnx",
+        "got m/2/weights",
+    ]
+    assert sorted(path.name for path in (target / "m").iterdir()) == ["1", "2"]

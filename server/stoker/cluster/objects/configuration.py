@@ -1,10 +1,11 @@
-"""The namespace, and the ConfigMap with the deployment file of the pods."""
+"""The namespace, and the ConfigMaps with the deployment file of the pods and the address of their models."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from stoker.cluster.objects.metadata import metadata
+from stoker.cluster.objects.models import ADDRESS_FILE
 from stoker.cluster.plan import ClusterPlan
 
 __all__ = ["configuration", "namespace"]
@@ -23,12 +24,13 @@ def namespace(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 
 def configuration(plan: ClusterPlan, deployment_file: str) -> list[dict[str, Any]]:
-    """Return the ConfigMap with the deployment file, which is given as text."""
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata(plan, f"{plan.instance}-config"),
-            "data": {"deployment.yaml": deployment_file},
-        }
-    ]
+    """Return the ConfigMap with the deployment file, which is given as text, and that with the models' address."""
+    maps = [_map(plan, f"{plan.instance}-config", {"deployment.yaml": deployment_file})]
+    if plan.followed_models is not None:
+        # Not in the template of the pods: another address is no other pod.
+        maps.append(_map(plan, plan.followed_models, {ADDRESS_FILE: f"{plan.models}\n"}))
+    return maps
+
+
+def _map(plan: ClusterPlan, name: str, data: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(plan, name), "data": data}

@@ -7,27 +7,50 @@ from typing import Any, Final
 from stoker.cluster.objects.security import CONTAINER_SECURITY
 from stoker.cluster.values import MODELS_FOLDER, store_port
 
-__all__ = ["fetching", "model_mounts", "model_volumes"]
+__all__ = ["ADDRESS_FILE", "fetching", "model_mounts", "model_volumes"]
+
+ADDRESS_FILE: Final = "address"
+"""What the address of the models is called in the ConfigMap that pods follow."""
 
 _NAME: Final = "models"
+_SERVED: Final = "served-models"
+_SERVED_FOLDER: Final = "/etc/stoker-models"
 
 
-def fetching(place: str, image: str) -> list[dict[str, Any]]:
-    """Return the init container that gets models from a store, every file verified; none for other places."""
+def fetching(place: str, image: str, *, followed: bool = False) -> list[dict[str, Any]]:
+    """Return the containers that get models from a store, every file verified; none for other places.
+
+    Args:
+        place: Where the models are.
+        image: The image of the pods.
+        followed: Whether they go on looking for another address, beside the server; else they end before it starts.
+    """
     if store_port(place) is None:
         return []
-    container = {
-        "name": _NAME,
+    mounts: list[dict[str, Any]] = [
+        {"name": _NAME, "mountPath": MODELS_FOLDER},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+    ]
+    if not followed:
+        return [_container(_NAME, image, "fetch", place, mounts)]
+    mounts.append({"name": _SERVED, "mountPath": _SERVED_FOLDER, "readOnly": True})
+    address = f"{_SERVED_FOLDER}/{ADDRESS_FILE}"
+    follower = _container("models-follower", image, "follow", address, mounts)
+    # Always: it runs beside the server, begins before it and ends after it.
+    return [_container(_NAME, image, "fetch", address, mounts), {**follower, "restartPolicy": "Always"}]
+
+
+def _container(
+    name: str, image: str, action: str, address: str, mounts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "name": name,
         "image": image,
-        "command": ["stoker", "store", "fetch"],
-        "args": [place, MODELS_FOLDER],
+        "command": ["stoker", "store", action],
+        "args": [address, MODELS_FOLDER],
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [
-            {"name": _NAME, "mountPath": MODELS_FOLDER},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
-        ],
+        "volumeMounts": mounts,
     }
-    return [container]
 
 
 def model_mounts(place: str) -> list[dict[str, Any]]:
@@ -39,8 +62,13 @@ def model_mounts(place: str) -> list[dict[str, Any]]:
     return [mount | ({"subPath": folder} if folder else {})]
 
 
-def model_volumes(place: str) -> list[dict[str, Any]]:
-    """Return the volume that they are in; none where they are in the image."""
+def model_volumes(place: str, followed: str | None = None) -> list[dict[str, Any]]:
+    """Return the volumes that they are in; none where they are in the image.
+
+    Args:
+        place: Where the models are.
+        followed: The ConfigMap with the address that is followed, if one is.
+    """
     if place == "image":
         return []
     if place.startswith("oci://"):
@@ -48,7 +76,10 @@ def model_volumes(place: str) -> list[dict[str, Any]]:
     if place.startswith("pvc://"):
         claim, _ = _claim(place)
         return [{"name": _NAME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}]
-    return [{"name": _NAME, "emptyDir": {}}]
+    volumes: list[dict[str, Any]] = [{"name": _NAME, "emptyDir": {}}]
+    if followed is not None:
+        volumes.append({"name": _SERVED, "configMap": {"name": followed}})
+    return volumes
 
 
 def _claim(place: str) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
     ]
     if plan.dra is not None:
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": plan.instance}]
-    if first := fetching(plan.models, plan.image):
+    if first := fetching(plan.models, plan.image, followed=plan.followed_models is not None):
         spec["initContainers"] = first
     spec["containers"] = [_container(plan)]
     spec["volumes"] = _volumes(plan)
@@ -192,7 +192,7 @@ def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
     if plan.takes_keys:
         # The group of the pod reads them, others do not.
         volumes.append({"name": "keys", "secret": {"secretName": plan.keys_secret, "defaultMode": 0o440}})
-    volumes += model_volumes(plan.models)
+    volumes += model_volumes(plan.models, plan.followed_models)
     if plan.collect_to is not None:
         volumes.append({"name": "collected", "persistentVolumeClaim": {"claimName": plan.collect_to}})
     return volumes
