@@ -59,17 +59,19 @@ class ScaledDeployment(Protocol):
 
 
 class ClusterDeployment:
-    """A Deployment in a cluster, with its Service and the Lease of its autoscalers, which are called as it is.
+    """A Deployment in a cluster, with the Service before its pods and the Lease of its autoscalers.
 
     Args:
         cluster: The cluster.
         name: Its name; the Lease is called NAME-autoscaler.
         namespace: Its namespace.
+        service: The Service; None is the one that is called as the Deployment.
     """
 
-    def __init__(self, cluster: Cluster, name: str, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, name: str, namespace: str, service: str | None = None) -> None:
         self._cluster = cluster
         self._name = name
+        self._service = service or name
         self._namespace = namespace
         self._deployment = Reference("apps/v1", "Deployment", namespace, name)
         self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
@@ -84,7 +86,7 @@ class ClusterDeployment:
         # Of the API server's memory: a list a second is nothing for it, and no older than a watch would be.
         slices = self._cluster.get(
             f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices",
-            labelSelector=f"kubernetes.io/service-name={self._name}",
+            labelSelector=f"kubernetes.io/service-name={self._service}",
             resourceVersion="0",
         )
         policy = policy_of(self._name, deployment["metadata"].get("annotations") or {})

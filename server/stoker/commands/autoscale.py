@@ -24,8 +24,9 @@ _ANSWER_S: Final = 0.8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.add_argument("deployment", metavar="DEPLOYMENT", help="the Deployment")
     parser.add_argument(
-        "deployment", metavar="DEPLOYMENT", help="the Deployment, and the Service before its pods"
+        "--service", metavar="NAME", help="the Service before its pods (default: called as the Deployment)"
     )
     parser.add_argument("--namespace", metavar="NAME", help="its namespace (default: that of the context)")
     parser.add_argument(
@@ -52,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     # Each request of its own would be a line.
     logging.getLogger("urllib3").setLevel(logging.WARNING)
     cluster = Cluster.connect(args.context)
-    deployment = ClusterDeployment(cluster, args.deployment, args.namespace or cluster.namespace)
+    deployment = ClusterDeployment(
+        cluster, args.deployment, args.namespace or cluster.namespace, args.service
+    )
     leadership = Leadership(f"{socket.gethostname()}-{os.getpid()}")
     asyncio.run(_scale(args.deployment, deployment, args.key_file, leadership))
     return 0

@@ -90,6 +90,7 @@ VALUES |= {
         ],
         "autoscaler": "keda",
     },
+    "routed and scaled": {"router": True, "autoscaler": "stoker", "max_replicas": 4},
     "routed version": {
         **VALUES["version"],
         "router": True,

@@ -79,6 +79,18 @@ def test_all_versions_have_one_router() -> None:
     ]
 
 
+def test_the_autoscaler_asks_the_servers_and_not_the_router() -> None:
+    """It finds pods by the Service that leads to them."""
+    scaled = {"router": True, "autoscaler": "stoker", "namespace": "ml"}
+    deployments = {
+        one["metadata"]["name"]: one for one in objects_of(plan(**scaled)) if one["kind"] == "Deployment"
+    }
+    (container,) = deployments["digits-autoscaler"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["digits", "--namespace", "ml", "--service", "digits-servers"]
+    keda = objects(**{**scaled, "autoscaler": "keda"})["ScaledObject"]["spec"]["triggers"][0]["metadata"]
+    assert keda["url"].startswith("http://digits-servers.ml:")
+
+
 def test_routers_see_endpoints_and_nothing_else() -> None:
     """Their account may list those of its namespace; servers have none."""
     found = objects("router", **VERSIONS)

@@ -82,6 +82,13 @@ def test_a_look_is_the_deployment_and_the_pods_that_get_requests(
     ]
 
 
+def test_pods_behind_a_router_are_found_by_a_service_of_their_own(puppet: Puppet) -> None:
+    """The Service that is called as the Deployment leads to the router then."""
+    ClusterDeployment(puppet, "digits", "models", "digits-servers").look()  # type: ignore[arg-type]
+    ((_, query),) = puppet.asked
+    assert query["labelSelector"] == "kubernetes.io/service-name=digits-servers"
+
+
 def test_ready_pods_have_addresses() -> None:
     """Others are left out, and so is what is no pod; what is not said of readiness is so."""
     parts = [

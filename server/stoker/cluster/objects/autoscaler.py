@@ -81,6 +81,9 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
 
 def _pod(plan: ClusterPlan) -> dict[str, Any]:
     arguments = [plan.instance, "--namespace", plan.namespace]
+    if plan.servers_service != plan.instance:
+        # The one that is called as the Deployment leads to the router.
+        arguments += ["--service", plan.servers_service]
     container: dict[str, Any] = {
         "name": "autoscaler",
         "image": plan.image,
