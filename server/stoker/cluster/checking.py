@@ -85,7 +85,8 @@ def said_of_machines(cluster: Cluster, size: str, wanted: int | None) -> str:
         if _is_gpu(resource)
     )
     asked = "" if wanted is None else f", {wanted} asked for"
-    return f"{len(nodes)} nodes are a {size}, with {gpus} GPUs{asked}; none are made"
+    count = "1 node is" if len(nodes) == 1 else f"{len(nodes)} nodes are"
+    return f"{count} a {size}, with {gpus} GPUs{asked}; none are made"
 
 
 def _machines(cluster: Cluster, size: str) -> list[dict[str, Any]]:

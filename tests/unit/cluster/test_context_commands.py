@@ -1,0 +1,168 @@
+"""`stoker kubernetes apply` and the like, and deployments of Azure's SDK to a bound target, against a puppet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cluster.puppet_api import PuppetApi
+
+import stoker.azure  # noqa: F401  # provides azureml
+from stoker.cli import main
+from stoker.cluster.access import Cluster
+
+from azureml.core import Environment, Model, Webservice, Workspace  # isort: skip
+from azureml.core.compute import AksCompute, ComputeTarget
+from azureml.core.model import InferenceConfig
+from azureml.core.webservice import AksWebservice
+from azureml.exceptions import WebserviceException
+
+PLAN = ["digits.onnx", "--image", "stoker:1"]
+DEPLOYMENT = "/apis/apps/v1/namespaces/models/deployments/digits"
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> PuppetApi:
+    """The API of every context."""
+    puppet = PuppetApi()
+    monkeypatch.setattr(Cluster, "connect", lambda *_, **__: puppet.cluster())
+    return puppet
+
+
+def whole(api: PuppetApi) -> None:
+    """The Deployment is as a controller leaves it."""
+    found = api.objects[DEPLOYMENT]
+    count = found["spec"]["replicas"]
+    found["metadata"]["generation"] = 1
+    found["status"] = {
+        "observedGeneration": 1,
+        "replicas": count,
+        "updatedReplicas": count,
+        "availableReplicas": count,
+    }
+
+
+def test_a_service_is_applied_and_looked_after(api: PuppetApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed, and the exit codes."""
+    assert main(["kubernetes", "apply", *PLAN, "--no-wait"]) == 0
+    assert "created Deployment digits\n" in capsys.readouterr().out
+    whole(api)
+    assert main(["kubernetes", "apply", *PLAN]) == 0
+    assert capsys.readouterr().err.endswith("digits: 1 of 1 pod can score\n")
+    assert main(["kubernetes", "diff", *PLAN, "--grpc"]) == 1
+    metadata = {"labels": {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}}
+    spec = {"containers": [{"image": "stoker:1"}]}
+    status = {"containerStatuses": [{"state": {"running": {}}}]}
+    api.put("Pod", "digits-1", metadata=metadata, spec=spec, status=status)
+    api.logs = {"digits-1": "begun\n"}
+    capsys.readouterr()
+    assert main(["kubernetes", "status", "digits"]) == 0
+    assert main(["kubernetes", "logs", "digits"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "digits is Healthy: 1 of 1 pod can score",
+        "  digits-1  starts     no node  stoker:1",
+        "digits-1  begun",
+    ]
+    assert main(["kubernetes", "check"]) == 0
+    assert main(["kubernetes", "delete", "digits"]) == 0
+    assert main(["kubernetes", "delete", "digits"]) == 2
+
+
+def test_ctrl_c_ends_waiting(
+    api: PuppetApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service goes on, and one sentence says so."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.cluster.service.ClusterService.await_ready", interrupt)
+    assert main(["kubernetes", "apply", *PLAN]) == 130
+    assert capsys.readouterr().err.endswith(
+        "digits goes on without being waited for; see stoker kubernetes status digits\n"
+    )
+
+
+@pytest.fixture
+def ws(api: PuppetApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace with a model and a script, in which `aks-gpu` is bound."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    Path("model.pkl").write_text("1")
+    Path("score.py").write_text("def init(): ...\ndef run(data): return data\n")
+    assert main(["compute", "bind", "aks-gpu", "--image", "stoker:1"]) == 0
+    ws = Workspace.from_config()
+    Model.register(ws, "model.pkl", "digits")
+    return ws
+
+
+def deploy(ws: Workspace, **options: Any) -> Any:
+    """Deploy the script with its model."""
+    environment = Environment("gpus")
+    environment.docker.enable_gpu = True
+    environment.environment_variables["A"] = "b"
+    return Model.deploy(
+        ws,
+        "digits",
+        [Model(ws, "digits")],
+        InferenceConfig("score.py", environment=environment),
+        AksWebservice.deploy_configuration(num_replicas=2),
+        ComputeTarget.create(ws, "aks-gpu", AksCompute.provisioning_configuration(vm_size="big")),
+        **options,
+    )
+
+
+def test_a_bound_target_is_deployed_to_its_cluster(
+    ws: Workspace, api: PuppetApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pods get a GPU, the nodes that were asked for, and the script with its model where the files are."""
+    machine = {"labels": {"node.kubernetes.io/instance-type": "big"}}
+    api.put("Node", "a", metadata=machine, status={"allocatable": {"nvidia.com/gpu": "4"}})
+    service = deploy(ws)
+    said = capsys.readouterr().out
+    assert "aks-gpu: 1 node is a big, with 4 GPUs; none are made\n" in said
+    files = ws.local.services_dir / "digits" / "files"
+    assert f"{files} is to be /models/digits of the image\n" in said
+    assert (files / "score.py").is_file()
+    assert (files / "azureml-models/digits/1/model.pkl").read_text() == "1"
+    pod = api.objects[DEPLOYMENT]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "big"}
+    file = api.objects["/api/v1/namespaces/models/configmaps/digits-config"]["data"]["deployment.yaml"]
+    for line in ("/models/digits/score.py", "model_dir: /models/digits/azureml-models/digits/1", "A: b"):
+        assert line in file
+    with pytest.raises(WebserviceException, match="not deployed after 0 s"):
+        service.wait_for_deployment(timeout_sec=0)
+    whole(api)
+    assert (service.state, service.error) == ("Healthy", None)
+    with pytest.raises(WebserviceException, match="there is a service digits already, in namespace models"):
+        deploy(ws)
+    deploy(ws, overwrite=True)
+    Webservice(ws, "digits").add_tags({"team": "a"})
+    assert api.objects[DEPLOYMENT]["metadata"]["labels"]["tags.stoker.dev/team"] == "a"
+    assert main(["compute", "list"]) == 0
+    assert capsys.readouterr().out.endswith("aks-gpu  puppet  models  stoker:1\n")
+    assert main(["compute", "unbind", "aks-gpu"]) == main(["compute", "unbind", "aks-gpu"]) == 0
+    with pytest.raises(WebserviceException, match="bind the target again"):
+        service.update(num_replicas=1)
+    service.delete()
+    assert service.state == "Deleted"
+    assert DEPLOYMENT not in api.objects
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "no image is named"),
+        (["--image", "a", "--replicas", "2"], "replicas is said of a service"),
+        (["--image", "a", "--gpus", "many"], "gpus must be"),
+    ],
+)
+def test_what_cannot_be_bound_is_said(
+    api: PuppetApi, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    """Nothing is kept of it."""
+    assert main(["compute", "bind", "aks-gpu", *options, "--workspace", str(tmp_path / "workspace")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "workspace" / "azure" / "clusters").exists()
