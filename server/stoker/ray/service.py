@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from stoker.errors import LoadFailed, OperatorError, UnknownModel
@@ -165,7 +165,11 @@ def _reason(error: Exception) -> str:
 
 
 def _drain(ray: Any, name: str, numbers: Sequence[int]) -> None:
-    actors = [_actor(ray, name, number) for number in numbers]
+    actors = []
+    for number in numbers:
+        # An actor whose making has failed is not found any more.
+        with suppress(ValueError):
+            actors.append(_actor(ray, name, number))
     asked = [actor.drain.remote() for actor in actors]
     if asked:
         # One that still loads, or is gone, does not hear it.

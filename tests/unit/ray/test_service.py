@@ -59,9 +59,12 @@ class PuppetRay:
     def get_actor(self, name: str) -> Any:
         """A handle, whose methods give references: here functions."""
         number = int(name.rpartition(":")[2])
+        if name not in self.actors:
+            raise ValueError(f"Failed to look up actor with name '{name}'.")
 
         def standing() -> Standing:
             if number in self.failing:
+                self.actors.pop(name)
                 raise ActorDied(self.failing[number])
             return Standing(number, "ready", f"http://node:{8080 + number}/score", gpus=(str(number),))
 
