@@ -42,6 +42,11 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         # Where the exception for an unknown compute target was once to be found.
         "azureml.core.compute_target": f"{_SDK}compute",
         "azureml.core.conda_dependencies": f"{_SDK}environments.conda_dependencies",
+        "azureml.core.dataset": f"{_SDK}data.dataset",
+        "azureml.core.datastore": f"{_SDK}data.datastore",
+        "azureml.data.data_reference": f"{_SDK}data.reference",
+        "azureml.data.datapath": f"{_SDK}data.reference",
+        "azureml.data": f"{_SDK}data.dataset",
         "azureml.core.container_registry": f"{_SDK}environments.container_registry",
         "azureml.core.environment": f"{_SDK}environments.environment",
         "azureml.core.image": f"{_SDK}image",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from stoker.azure_sdk import deferred
 from stoker.azure_sdk.compute import ComputeTarget
 from stoker.azure_sdk.environments.container_registry import ContainerRegistry
 from stoker.azure_sdk.environments.environment import Environment
@@ -29,11 +30,13 @@ VERSION = "1.61.0"
 
 __version__ = VERSION
 
-_OF_TRAINING: Final = frozenset(
-    {
-        *("Dataset", "Datastore", "Experiment", "Keyvault", "LinkedService"),
-        *("Run", "RunConfiguration", "ScriptRun", "ScriptRunConfig", "get_run"),
-    }
-)
+_OF_TRAINING: Final = frozenset({"Keyvault", "LinkedService", "ScriptRun", "get_run"})
+_LOADED_WHEN_USED: Final = {"Dataset": "dataset", "Datastore": "datastore"}
+_unoffered: Final = unoffered_names("azureml.core", _OF_TRAINING, __name__)
 
-__getattr__ = unoffered_names("azureml.core", _OF_TRAINING, __name__)
+
+def __getattr__(name: str) -> Any:
+    """What trains: entry scripts import this module too, and need none of it."""
+    if name in _LOADED_WHEN_USED:
+        return getattr(getattr(deferred, _LOADED_WHEN_USED[name]), name)
+    return _unoffered(name)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from stoker.azure_sdk import compute
+    from stoker.azure_sdk.data import dataset, datastore
     from stoker.azure_sdk.environments import environment
     from stoker.azure_sdk.models import model, registering
     from stoker.azure_sdk.services import (
@@ -36,6 +37,8 @@ __all__ = [
     "calling",
     "checking",
     "compute",
+    "dataset",
+    "datastore",
     "deploy_configuration",
     "deploying",
     "environment",
@@ -52,6 +55,7 @@ __all__ = [
 _PACKAGES: Final = MappingProxyType(
     {
         "stoker.azure_sdk": ["compute"],
+        "stoker.azure_sdk.data": ["dataset", "datastore"],
         "stoker.azure_sdk.environments": ["environment"],
         "stoker.azure_sdk.models": ["model", "registering"],
         "stoker.azure_sdk.services": [

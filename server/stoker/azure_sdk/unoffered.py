@@ -175,8 +175,6 @@ class UnofferedByWorkspace:
     """Of `azureml.core.workspace.Workspace`."""
 
     add_private_endpoint = UnofferedMethod(_NO_LINKS)
-    datasets = UnofferedValue(_DATA)
-    datastores = UnofferedValue(_DATA)
     delete = UnofferedMethod(
         "delete the services (webservice.delete()), then remove the folder that local.root says"
     )
@@ -187,7 +185,6 @@ class UnofferedByWorkspace:
     experiments = UnofferedValue(_RUNS)
     get_connection = UnofferedMethod(_NO_LINKS)
     get_default_compute_target = UnofferedMethod("name one: ComputeTarget(workspace, name)")
-    get_default_datastore = UnofferedMethod(_DATA)
     get_default_keyvault = UnofferedMethod(_NO_LINKS)
     get_mlflow_tracking_uri = UnofferedMethod(_RUNS)
     get_run = UnofferedMethod(_RUNS)
@@ -199,7 +196,6 @@ class UnofferedByWorkspace:
     private_endpoints = UnofferedValue(_NO_LINKS)
     service_context = UnofferedValue(_ONE_WORKSPACE)
     set_connection = UnofferedMethod(_NO_LINKS)
-    set_default_datastore = UnofferedMethod(_DATA)
     setup = UnofferedMethod(_ONE_WORKSPACE)
     sku = UnofferedValue(_ONE_WORKSPACE)
     sync_keys = UnofferedMethod("running services follow their keys by themselves")

@@ -139,7 +139,10 @@ class Workspace(UnofferedByWorkspace):
         )
 
     def write_config(self, path: str | None = None, file_name: str | None = None) -> None:
-        """Write the names to `.azureml/config.json` in the folder `path`, where `from_config` finds them."""
+        """Write the names to `.azureml/config.json` in the folder `path`.
+
+        There `from_config` finds them, also where `path` is `.azureml` itself.
+        """
         folder = Path(path or ".") / _FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         names = {
@@ -176,6 +179,25 @@ class Workspace(UnofferedByWorkspace):
         return {target.name: target for target in deferred.compute.ComputeTarget.list(self)}
 
     @property
+    def datastores(self) -> dict[str, deferred.datastore.Datastore]:
+        """The data stores, by name."""
+        store = deferred.datastore.Datastore
+        return {name: store(self, name) for name in store.names(self)}
+
+    @property
+    def datasets(self) -> dict[str, deferred.dataset.FileDataset]:
+        """The latest version of each data set, by name."""
+        return deferred.dataset.Dataset.get_all(self)
+
+    def get_default_datastore(self) -> deferred.datastore.Datastore:
+        """The default data store: a folder of the workspace, if no other was set."""
+        return deferred.datastore.Datastore(self)
+
+    def set_default_datastore(self, name: str) -> None:
+        """Make a data store the default."""
+        deferred.datastore.Datastore(self, name).set_as_default()
+
+    @property
     def environments(self) -> dict[str, deferred.environment.Environment]:
         """The latest version of each registered environment, by name."""
         return deferred.environment.Environment.list(self)
@@ -183,7 +205,8 @@ class Workspace(UnofferedByWorkspace):
 
 def _configs(start: Path, name: str) -> Iterator[Path]:
     for folder in (start, *start.parents):
-        for file in (folder / _FOLDER / name, folder / name):
+        # The last is where `write_config(path=".azureml")` puts it.
+        for file in (folder / _FOLDER / name, folder / name, folder / _FOLDER / _FOLDER / name):
             if file.is_file():
                 yield file
 

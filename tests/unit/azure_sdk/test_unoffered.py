@@ -152,7 +152,7 @@ def test_older_modules_are_the_same() -> None:
     assert aks.AksWebservice is AksWebservice
 
 
-@pytest.mark.parametrize("name", ["AmlCompute", "ComputeInstance"])
+@pytest.mark.parametrize("name", ["KubernetesCompute", "ComputeInstance"])
 def test_compute_that_trains_is_explained(name: str) -> None:
     """A script that imports it is told what to do; other names are missing as ever."""
     with pytest.raises(ImportError, match=rf"azureml\.core\.compute\.{name} is for training on Azure"):

@@ -1,0 +1,321 @@
+"""`azureml.core.dataset`: names and versions for files of data stores."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from stoker.azure.exceptions import UserErrorException
+from stoker.azure_sdk.data.datastore import Datastore
+from stoker.azure_sdk.data.reference import DataPath
+from stoker.azure_sdk.failures import none_in_workspace, raised_as
+from stoker.azure_sdk.unoffered import NotAClass
+from stoker.azure_sdk.workspace import Workspace
+from stoker.names import checked_name, is_name
+from stoker.system.durable import locked, private_folder, replace_file
+
+__all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
+
+_Path = Any
+_GLOB: Final = "*?["
+
+
+class FileDataset:
+    """Files of data stores.
+
+    Args:
+        places: Stores and paths in them; a path may have `*`, `?` and `**`.
+        workspace: Their workspace.
+
+    Attributes:
+        name: Its name, once it is registered.
+        version: Its version, once it is registered.
+    """
+
+    def __init__(self, places: Sequence[tuple[Datastore, str]]) -> None:
+        self._places = list(places)
+        self.name: str | None = None
+        self.version: int | None = None
+        self.description = ""
+        self.tags: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{store.name}/{path.strip('/')}" for store, path in self._places)
+        return f"FileDataset({shown}, name={self.name!r}, version={self.version!r})"
+
+    def register(
+        self,
+        workspace: Workspace,
+        name: str,
+        description: str | None = None,
+        tags: dict[str, str] | None = None,
+        create_new_version: bool = False,
+    ) -> Self:
+        """Keep it in the workspace under a name; the same paths again are the same version.
+
+        Raises:
+            UserErrorException: There is another data set of this name, and no new version is wanted.
+        """
+        with raised_as(UserErrorException):
+            checked_name(name, "data set")
+            folder = private_folder(workspace.local.create().azure_dir / "datasets")
+        content: dict[str, Any] = {
+            "places": [[store.name, path] for store, path in self._places],
+            "description": description or "",
+            "tags": dict(tags or {}),
+        }
+        with locked(folder / ".lock"):
+            versions = _versions(workspace, name)
+            same = bool(versions) and versions[-1]["places"] == content["places"]
+            if versions and not same and not create_new_version:
+                raise UserErrorException(
+                    f"there is a data set {name!r} of other paths already; register it with create_new_version=True"
+                )
+            if not same:
+                versions.append(content)
+                replace_file(folder / f"{name}.json", json.dumps(versions, indent=2).encode() + b"\n")
+        self.name, self.version, self.description = name, len(versions), content["description"]
+        self.tags = dict(tags or {})
+        return self
+
+    def as_named_input(self, name: str) -> DatasetConsumption:
+        """Give it the name by which the script finds it."""
+        return DatasetConsumption(self, name)
+
+    def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumption:
+        """Have it as a folder, an argument of the script."""
+        del path_on_compute
+        return DatasetConsumption(self, self.name or "input")
+
+    def as_download(self, path_on_compute: str | None = None) -> DatasetConsumption:
+        """Have it as a folder, an argument of the script."""
+        return self.as_mount(path_on_compute)
+
+    def as_hdfs(self) -> DatasetConsumption:
+        """Have it as a folder, an argument of the script."""
+        return self.as_mount()
+
+    def files(self) -> list[Path]:
+        """All its files, on this machine."""
+        found: list[Path] = []
+        for store, path in self._places:
+            start = store.place(path)
+            if any(sign in path for sign in _GLOB):
+                start = store.root
+                found += sorted(file for file in start.glob(path.strip("/")) if file.is_file())
+            elif start.is_dir():
+                found += sorted(file for file in start.rglob("*") if file.is_file())
+            elif start.is_file():
+                found.append(start)
+        return found
+
+    def to_path(self) -> list[str]:
+        """The paths of its files, from the folder on which they would be mounted."""
+        base = self.folder()
+        return [f"/{file.relative_to(base).as_posix()}" for file in self.files()]
+
+    def folder(self) -> Path:
+        """The folder that has its files: nothing is copied.
+
+        Raises:
+            UserErrorException: It is of several places, or there is nothing.
+        """
+        bases = {_base(store, path) for store, path in self._places}
+        if len(bases) != 1:
+            raise UserErrorException(
+                f"{self!r} is of {len(bases)} folders, and can be one folder only of one; make a data set of each"
+            )
+        (base,) = bases
+        if not base.exists():
+            raise UserErrorException(f"{self!r}: there is nothing in {base}; upload the data first")
+        return base
+
+    def download(self, target_path: str | None = None, overwrite: bool = False, **_others: Any) -> list[str]:
+        """Copy its files to a folder; returns their paths there.
+
+        Raises:
+            UserErrorException: One is there already.
+        """
+        base, place = self.folder(), Path(target_path or ".")
+        base = base.parent if base.is_file() else base
+        copied = []
+        for file in self.files():
+            target = place / file.relative_to(base)
+            if target.exists() and not overwrite:
+                raise UserErrorException(f"{target} is there already; download with overwrite=True")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            copied.append(str(target.absolute()))
+        return copied
+
+    def mount(self, mount_point: str | None = None) -> _Mounted:
+        """A context with the folder in `mount_point`: it is where it is, so nothing is mounted."""
+        del mount_point
+        return _Mounted(str(self.folder()))
+
+
+class _Mounted:
+    """The folder of a data set, as a context."""
+
+    def __init__(self, mount_point: str) -> None:
+        self.mount_point = mount_point
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Nothing is to be done."""
+
+    def stop(self) -> None:
+        """Nothing is to be done."""
+
+
+class DatasetConsumption:
+    """A data set as an input of a script.
+
+    Attributes:
+        dataset: The data set.
+        name: The name by which the script finds it.
+    """
+
+    def __init__(self, dataset: FileDataset, name: str) -> None:
+        self.dataset = dataset
+        self.name = name
+
+    def as_mount(self, path_on_compute: str | None = None) -> Self:
+        """Have it as a folder."""
+        del path_on_compute
+        return self
+
+    as_download = as_hdfs = as_mount
+
+
+class OutputFileDatasetConfig:
+    """A folder of a data store that a script writes to.
+
+    Args:
+        name: The name by which the script finds it.
+        destination: The store, and the path in it.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        destination: tuple[Datastore, str] | None = None,
+        source: str | None = None,
+    ) -> None:
+        del source
+        self.name = name or "output"
+        self.destination = destination
+
+    def as_mount(self, *_arguments: Any, **_more: Any) -> Self:
+        """Have it as a folder."""
+        return self
+
+    as_upload = as_mount
+
+
+class _Files:
+    """`Dataset.File`."""
+
+    @staticmethod
+    def from_files(path: _Path, validate: bool = True, is_file: bool = False) -> FileDataset:
+        """A data set of files.
+
+        Args:
+            path: `(store, path)`, a `DataPath`, or a list of them; a path may have `*`, `?` and `**`.
+            validate: Not used: the files may come later.
+            is_file: Not used.
+
+        Raises:
+            UserErrorException: It is something else: files on the web are not fetched.
+        """
+        del validate, is_file
+        several = path if isinstance(path, list) else [path]
+        return FileDataset([_place(one) for one in several])
+
+    @staticmethod
+    def upload_directory(
+        src_dir: str, target: _Path, overwrite: bool = False, show_progress: bool = True
+    ) -> FileDataset:
+        """Copy a folder into a store, and make a data set of it."""
+        store, path = _place(target)
+        store.upload(src_dir, path, overwrite, show_progress)
+        return FileDataset([(store, path)])
+
+
+class _Tables(metaclass=NotAClass):
+    """`Dataset.Tabular`."""
+
+    INSTEAD = "make a Dataset.File of the files, and read them with pandas in the script"
+
+
+class Dataset:
+    """Where data sets are made and found."""
+
+    File = _Files
+    Tabular = _Tables
+
+    @staticmethod
+    def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> FileDataset:
+        """A registered data set.
+
+        Raises:
+            UserErrorException: It is not registered.
+        """
+        versions = _versions(workspace, name)
+        number = len(versions) if version == "latest" else int(version)
+        if not 1 <= number <= len(versions):
+            known = sorted(Dataset.get_all(workspace))
+            what = name if version == "latest" else f"{name}:{version}"
+            raise UserErrorException(none_in_workspace("DatasetNotFound", "data set", what, known))
+        content = versions[number - 1]
+        found = FileDataset([(Datastore(workspace, store), path) for store, path in content["places"]])
+        found.name, found.version = name, number
+        found.description, found.tags = content["description"], content["tags"]
+        return found
+
+    @staticmethod
+    def get_all(workspace: Workspace) -> dict[str, FileDataset]:
+        """The latest version of each data set, by name."""
+        files = (workspace.local.azure_dir / "datasets").glob("*.json")
+        return {
+            name: Dataset.get_by_name(workspace, name)
+            for name in sorted(file.stem for file in files)
+            if is_name(name)
+        }
+
+
+def _place(path: _Path) -> tuple[Datastore, str]:
+    if isinstance(path, DataPath) and isinstance(path.datastore, Datastore):
+        return path.datastore, path.path_on_datastore
+    if isinstance(path, tuple) and len(path) == 2 and isinstance(path[0], Datastore):
+        return path[0], str(path[1])
+    raise UserErrorException(
+        f"{path!r} is no path of a data store: give (datastore, path); files on the web are to be downloaded, and "
+        "uploaded to a store"
+    )
+
+
+def _base(store: Datastore, path: str) -> Path:
+    """The folder before the first part of a path that is a pattern."""
+    parts = path.strip("/").split("/")
+    fixed = next(
+        (number for number, part in enumerate(parts) if any(sign in part for sign in _GLOB)), len(parts)
+    )
+    return store.place("/".join(parts[:fixed]))
+
+
+def _versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
+    file = workspace.local.azure_dir / "datasets" / f"{name}.json"
+    try:
+        found: list[dict[str, Any]] = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return []
+    return found

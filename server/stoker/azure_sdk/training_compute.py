@@ -1,0 +1,293 @@
+"""Compute targets that train: clusters, for which the slots of this machine stand, and machines that are attached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from stoker.azure.exceptions import ComputeTargetException
+from stoker.azure_sdk.compute_target import ComputeTarget, Configuration, given
+
+__all__ = [
+    "AdlaCompute",
+    "AmlCompute",
+    "AmlComputeStatus",
+    "BatchCompute",
+    "DatabricksCompute",
+    "DsvmCompute",
+    "HDInsightCompute",
+    "RemoteCompute",
+    "cores_and_gpus",
+]
+
+_IDLE_S: Final = 1800
+_SIZES: Final[dict[str, tuple[int, int]]] = {
+    "STANDARD_D2_V2": (2, 0),
+    "STANDARD_D3_V2": (4, 0),
+    "STANDARD_D12_V2": (4, 0),
+    "STANDARD_D2S_V3": (2, 0),
+    "STANDARD_DS3_V2": (4, 0),
+    "STANDARD_DS12_V2": (4, 0),
+    "STANDARD_NC6": (6, 1),
+    "STANDARD_NC12": (12, 2),
+    "STANDARD_NC24": (24, 4),
+    "STANDARD_NC6S_V2": (6, 1),
+    "STANDARD_NC6S_V3": (6, 1),
+    "STANDARD_NC12S_V3": (12, 2),
+    "STANDARD_NC24S_V3": (24, 4),
+    "STANDARD_ND6S": (6, 1),
+    "STANDARD_NV6": (6, 1),
+    "STANDARD_NC4AS_T4_V3": (4, 1),
+}
+_STEPS_ALONE: Final = "Azure takes it for steps of pipelines alone"
+
+
+def cores_and_gpus(vm_size: str) -> tuple[int, int]:
+    """What a machine of Azure has; of a size that is not known one core, and a GPU where its name begins with N."""
+    name = vm_size.upper().removesuffix("_PROMO")
+    return _SIZES.get(name, (1, 1 if name.removeprefix("STANDARD_").startswith("N") else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class AmlComputeStatus:
+    """How a cluster is.
+
+    Attributes:
+        nodes: How many machines it has: this one, as long as it is not scaled to none.
+        running: How many of them have runs.
+        least: How many it keeps.
+        most: How many it may have.
+        idle_s: How long one may be idle.
+        vm_size: Their size.
+        vm_priority: `dedicated` or `lowpriority`.
+    """
+
+    nodes: int
+    running: int
+    least: int
+    most: int
+    idle_s: int
+    vm_size: str
+    vm_priority: str
+
+    @property
+    def current_node_count(self) -> int:
+        """How many machines it has."""
+        return self.nodes
+
+    def serialize(self) -> dict[str, Any]:
+        """Azure's JSON."""
+        counts = dict.fromkeys(("preparing", "running", "idle", "unusable", "leaving", "preempted"), 0) | {
+            "running": self.running,
+            "idle": self.nodes - self.running,
+        }
+        return {
+            "currentNodeCount": self.nodes,
+            "targetNodeCount": self.nodes,
+            "nodeStateCounts": {f"{name}NodeCount": count for name, count in counts.items()},
+            "allocationState": "Steady",
+            "errors": None,
+            "provisioningState": "Succeeded",
+            "provisioningStateTransitionTime": None,
+            "scaleSettings": {
+                "minNodeCount": self.least,
+                "maxNodeCount": self.most,
+                "nodeIdleTimeBeforeScaleDown": f"PT{self.idle_s}S",
+            },
+            "vmPriority": self.vm_priority.capitalize(),
+            "vmSize": self.vm_size.upper(),
+        }
+
+
+class AmlCompute(ComputeTarget):
+    """A cluster that trains. The slots of this machine stand for it."""
+
+    kind: ClassVar[str] = "AmlCompute"
+    words: ClassVar[str] = "the cores and GPUs of this machine stand for the cluster"
+
+    @staticmethod
+    def provisioning_configuration(
+        vm_size: str = "",
+        vm_priority: str = "dedicated",
+        min_nodes: int | str = 0,
+        max_nodes: int | str | None = None,
+        idle_seconds_before_scaledown: int | str = _IDLE_S,
+        **others: Any,
+    ) -> Configuration:
+        """What `ComputeTarget.create` takes.
+
+        Args:
+            vm_size: Size of the machines, such as `STANDARD_NC6`; says how many GPUs a run is to have.
+            vm_priority: `dedicated` or `lowpriority`.
+            min_nodes: How many there always are. Texts, as of environment variables, are numbers too.
+            max_nodes: How many there may be; mandatory.
+            idle_seconds_before_scaledown: How long one may be idle.
+            others: Azure's further arguments, which are about its network.
+
+        Raises:
+            ComputeTargetException: `max_nodes` is missing or less than `min_nodes`.
+        """
+        del others
+        if max_nodes is None:
+            raise ComputeTargetException("max_nodes is missing: a cluster needs its largest number of nodes")
+        least, most, idle_s = (
+            _number(name, value)
+            for name, value in (
+                ("min_nodes", min_nodes),
+                ("max_nodes", max_nodes),
+                ("idle_seconds_before_scaledown", idle_seconds_before_scaledown),
+            )
+        )
+        if not 0 <= least <= most:
+            raise ComputeTargetException(f"max_nodes is {most}, less than min_nodes, {least}")
+        values = {"vm_size": vm_size, "vm_priority": vm_priority, "min_nodes": least, "max_nodes": most}
+        return Configuration(AmlCompute.kind, {**values, "idle_seconds_before_scaledown": idle_s})
+
+    def wait_for_completion(
+        self,
+        show_output: bool = False,
+        is_delete_operation: bool = False,
+        min_node_count: int | None = None,
+        timeout_in_minutes: float = 25,
+    ) -> None:
+        """Say that it is there: this machine is."""
+        del min_node_count, timeout_in_minutes
+        super().wait_for_completion(show_output, is_delete_operation)
+
+    def get_status(self) -> Any:
+        """How many machines it has: one, this one."""
+        kept = self._configuration
+        least, most = kept["min_nodes"], kept["max_nodes"]
+        return AmlComputeStatus(
+            min(1, most),
+            0,
+            least,
+            most,
+            kept["idle_seconds_before_scaledown"],
+            kept["vm_size"],
+            kept["vm_priority"],
+        )
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """The machines that run something now: none is known, since this one is no node of a cluster."""
+        return []
+
+    @staticmethod
+    def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
+        """Sizes of machines whose cores and GPUs are known."""
+        del workspace, location
+        return [
+            {"name": name.title().replace("_V", "_v"), "vCPUs": cores, "gpus": gpus}
+            for name, (cores, gpus) in _SIZES.items()
+        ]
+
+
+class _Attached(ComputeTarget):
+    """A machine that is reached by SSH."""
+
+    kind: ClassVar[str] = ""
+    words: ClassVar[str] = "it will be reached by SSH"
+
+    @classmethod
+    def attach_configuration(
+        cls,
+        username: str | None = None,
+        resource_id: str | None = None,
+        address: str | None = None,
+        ssh_port: int = 22,
+        password: str | None = "",
+        private_key_file: str | None = "",
+        private_key_passphrase: str | None = "",
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes. Password and passphrase are kept in a file of mode 0600."""
+        del resource_id
+        known = {"address": address, "ssh_port": ssh_port, "username": username}
+        values = given({**known, "private_key_file": private_key_file or None})
+        secrets = {"password": password, "private_key_passphrase": private_key_passphrase}
+        return Configuration(cls.kind, values, {name: text for name, text in secrets.items() if text})
+
+
+class RemoteCompute(_Attached):
+    """A virtual machine, or any other that SSH reaches."""
+
+    kind = "VirtualMachine"
+
+
+class DsvmCompute(RemoteCompute):
+    """A Data Science Virtual Machine, by its class of before."""
+
+    kind = "DataScienceVirtualMachine"
+
+
+class HDInsightCompute(_Attached):
+    """The head node of an HDInsight cluster."""
+
+    kind = "HDInsight"
+
+
+class _OfPipelines(ComputeTarget):
+    """A service of Azure that takes steps of pipelines, and no scripts; there is none of it here."""
+
+    kind: ClassVar[str] = ""
+    words: ClassVar[str] = f"it is kept as a record; {_STEPS_ALONE}"
+
+    @property
+    def cluster_resource_id(self) -> str:
+        """Its names on Azure."""
+        return "/".join(str(value) for value in self._configuration.values())
+
+
+class BatchCompute(_OfPipelines):
+    """Azure Batch."""
+
+    kind = "Batch"
+
+    @staticmethod
+    def attach_configuration(
+        resource_group: str | None = None, account_name: str | None = None, resource_id: str | None = None
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes."""
+        return Configuration(BatchCompute.kind, given(locals()))
+
+
+class DatabricksCompute(_OfPipelines):
+    """A workspace of Databricks."""
+
+    kind = "Databricks"
+
+    @staticmethod
+    def attach_configuration(
+        resource_group: str | None = None,
+        workspace_name: str | None = None,
+        resource_id: str | None = None,
+        access_token: str = "",
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes. The token is kept in a file of mode 0600."""
+        names = {
+            "resource_group": resource_group,
+            "workspace_name": workspace_name,
+            "resource_id": resource_id,
+        }
+        return Configuration(
+            DatabricksCompute.kind, given(names), {"access_token": access_token} if access_token else {}
+        )
+
+
+class AdlaCompute(_OfPipelines):
+    """Data Lake Analytics."""
+
+    kind = "DataLakeAnalytics"
+
+    @staticmethod
+    def attach_configuration(
+        resource_group: str | None = None, account_name: str | None = None, resource_id: str | None = None
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes."""
+        return Configuration(AdlaCompute.kind, given(locals()))
+
+
+def _number(name: str, value: int | str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ComputeTargetException(f"{name} is {value!r}, and has to be a number") from None

@@ -1,0 +1,212 @@
+"""Data stores, data sets, and the classes of compute targets that train."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+import stoker.azure  # noqa: F401  # provides azureml
+
+from azureml.core import Dataset, Datastore, Workspace  # isort: skip
+from azureml.core.compute import (
+    AksCompute,
+    AmlCompute,
+    BatchCompute,
+    ComputeTarget,
+    DatabricksCompute,
+    HDInsightCompute,
+    RemoteCompute,
+)
+from azureml.core.compute_target import ComputeTargetException
+from azureml.data import OutputFileDatasetConfig
+from azureml.data.datapath import DataPath
+from azureml.exceptions import UserErrorException
+
+from stoker.azure.exceptions import NotOffered
+from stoker.azure_sdk.training_compute import cores_and_gpus
+
+
+@pytest.fixture
+def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    for name in ("a.csv", "train/b.csv"):
+        (tmp_path / "data" / name).write_text(name)
+    return Workspace.from_config()
+
+
+def test_the_config_is_found_where_it_was_written(ws: Workspace, tmp_path: Path) -> None:
+    """In .azureml, and where code says that this is the path."""
+    named = Workspace.create("demo", subscription_id="1", resource_group="g")
+    named.write_config(path=".azureml")
+    assert (tmp_path / ".azureml" / ".azureml" / "config.json").is_file()
+    assert Workspace.from_config().name == "demo"
+    Workspace.create("other").write_config()
+    assert Workspace.from_config().name == "other"
+
+
+def test_an_upload_says_what_it_does(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """In Azure's words; what is there is skipped, unless it may be replaced."""
+    store = ws.get_default_datastore()
+    reference = store.upload("data", "/digits/", overwrite=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "Uploading an estimated of 2 files",
+        "Uploaded data/a.csv, 1 files out of an estimated total of 2",
+        "Uploaded data/train/b.csv, 2 files out of an estimated total of 2",
+        "Uploaded 2 files",
+    ]
+    assert (str(reference), reference.path_on_datastore) == (
+        "$AZUREML_DATAREFERENCE_workspaceblobstore",
+        "/digits/",
+    )
+    store.upload("data", "digits")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "Target already exists. Skipping upload for digits/a.csv",
+        "Target already exists. Skipping upload for digits/train/b.csv",
+        "Uploaded 0 files",
+    ]
+    store.upload("data", "digits", overwrite=True, show_progress=False)
+    store.upload_files(["data/train/b.csv"], target_path="flat", show_progress=False)
+    store.upload_files(["data/train/b.csv"], "data", "deep", show_progress=False)
+    assert capsys.readouterr().out == ""
+    assert sorted(path.relative_to(store.root).as_posix() for path in store.root.rglob("*.csv")) == [
+        "deep/train/b.csv",
+        "digits/a.csv",
+        "digits/train/b.csv",
+        "flat/b.csv",
+    ]
+    with pytest.raises(UserErrorException, match="leads out of the data store"):
+        store.upload("data", "../../elsewhere")
+
+
+def test_files_of_a_store_come_back(ws: Workspace, tmp_path: Path) -> None:
+    """All, or those below a path; what is there stays unless it may be replaced."""
+    store = Datastore.get_default(ws)
+    store.upload("data", show_progress=False)
+    assert store.download("back", "train") == 1
+    assert store.download("back") == 1
+    assert store.download("back", overwrite=True) == 2
+    assert (tmp_path / "back" / "train" / "b.csv").read_text() == "train/b.csv"
+    assert store.path("train").as_download().path("deep").to_path() == store.root / "train" / "deep"
+
+
+def test_a_folder_can_be_a_store(ws: Workspace, tmp_path: Path) -> None:
+    """Under a name, also as the default; stores of Azure say what to do instead."""
+    Datastore.register_folder(ws, "mine", "data")
+    assert Datastore.get(ws, "mine").root == tmp_path / "data"
+    assert list(ws.datastores) == ["mine", "workspaceblobstore"]
+    ws.set_default_datastore("mine")
+    assert ws.get_default_datastore().name == "mine"
+    with pytest.raises(UserErrorException, match=r"there is no data store 'other'.*mine"):
+        Datastore(ws, "other")
+    with pytest.raises(NotOffered, match="copy it into a folder"):
+        Datastore.register_azure_blob_container(ws, "blobs", "container", "account")
+
+
+def test_versions_of_a_data_set_never_change(ws: Workspace) -> None:
+    """The same paths again are the same version, others the next one, if that is wanted."""
+    store = ws.get_default_datastore()
+    store.upload("data", "digits", show_progress=False)
+    first = Dataset.File.from_files((store, "/digits")).register(ws, "digits", description="all")
+    again = Dataset.File.from_files([(store, "/digits")]).register(ws, "digits")
+    assert (first.version, again.version) == (1, 1)
+    part = Dataset.File.from_files(DataPath(store, "digits/train"))
+    with pytest.raises(UserErrorException, match="create_new_version=True"):
+        part.register(ws, "digits")
+    assert part.register(ws, "digits", create_new_version=True).version == 2
+    assert Dataset.get_by_name(ws, "digits").to_path() == ["/b.csv"]
+    found = Dataset.get_by_name(ws, "digits", version=1)
+    assert (found.description, found.to_path()) == ("all", ["/a.csv", "/train/b.csv"])
+    assert found.as_mount().dataset is found
+    assert found.as_named_input("x").as_download().name == "x"
+    assert list(ws.datasets) == ["digits"]
+    with pytest.raises(UserErrorException, match="there is no data set 'digits:3'"):
+        Dataset.get_by_name(ws, "digits", version=3)
+
+
+def test_a_data_set_is_a_folder(ws: Workspace, tmp_path: Path) -> None:
+    """Its own, nothing is copied; of patterns the folder above them; several are none."""
+    store = ws.get_default_datastore()
+    store.upload("data", "digits", show_progress=False)
+    pattern = Dataset.File.from_files((store, "digits/**/*.csv"))
+    assert pattern.folder() == store.root / "digits"
+    assert pattern.to_path() == ["/a.csv", "/train/b.csv"]
+    with pattern.mount("/mnt/x") as mounted:
+        assert mounted.mount_point == str(store.root / "digits")
+    assert pattern.download("copy") == [str(tmp_path / "copy" / name) for name in ("a.csv", "train/b.csv")]
+    with pytest.raises(UserErrorException, match="overwrite=True"):
+        pattern.download("copy")
+    with pytest.raises(UserErrorException, match="is of 2 folders"):
+        Dataset.File.from_files([(store, "digits"), (store, "other")]).folder()
+    with pytest.raises(UserErrorException, match="upload the data first"):
+        Dataset.File.from_files((store, "nothing")).folder()
+    with pytest.raises(UserErrorException, match="files on the web"):
+        Dataset.File.from_files("https://example.com/a.csv")
+    with pytest.raises(NotOffered, match="read them with pandas in the script"):
+        Dataset.Tabular.from_delimited_files((store, "digits/a.csv"))
+    assert OutputFileDatasetConfig("out", (store, "out")).as_mount().name == "out"
+
+
+def test_a_target_is_of_the_class_of_its_kind(ws: Workspace) -> None:
+    """Whoever finds it: scripts ask `type(target) is AmlCompute`."""
+    made = ComputeTarget.create(
+        ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes="4")
+    )
+    ComputeTarget.create(ws, "cluster", AksCompute.provisioning_configuration())
+    ComputeTarget.attach(ws, "batch", BatchCompute.attach_configuration("group", "account"))
+    found = {name: type(target) for name, target in ws.compute_targets.items()}
+    assert found == {"batch": BatchCompute, "cluster": AksCompute, "cpu": AmlCompute}
+    assert type(made) is type(ComputeTarget(ws, "cpu")) is AmlCompute
+    assert BatchCompute(ws, "batch").cluster_resource_id == "group/account"
+    with pytest.raises(
+        ComputeTargetException, match="cpu is a compute target of type AmlCompute, not BatchCompute"
+    ):
+        BatchCompute(ws, "cpu")
+
+
+def test_a_cluster_says_how_it_is(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """In Azure's JSON: one node, since this machine stands for it; a line says so."""
+    given = AmlCompute.provisioning_configuration(vm_size="standard_nc6_promo", min_nodes="0", max_nodes=10)
+    cluster = ComputeTarget.create(ws, "gpu", given)
+    cluster.wait_for_completion(show_output=True, min_node_count=None, timeout_in_minutes=20)
+    status = cluster.get_status().serialize()
+    assert (status["currentNodeCount"], status["nodeStateCounts"]["idleNodeCount"]) == (1, 1)
+    assert (status["vmSize"], status["scaleSettings"]["maxNodeCount"]) == ("STANDARD_NC6_PROMO", 10)
+    assert "gpu: the cores and GPUs of this machine stand for the cluster" in capsys.readouterr().out
+    assert [cores_and_gpus(name) for name in ("Standard_NC6_Promo", "Standard_NC99", "F2")] == [
+        (6, 1),
+        (1, 1),
+        (1, 0),
+    ]
+    assert {"name": "Standard_D2_v2", "vCPUs": 2, "gpus": 0} in AmlCompute.supported_vmsizes(workspace=ws)
+    for wrong in ({}, {"min_nodes": 2, "max_nodes": 1}, {"max_nodes": "many"}):
+        with pytest.raises(ComputeTargetException, match="max_nodes"):
+            AmlCompute.provisioning_configuration("STANDARD_D2_V2", **wrong)
+
+
+@pytest.mark.parametrize("kind", [RemoteCompute, HDInsightCompute])
+def test_secrets_of_a_target_are_in_one_file(
+    kind: type[RemoteCompute], ws: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For its owner alone; neither printed nor in the record, and gone with the target."""
+    given = kind.attach_configuration(
+        address="host", username="me", password="s3cret", private_key_passphrase="t0p"
+    )
+    target = ComputeTarget.attach(workspace=ws, name="vm", attach_configuration=given)
+    assert "s3cret" not in repr(given) + json.dumps(target.serialize()) + capsys.readouterr().out
+    (holding,) = [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert stat.S_IMODE(holding.stat().st_mode) == 0o600
+    assert target.serialize()["properties"] == {"address": "host", "ssh_port": 22, "username": "me"}
+    target.detach()
+    assert not holding.exists()
+
+
+def test_a_token_is_a_secret_too(ws: Workspace) -> None:
+    """Of a service that is kept as a record."""
+    given = DatabricksCompute.attach_configuration("group", workspace_name="bricks", access_token="t0ken")
+    target = ComputeTarget.attach(ws, "bricks", given)
+    assert "t0ken" not in json.dumps(target.serialize())
