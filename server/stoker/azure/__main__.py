@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -10,15 +12,26 @@ from typing import Final
 __all__ = ["main"]
 
 _USAGE: Final = (
-    "usage: python -m stoker.azure SCRIPT [ARGUMENT ...]\n\n"
+    "usage: python -m stoker.azure [--environment exact|relaxed|here] SCRIPT [ARGUMENT ...]\n\n"
     "Run a Python script that was written for Azure's SDK (azureml.core), unchanged: the workspace, its models and\n"
-    "its services are those of Stoker on this machine. 'import stoker.azure' does the same for other code.\n"
+    "its services are those of Stoker on this machine. 'import stoker.azure' does the same for other code.\n\n"
+    "--environment says how the packages of runs that it submits are had: exact, as their environments say (the\n"
+    "default); relaxed, the same packages in today's versions; here, those of this Python.\n"
 )
+_MODES: Final = ("exact", "relaxed", "here")
+_OPTION: Final = "--environment"
 
 
 def main() -> int:
     """Run the script as `python SCRIPT` would; returns 2 if there is none."""
-    script, arguments = sys.argv[1:2], sys.argv[2:]
+    words = sys.argv[1:]
+    if words[:1] == [_OPTION]:
+        if words[1:2] not in [[mode] for mode in _MODES]:
+            sys.stderr.write(f"python -m stoker.azure: {_OPTION} can be {', '.join(_MODES)}\n")
+            return 2
+        os.environ["STOKER_RUN_ENVIRONMENT"] = words[1]
+        words = words[2:]
+    script, arguments = words[:1], words[1:]
     if script in ([], ["-h"], ["--help"]):
         (sys.stdout if script else sys.stderr).write(_USAGE)
         return 0 if script else 2
@@ -26,6 +39,9 @@ def main() -> int:
     if not path.exists():
         sys.stderr.write(f"python -m stoker.azure: there is no file {path}\n")
         return 2
+    if importlib.util.find_spec("tf_keras") is not None:
+        # What a script of before has saved by its Keras is loaded by the same one.
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     sys.argv = [str(path), *arguments]
     # As for a script that Python is given: its folder in the place of the current one.
     sys.path[0] = str(path.absolute().parent)

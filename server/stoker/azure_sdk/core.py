@@ -30,8 +30,16 @@ VERSION = "1.61.0"
 
 __version__ = VERSION
 
-_OF_TRAINING: Final = frozenset({"Keyvault", "LinkedService", "ScriptRun", "get_run"})
-_LOADED_WHEN_USED: Final = {"Dataset": "dataset", "Datastore": "datastore"}
+_OF_TRAINING: Final = frozenset({"Keyvault", "LinkedService"})
+_LOADED_WHEN_USED: Final = {
+    "Dataset": "dataset",
+    "Datastore": "datastore",
+    "Experiment": "experiment",
+    "Run": "run",
+    "RunConfiguration": "run_configuration",
+    "ScriptRun": "run",
+    "ScriptRunConfig": "run_configuration",
+}
 _unoffered: Final = unoffered_names("azureml.core", _OF_TRAINING, __name__)
 
 

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         process,
         webservice,
     )
+    from stoker.azure_sdk.training import experiment, run, run_configuration
     from stoker.cluster import access, checking
     from stoker.keys import keyring, tokens
+    from stoker.launch import registration
     from stoker.models import repository
 
 __all__ = [
@@ -42,12 +44,16 @@ __all__ = [
     "deploy_configuration",
     "deploying",
     "environment",
+    "experiment",
     "keyring",
     "model",
     "plan",
     "process",
     "registering",
+    "registration",
     "repository",
+    "run",
+    "run_configuration",
     "tokens",
     "webservice",
 ]
@@ -61,8 +67,10 @@ _PACKAGES: Final = MappingProxyType(
         "stoker.azure_sdk.services": [
             *("backends", "calling", "deploy_configuration", "deploying", "plan", "process", "webservice"),
         ],
+        "stoker.azure_sdk.training": ["experiment", "run", "run_configuration"],
         "stoker.cluster": ["access", "checking"],
         "stoker.keys": ["keyring", "tokens"],
+        "stoker.launch": ["registration"],
         "stoker.models": ["repository"],
     }
 )

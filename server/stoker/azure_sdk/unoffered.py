@@ -111,7 +111,7 @@ _PODS: Final = (
     "there are no containers here; the settings of the service are its attributes, such as num_replicas"
 )
 _DATA: Final = "data stores and data sets are on Azure; read the files from where they are"
-_RUNS: Final = "runs and experiments are on Azure; register the files that they have made with Model.register"
+_RUNS: Final = "scripts in a run find theirs in MLFLOW_TRACKING_URI, and outside of one there is none"
 _ONE_WORKSPACE: Final = "the workspace is a folder on this machine; Workspace.from_config() finds it"
 _NO_LINKS: Final = "this machine has no connections of Azure's; scripts find secrets in environment variables"
 _IMAGES: Final = (
@@ -182,12 +182,10 @@ class UnofferedByWorkspace:
     delete_private_endpoint_connection = UnofferedMethod(_NO_LINKS)
     diagnose_workspace = UnofferedMethod("'stoker doctor' looks at this machine")
     discovery_url = UnofferedValue(_ONE_WORKSPACE)
-    experiments = UnofferedValue(_RUNS)
     get_connection = UnofferedMethod(_NO_LINKS)
     get_default_compute_target = UnofferedMethod("name one: ComputeTarget(workspace, name)")
     get_default_keyvault = UnofferedMethod(_NO_LINKS)
     get_mlflow_tracking_uri = UnofferedMethod(_RUNS)
-    get_run = UnofferedMethod(_RUNS)
     images = UnofferedValue(_IMAGES)
     linked_services = UnofferedValue(_NO_LINKS)
     list = UnofferedMethod(_ONE_WORKSPACE)

@@ -189,6 +189,15 @@ class Workspace(UnofferedByWorkspace):
         """The latest version of each data set, by name."""
         return deferred.dataset.Dataset.get_all(self)
 
+    @property
+    def experiments(self) -> dict[str, deferred.experiment.Experiment]:
+        """The experiments that have runs, by name."""
+        return {one.name: one for one in deferred.experiment.Experiment.list(self)}
+
+    def get_run(self, run_id: str) -> deferred.run.Run:
+        """A run by its id."""
+        return deferred.run.Run.get(self, run_id)
+
     def get_default_datastore(self) -> deferred.datastore.Datastore:
         """The default data store: a folder of the workspace, if no other was set."""
         return deferred.datastore.Datastore(self)

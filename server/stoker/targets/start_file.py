@@ -48,6 +48,7 @@ def start_content(
         "grace_s": definition.grace_s,
         "max_duration_s": definition.max_duration_s,
         "lease_s": lease_s,
+        "relaxed": definition.environment.get("kind") == "relaxed",
         "resume_from": None if resume_from is None else str(resume_from),
         "processes": definition.processes,
         "communicator": definition.communicator,

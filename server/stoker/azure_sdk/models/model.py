@@ -48,10 +48,11 @@ class Model(installed.Model, UnofferedByModel):
         description: Its description.
         created_time: When it was registered.
         model_framework: Its framework, in Azure's words.
-        run_id: None, like the others that are known of models of a run on Azure.
+        run_id: The run that it was registered from; None where there was none.
+        experiment_name: The experiment of that run.
     """
 
-    run = run_id = experiment_name = created_by = parent_id = None
+    run = created_by = parent_id = None
     model_framework_version = resource_configuration = sample_input_dataset = sample_output_dataset = None
 
     class Framework:
@@ -121,6 +122,8 @@ class Model(installed.Model, UnofferedByModel):
         self.properties = dict(registered.properties)
         self.description = registered.description
         self.created_time = datetime.fromisoformat(registered.created_at)
+        self.run_id = registered.properties.get("run")
+        self.experiment_name = registered.properties.get("experiment")
         self.model_framework = _AZURE_FRAMEWORKS.get(registered.framework, Model.Framework.CUSTOM)
 
     def __repr__(self) -> str:

@@ -1,0 +1,173 @@
+"""From the SDK's objects to what is submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from stoker.azure.exceptions import ExperimentExecutionException, NotOffered, UserErrorException
+from stoker.azure_sdk.compute_target import ComputeTarget
+from stoker.azure_sdk.data.dataset import DatasetConsumption, FileDataset, OutputFileDatasetConfig
+from stoker.azure_sdk.data.datastore import Datastore
+from stoker.azure_sdk.data.reference import DataPath, DataReference
+from stoker.azure_sdk.environments.environment import Environment
+from stoker.azure_sdk.training.run_configuration import LONGEST_S, ScriptRunConfig
+from stoker.azure_sdk.workspace import Workspace
+from stoker.launch.submission import Request
+from stoker.runs.definition import Definition
+from stoker.targets.definitions import LOCAL, list_targets
+
+__all__ = ["MODES", "MODE_VARIABLE", "TARGET_VARIABLE", "requested"]
+
+MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
+"""How the packages of environments are had: one of `MODES`."""
+MODES: Final = ("exact", "relaxed", "here")
+TARGET_VARIABLE: Final = "AZUREML_COMPUTE_TARGET"
+"""The name of the target for which this machine stands."""
+_STANDS_FOR: Final = frozenset({"AmlCompute"})
+
+
+@contextmanager
+def requested(
+    workspace: Workspace, experiment: str, config: ScriptRunConfig, tags: Mapping[str, str], parent: str = ""
+) -> Iterator[Request]:
+    """Give what a configuration asks for; its environment file is there as long as the context lasts.
+
+    Raises:
+        UserErrorException: It is incomplete, or has an argument that is none.
+        NotOffered: It asks for what only Azure has.
+    """
+    if config.command is not None:
+        raise NotOffered("a command in the place of a script is not offered: write it into a script")
+    if not config.script:
+        raise UserErrorException("the configuration names no script")
+    inputs: dict[str, str] = {}
+    arguments = [_argument(workspace, one, inputs) for one in config.arguments]
+    for one in getattr(config, "inputs", ()):
+        _argument(workspace, one, inputs)
+    if isinstance(config.resume_from, DataPath) and isinstance(config.resume_from.datastore, Datastore):
+        arguments += [
+            "--resume-from",
+            str(config.resume_from.datastore.place(config.resume_from.path_on_datastore)),
+        ]
+    target, variables = _target(workspace, config)
+    variables |= _variables_of_inputs(inputs)
+    run_config = config.run_config
+    variables |= {**run_config.environment.environment_variables, **run_config.environment_variables}
+    definition = Definition(
+        config.script.replace(os.sep, "/"),
+        tuple(arguments),
+        target,
+        max_duration_s=run_config.max_run_duration_seconds or LONGEST_S,
+        variables={str(name): str(value) for name, value in variables.items()},
+        **_several(config.distributed_job_config),
+    )
+    with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
+        yield Request(
+            definition,
+            Path(config.source_directory),
+            experiment,
+            tags=dict(tags),
+            parent=parent,
+            **_environment(run_config.environment, Path(folder)),
+        )
+
+
+def _argument(workspace: Workspace, value: Any, inputs: dict[str, str]) -> str:
+    """An argument as text: data is a path of this machine."""
+    if isinstance(value, FileDataset):
+        raise UserErrorException(
+            f"{value!r} is a data set: say how the script is to have it, with as_mount() or as_download()"
+        )
+    if isinstance(value, DatasetConsumption):
+        inputs[value.name] = str(value.dataset.folder())
+        return inputs[value.name]
+    if isinstance(value, OutputFileDatasetConfig):
+        store, path = value.destination or (
+            Datastore(workspace),
+            f"outputs/{value.name}-{uuid.uuid4().hex[:8]}",
+        )
+        place = store.place(path)
+        place.mkdir(parents=True, exist_ok=True)
+        inputs[value.name] = str(place)
+        return str(place)
+    if isinstance(value, DataReference):
+        place = value.to_path()
+        if value.mode == "upload":
+            place.mkdir(parents=True, exist_ok=True)
+        inputs[value.data_reference_name] = str(place)
+        return str(place)
+    return str(value)
+
+
+def _variables_of_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
+    if not inputs:
+        return {}
+    named = {f"AZUREML_DATAREFERENCE_{name}": path for name, path in inputs.items()}
+    return {**inputs, **named, "STOKER_INPUTS": json.dumps(inputs)}
+
+
+def _target(workspace: Workspace, config: ScriptRunConfig) -> tuple[str, dict[str, str]]:
+    """The target's name here; the cores and GPUs of this machine are shared by all for which it stands."""
+    name = config.run_config.target
+    if name == LOCAL or name in list_targets(workspace.local.targets_dir):
+        return name, {}
+    if name.lower() == "amlcompute" and config.run_config.amlcompute.vm_size:
+        return LOCAL, {TARGET_VARIABLE: config.run_config.amlcompute.name or name}
+    kind = ComputeTarget(workspace, name).type
+    if kind in _STANDS_FOR:
+        return LOCAL, {TARGET_VARIABLE: name}
+    raise ExperimentExecutionException(
+        f"{name} is a compute target of type {kind}, to which no scripts are sent from here; name an AmlCompute, for "
+        f"which this machine stands, or one of these: {', '.join(list_targets(workspace.local.targets_dir))}"
+    )
+
+
+def _several(distribution: Any) -> dict[str, Any]:
+    if distribution is None:
+        return {}
+    if getattr(distribution, "parameter_server_count", 0):
+        raise NotOffered(
+            "parameter servers are not offered: use tf.distribute.MultiWorkerMirroredStrategy, and no "
+            "parameter_server_count"
+        )
+    return {
+        "nodes": int(distribution.node_count),
+        "processes_per_node": int(distribution.process_count_per_node),
+        "communicator": distribution.communicator,
+    }
+
+
+def _environment(environment: Environment, folder: Path) -> dict[str, Any]:
+    """How the packages are had: `exact` unless the variable says otherwise."""
+    mode = os.environ.get(MODE_VARIABLE, "exact")
+    if mode not in MODES:
+        raise UserErrorException(f"{MODE_VARIABLE} is {mode!r}, and can be {', '.join(MODES)}")
+    python = environment.python
+    if python.user_managed_dependencies:
+        return {"python": "" if python.interpreter_path == "python" else python.interpreter_path}
+    conda = python.conda_dependencies
+    if mode == "here" or conda is None or not _asks_for_packages(conda.as_dict()):
+        return {}
+    file = folder / "environment.yml"
+    file.write_text(yaml.safe_dump(conda.as_dict()), encoding="utf-8")
+    return (
+        {"environment": "relaxed", "environment_file": file}
+        if mode == "relaxed"
+        else {"environment": str(file)}
+    )
+
+
+def _asks_for_packages(content: Mapping[str, Any]) -> bool:
+    """Whether there is more than Python and Azure's own packages."""
+    asked: Sequence[Any] = content.get("dependencies", ())
+    names = [name for one in asked for name in (one.get("pip", ()) if isinstance(one, dict) else (one,))]
+    return any(not str(name).startswith(("python=", "pip", "azureml-")) for name in names)

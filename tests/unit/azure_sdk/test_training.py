@@ -1,0 +1,294 @@
+"""Experiments, runs and their configurations, without a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker.azure  # noqa: F401  # provides azureml
+
+from azureml.core import Dataset, Environment, Experiment, Run, ScriptRunConfig, Workspace  # isort: skip
+from azureml.core.compute import AmlCompute, BatchCompute, ComputeTarget
+from azureml.core.conda_dependencies import CondaDependencies
+from azureml.core.run import _OfflineRun
+from azureml.core.runconfig import (
+    MpiConfiguration,
+    PyTorchConfiguration,
+    RunConfiguration,
+    TensorflowConfiguration,
+)
+from azureml.data import OutputFileDatasetConfig
+from azureml.data.datapath import DataPath
+from azureml.exceptions import (
+    ActivityFailedException,
+    ExperimentExecutionException,
+    ModelPathNotFoundException,
+    UserErrorException,
+)
+from azureml.pipeline.core import Pipeline
+from azureml.pipeline.steps import PythonScriptStep
+from azureml.train.dnn import TensorFlow
+from azureml.train.estimator import Estimator
+from azureml.widgets import RunDetails
+
+from stoker.azure.exceptions import NotOffered
+from stoker.azure_sdk.training import experiment as experiments
+from stoker.azure_sdk.training import waiting
+from stoker.launch.submission import Request
+from stoker.runs.failures import RunFailure
+from stoker.runs.folder import RunFolder
+from stoker.runs.states import RunState, Status
+
+Asked = Callable[..., Request]
+
+
+@pytest.fixture
+def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "home"))
+    monkeypatch.delenv("STOKER_RUN_ENVIRONMENT", raising=False)
+    monkeypatch.delenv("STOKER_ATTEMPT_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("print('hello')")
+    return Workspace.from_config()
+
+
+@pytest.fixture
+def asked(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Submits a configuration to nobody, and gives what would be submitted with its packages."""
+    requests: list[Request] = []
+
+    class Submitted(Exception):
+        pass
+
+    def submit(request: Request, _workspace: object) -> None:
+        path = request.environment_file or (Path(request.environment) if request.environment else None)
+        packages = path.read_text() if path is not None and path.is_file() else ""
+        monkeypatch.setattr(asking, "packages", packages)
+        requests.append(request)
+        raise Submitted
+
+    def asking(config: Any, **given: Any) -> Request:
+        with pytest.raises(Submitted):
+            Experiment(ws, "digits").submit(config, **given)
+        return requests[-1]
+
+    asking.packages = ""  # type: ignore[attr-defined]
+    monkeypatch.setattr(experiments, "submit", submit)
+    return asking
+
+
+@pytest.fixture
+def ended(ws: Workspace) -> Run:
+    """A run that has ended, begun by this process."""
+    with Experiment(ws, "digits").start_logging() as run:
+        run.log("loss", 0.5)
+        run.log("loss", 0.25, step=2)
+        (run.folder.outputs / "model.pkl").write_bytes(b"weights")
+        run.upload_file("notes.txt", __file__)
+    return Run.get(ws, run.id)
+
+
+def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, tmp_path: Path) -> None:
+    """Numbers are texts, data is a path of this machine and found by its name too."""
+    store = ws.get_default_datastore()
+    store.upload("src", "digits", show_progress=False)
+    data = Dataset.File.from_files((store, "digits")).register(ws, "mnist")
+    out = OutputFileDatasetConfig("result", (store, "out"))
+    arguments = ["--data", data.as_mount(), "--lr", 0.5, store.path("digits").as_mount(), out]
+    config = ScriptRunConfig("src", "train.py", arguments, resume_from=DataPath(store, "old"))
+    definition = asked(config, tags={"k": 1}).definition
+    folder = store.root / "digits"
+    assert definition.arguments == (
+        *("--data", str(folder), "--lr", "0.5", str(folder), str(store.root / "out")),
+        *("--resume-from", str(store.root / "old")),
+    )
+    assert definition.variables["mnist"] == definition.variables["AZUREML_DATAREFERENCE_mnist"] == str(folder)
+    assert json.loads(definition.variables["STOKER_INPUTS"])["mnist"] == str(folder)
+    assert (store.root / "out").is_dir()
+    assert (definition.target, definition.max_duration_s) == ("local", 2_592_000)
+    with pytest.raises(UserErrorException, match=r"say how the script is to have it, with as_mount\(\)"):
+        Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", [data]))
+
+
+def test_packages_are_exact_unless_somebody_says_otherwise(
+    ws: Workspace, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Azure's own packages alone are none; a Python of the user's is taken as it is."""
+    environment = Environment("e")
+    environment.environment_variables = {"A": "1"}
+    config = ScriptRunConfig("src", "train.py", environment=environment)
+    assert (asked(config).environment, asked(config).definition.variables) == ("", {"A": "1"})
+    environment.python.conda_dependencies = CondaDependencies.create(
+        pip_packages=["azureml-defaults"], python_version="3.8"
+    )
+    assert asked(config).environment == ""
+    environment.python.conda_dependencies.add_pip_package("numpy==1.23.5")
+    assert asked(config).environment.endswith("environment.yml")
+    assert "numpy==1.23.5" in asked.packages  # type: ignore[attr-defined]
+    monkeypatch.setenv("STOKER_RUN_ENVIRONMENT", "relaxed")
+    assert asked(config).environment == "relaxed"
+    assert "numpy==1.23.5" in asked.packages  # type: ignore[attr-defined]
+    monkeypatch.setenv("STOKER_RUN_ENVIRONMENT", "here")
+    assert (asked(config).environment, asked(config).environment_file) == ("", None)
+    environment.python.user_managed_dependencies = True
+    environment.python.interpreter_path = "/opt/python"
+    assert asked(config).python == "/opt/python"
+    environment.python.user_managed_dependencies = False
+    monkeypatch.setenv("STOKER_RUN_ENVIRONMENT", "some")
+    with pytest.raises(UserErrorException, match="exact, relaxed, here"):
+        Experiment(ws, "digits").submit(config)
+
+
+def test_this_machine_stands_for_clusters_and_for_nothing_else(ws: Workspace, asked: Asked) -> None:
+    """By name, as an object, or made for one run; what takes no scripts says so."""
+    ComputeTarget.create(ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=1))
+    ComputeTarget.attach(ws, "batch", BatchCompute.attach_configuration("g", "a"))
+    for target in ("cpu", ws.compute_targets["cpu"]):
+        definition = asked(ScriptRunConfig("src", "train.py", compute_target=target)).definition
+        assert (definition.target, definition.variables["AZUREML_COMPUTE_TARGET"]) == ("local", "cpu")
+    made = RunConfiguration()
+    made.target = "amlcompute"
+    made.amlcompute.vm_size = "STANDARD_D2_V2"
+    made.amlcompute._cluster_max_node_count = 5
+    assert asked(ScriptRunConfig("src", "train.py", run_config=made)).definition.target == "local"
+    with pytest.raises(ExperimentExecutionException, match="batch is a compute target of type Batch"):
+        Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", compute_target="batch"))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "expected"),
+    [
+        (MpiConfiguration(2, 3), (3, 2, "mpi")),
+        (TensorflowConfiguration(2), (2, 1, "tensorflow")),
+        (PyTorchConfiguration(process_count=4, node_count=2), (2, 2, "pytorch")),
+        (None, (1, 1, "none")),
+    ],
+)
+def test_several_processes(distribution: Any, expected: tuple[int, int, str], asked: Asked) -> None:
+    """Each kind as machines, processes of each, and how they find each other."""
+    config = ScriptRunConfig("src", "train.py", distributed_job_config=distribution)
+    definition = asked(config).definition
+    assert (definition.nodes, definition.processes_per_node, definition.communicator) == expected
+
+
+def test_estimators_are_configurations(asked: Asked) -> None:
+    """Parameters as arguments, packages as an environment, machines as MPI's."""
+    estimator = Estimator(
+        "src", compute_target="local", entry_script="train.py", script_params={"--lr": 0.1, "--fast": ""},
+        node_count=2, process_count_per_node=2, conda_packages=["scipy"], environment_variables={"A": "1"},
+    )  # fmt: skip
+    definition = asked(estimator).definition
+    assert definition.arguments == ("--lr", "0.1", "--fast")
+    assert (definition.processes, definition.communicator) == (4, "mpi")
+    assert "scipy" in asked.packages  # type: ignore[attr-defined]
+    asked(TensorFlow("src", compute_target="local", entry_script="train.py"))
+    assert "tensorflow==1.13.*" in asked.packages  # type: ignore[attr-defined]
+    with pytest.raises(NotOffered, match="parameter servers are not offered"):
+        asked(
+            TensorFlow("src", entry_script="train.py", worker_count=2, parameter_server_count=1, node_count=2)
+        )
+
+
+def test_what_cannot_run_is_refused_before_anything_is_written(ws: Workspace, tmp_path: Path) -> None:
+    """No script, an unknown one with the nearest, a command, another object, a name that none can have."""
+    experiment = Experiment(ws, "digits")
+    with pytest.raises(ExperimentExecutionException, match=r"did you mean train\.py"):
+        experiment.submit(ScriptRunConfig("src", "trian.py"))
+    with pytest.raises(UserErrorException, match="names no script"):
+        experiment.submit(ScriptRunConfig("src"))
+    with pytest.raises(NotOffered, match="write it into a script"):
+        experiment.submit(ScriptRunConfig("src", command="python train.py"))
+    with pytest.raises(UserErrorException, match="object cannot be submitted"):
+        experiment.submit(object())
+    with pytest.raises(UserErrorException, match="experiment"):
+        Experiment(ws, "a/b")
+    assert not (tmp_path / "home" / "runs").exists()
+    for unoffered in (lambda: Pipeline(ws, steps=[]), lambda: PythonScriptStep(script_name="a.py")):
+        with pytest.raises(NotOffered, match="one after the other"):
+            unoffered()
+
+
+def test_a_notebooks_run_has_what_was_logged(ws: Workspace, ended: Run, tmp_path: Path) -> None:
+    """Metrics, files, tags; found again by its id and in its experiment."""
+    assert (ended.status, ended.get_metrics(), ended.number) == ("Completed", {"loss": [0.5, 0.25]}, 1)
+    assert list(ended.get_file_names()) == ["notes.txt", "outputs/model.pkl"]
+    ended.set_tags({"a": 1, "b": 2})
+    ended.remove_tags(["b"])
+    assert ended.tags == {"a": "1"}
+    assert [run.id for run in Experiment(ws, "digits").get_runs(tags={"a": 1})] == [ended.id]
+    assert list(Experiment(ws, "digits").get_runs(tags="b")) == []
+    assert list(ws.experiments) == ["digits"]
+    assert ws.get_run(ended.id).id == ended.id
+    ended.download_files("outputs/", "here", append_prefix=False)
+    ended.download_files(output_directory="all")
+    ended.download_file("outputs/model.pkl", "copy/m.pkl")
+    assert sorted(path.name for path in tmp_path.glob("*/*.pkl")) == ["m.pkl", "model.pkl"]
+    assert (tmp_path / "all" / "outputs" / "model.pkl").read_bytes() == b"weights"
+    with pytest.raises(UserErrorException, match="has no file"):
+        ended.download_file("outputs/other.pkl")
+    with pytest.raises(UserErrorException, match="there is no run"):
+        Run.get(ws, "digits_1_00000000")
+    with pytest.raises(NotOffered, match="start_logging"):
+        ended.log("x", 1)
+
+
+def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a context with the exception; who waits for it gets the error as JSON."""
+    with pytest.raises(KeyError), Experiment(ws, "digits").start_logging() as run:
+        raise KeyError("x")
+    with pytest.raises(ActivityFailedException) as raised:
+        Run.get(ws, run.id).wait_for_completion()
+    assert json.loads(str(raised.value))["error"]["message"] == "KeyError: 'x'"
+    details = Run.get(ws, run.id).wait_for_completion(show_output=True, raise_on_error=False)
+    assert (details["status"], details["error"]["error"]["code"]) == ("Failed", "ScriptFailed")
+    RunDetails(Run.get(ws, run.id)).show()
+    printed = capsys.readouterr().out
+    assert f"RunId: {run.id}\nWeb View: file://" in printed
+    assert "\nExecution Summary\n=================\n" in printed
+    assert f"{run.id}: Failed on local" in printed
+
+
+def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits is told that it goes on."""
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting, "follow", interrupted)
+    with pytest.raises(ExperimentExecutionException, match="is still executing"):
+        ended.wait_for_completion()
+
+
+def test_what_a_run_prints_is_shown_below_a_head(
+    ended: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, as it comes."""
+
+    def follow(folder: RunFolder, _workspace: object, write: Callable[[bytes], None]) -> RunState:
+        write(b"one\n")
+        write(b"two\n")
+        return RunState(Status.FAILED, error=RunFailure("Killed", "by a signal"))
+
+    monkeypatch.setattr(waiting, "follow", follow)
+    ended.wait_for_completion(show_output=True, raise_on_error=False)
+    head = f"Streaming azureml-logs/70_driver_log.txt\n{'=' * 40}\n\none\ntwo\n"
+    assert head in capsys.readouterr().out
+
+
+def test_a_model_says_which_run_it_is_from(ws: Workspace, ended: Run) -> None:
+    """Its version has the run's id; a file that is not there is answered by those that are."""
+    model = ended.register_model("digits", "outputs/model.pkl", tags={"k": "v"}, description="first")
+    assert (model.id, model.run_id, model.experiment_name) == ("digits:1", ended.id, "digits")
+    assert (model.tags, model.description) == ({"k": "v"}, "first")
+    with pytest.raises(ModelPathNotFoundException, match=r"outputs/model\.pkl"):
+        ended.register_model("outputs/other")
+
+
+def test_outside_of_a_run_the_context_prints(ws: Workspace) -> None:
+    """The same object as in a script without Stoker's server."""
+    assert isinstance(Run.get_context(), _OfflineRun)
