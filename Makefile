@@ -7,9 +7,11 @@ STAMP := $(VENV)/.installed
 PARTS := clients clients/stoker_run models loadtests
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
+MLFLOW := $(VENV)/mlflow
+MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cluster test-offline test-ray examples coverage lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test test-cluster test-offline test-ray test-targets examples coverage lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -44,6 +46,14 @@ test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all te
 test-cluster: install  ## what needs a Kubernetes control plane, which Go builds here the first time
 	$(BIN)/python -m tests.cluster.tools
 	$(BIN)/python -m pytest -rs tests/cluster
+
+$(MLFLOW)/.installed: $(MLFLOW_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(MLFLOW)
+	VIRTUAL_ENV=$(MLFLOW) $(BIN)/uv pip install --no-config --quiet -r $(MLFLOW_NEEDS)
+	touch $@
+
+test-targets: install $(MLFLOW)/.installed  ## training runs with real processes, killed ones among them, on each kind of compute target
+	$(BIN)/python -m pytest -m targets tests/targets
 
 examples: install  ## the property tests of bodies, messages and plans with four times as many examples
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_in_time.py \
