@@ -1,10 +1,13 @@
-"""Stoker: a GPU model-serving inference server.
+"""Stoker: a GPU model-serving inference server, and training runs.
 
-Entry scripts use `stoker.batched`; everything else is reached through the `stoker` command.
+Entry scripts use `stoker.batched`, programs that train `stoker.submit`, `stoker.start_run` and what is beside them;
+everything else is reached through the `stoker` command.
 """
 
+import importlib
 import os
 import sys
+from typing import Any, Final
 
 if sys.version_info < (3, 11):  # noqa: UP036  # PYTHONPATH or an environment may lead another one here
     # Before the first module that an older Python cannot read.
@@ -12,9 +15,18 @@ if sys.version_info < (3, 11):  # noqa: UP036  # PYTHONPATH or an environment ma
 
 from stoker.batched import batched
 
-__all__ = ["__version__", "batched"]
+# Imported when they are used: entry scripts and servers need none of it, and what they need begins sooner without.
+_OF_RUNS: Final = frozenset({"get_run", "list_runs", "start_run", "submit"})
+
+__all__ = ["__version__", "batched", "get_run", "list_runs", "start_run", "submit"]  # by __getattr__
 
 __version__ = "0.1.0"
 
 # ONNX Runtime reports to its maker, unless this is set before its library is loaded. A server calls nobody unasked.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_RUNS:
+        return getattr(importlib.import_module("stoker.tracking"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,10 @@ _COMMANDS: Final = (
     "serve",
     "reload",
     "train",
+    "submit",
+    "runs",
+    "experiments",
+    "targets",
     "models",
     "keys",
     "token",
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Errors that the operator can mend are printed without a traceback.
     """
     _prepare_standard_streams()
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = _joined(sys.argv[1:] if arguments is None else arguments)
     command = ""
     try:
         args = _parser(arguments).parse_args(arguments)
@@ -74,6 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"stoker {command}: {error.strerror}: {error.filename}\n")
         return _NO_SUCH_USE
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """Write `--sort -NAME` as one word: argparse takes a value that begins with a dash for an option."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined and joined[-1] == "--sort" and joined[0] == "runs":
+            joined[-1] = f"--sort={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _prepare_standard_streams() -> None:
@@ -105,7 +120,7 @@ def _has_current_folder() -> bool:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stoker",
-        description="Serve TensorFlow, ONNX and score.py models from GPUs, batched, behind bearer keys.",
+        description="Train models by scripts, and serve TensorFlow, ONNX and score.py models, batched, behind keys.",
     )
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -48,7 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "register", parents=[common], help="copy a model into the workspace as its next version"
     )
     register.add_argument("name", metavar="NAME", help="name of the model")
-    register.add_argument("path", metavar="PATH", type=Path, help="a model file or folder")
+    register.add_argument(
+        "path",
+        metavar="PATH",
+        type=Path,
+        nargs="?",
+        help="a model file or folder; with --run its name among the run's files (default: the model's name)",
+    )
+    register.add_argument(
+        "--run", dest="from_run", metavar="RUN", help="the training run that has written it"
+    )
     register.add_argument(
         "--framework", choices=FRAMEWORKS, help="what PATH holds, where it could be several things"
     )
@@ -148,6 +157,7 @@ def _register(args: argparse.Namespace) -> int:
     from stoker.names import checked_name
 
     checked_name(args.name)
+    origin = _take_from_run(args)
     detected = detect(args.path, args.framework)
 
     def check(signature: dict[str, Any]) -> None:
@@ -176,6 +186,7 @@ def _register(args: argparse.Namespace) -> int:
             framework=detected.framework,
             description=args.description,
             tags=dict(args.tag),
+            properties=origin,
             read_signature=read_signature,
             image=None if args.image is None else args.image.to_json(),
             sample=args.sample_input,
@@ -183,6 +194,24 @@ def _register(args: argparse.Namespace) -> int:
         )
     sys.stdout.write(f"{registered.reference}\n")
     return 0
+
+
+def _take_from_run(args: argparse.Namespace) -> dict[str, str]:
+    """Make the path that of a run's file, if a run is named; returns what the version says of where it came from."""
+    if args.from_run is None:
+        if args.path is None:
+            raise InvalidSettings(
+                "name the model file or folder, or with --run the training run that has written it"
+            )
+        return {}
+    from stoker.launch.registration import origin_of
+    from stoker.runs.files import find_file
+    from stoker.runs.store import RunStore
+    from stoker.workspace import Workspace
+
+    folder = RunStore(Workspace.find(args.workspace).runs_dir).find(args.from_run)
+    args.path = find_file(folder, args.name if args.path is None else args.path.as_posix())
+    return origin_of(folder)
 
 
 def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:
@@ -278,6 +307,7 @@ def _show(args: argparse.Namespace) -> int:
         ("description", model.description or "-"),
         ("tags", ", ".join(f"{key}={value}" for key, value in sorted(model.tags.items())) or "-"),
         ("registered", f"{model.created_at} from {model.source}"),
+        *((f"from {name}", value) for name, value in sorted(model.properties.items())),
         ("path", str(model.path)),
     ]
     sys.stdout.write(_table(facts))

@@ -181,6 +181,12 @@ class Slots:
         for folder in (self._holders, self._waiting):
             (folder / run_id).unlink(missing_ok=True)
 
+    def overview(self) -> tuple[list[Held], list[Held]]:
+        """Who holds what, and who waits, the longest first."""
+        found = [self._live(folder) if folder.is_dir() else [] for folder in (self._holders, self._waiting)]
+        holders, waiting = (sorted(one, key=lambda held: held.since_ms) for one in found)
+        return holders, waiting
+
     def _live(self, folder: Path) -> list[Held]:
         """What the files of a folder say; those of runs that have ended or are gone are removed."""
         found = []

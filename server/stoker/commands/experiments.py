@@ -1,0 +1,71 @@
+"""`stoker experiments`: which experiments there are, and what has become of their runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+
+from stoker.commands.run_output import common_arguments, found_workspace, note, table, time_text
+from stoker.errors import UnknownRun
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "list experiments, and show what has become of their runs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    common = common_arguments()
+    actions = parser.add_subparsers(dest="experiments_action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", parents=[common], help="list all experiments")
+    listing.set_defaults(experiments_run=_list)
+    show = actions.add_parser("show", parents=[common], help="show one: its runs by state, and its metrics")
+    show.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
+    show.set_defaults(experiments_run=_show)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen subcommand.
+
+    Raises:
+        OperatorError: There is no such experiment.
+    """
+    exit_code: int = args.experiments_run(args)
+    return exit_code
+
+
+def _list(args: argparse.Namespace) -> int:
+    from stoker.runs.index import RunIndex
+    from stoker.runs.store import RunStore
+
+    store = RunStore(found_workspace(args).runs_dir)
+    runs = RunIndex(store).runs() if store.experiments() else []
+    if not runs:
+        note("there is no experiment; stoker submit SCRIPT begins one")
+        return 0
+    counts = Counter(one.experiment for one in runs)
+    newest: dict[str, int] = {}
+    for one in runs:
+        newest.setdefault(one.experiment, one.created_ms)
+    rows = [(name, str(counts[name]), time_text(newest[name])) for name in sorted(counts)]
+    sys.stdout.write(table([("EXPERIMENT", "RUNS", "NEWEST"), *rows]))
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from stoker.runs.index import RunIndex
+    from stoker.runs.store import RunStore
+
+    store = RunStore(found_workspace(args).runs_dir)
+    if args.experiment not in store.experiments():
+        known = ", ".join(store.experiments()) or "none"
+        raise UnknownRun(f"there is no experiment {args.experiment!r}; there are: {known}")
+    index = RunIndex(store)
+    counts = Counter(one.status.value for one in index.runs(args.experiment))
+    sys.stdout.write(
+        table([("STATUS", "RUNS"), *((status, str(count)) for status, count in counts.most_common())])
+    )
+    names = index.metric_names(args.experiment)
+    sys.stdout.write(f"metrics: {', '.join(names) or 'none'}\n")
+    return 0

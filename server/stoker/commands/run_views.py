@@ -1,0 +1,192 @@
+"""What `stoker runs` shows: lists, one run, differences, pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.commands.run_output import duration_text, found_workspace, note, table, time_text
+
+if TYPE_CHECKING:
+    import argparse
+
+    from stoker.runs.folder import RunFolder
+    from stoker.runs.summary import RunSummary
+
+__all__ = ["compare", "list_files", "list_runs", "plot", "show_run"]
+
+_SHOWN_METRICS: Final = 50
+_SHORT: Final = 60
+
+
+def list_runs(args: argparse.Namespace) -> int:
+    """Print a table, or JSON."""
+    from stoker.runs.conditions import SortKey, read_conditions
+    from stoker.runs.index import RunIndex
+    from stoker.runs.store import RunStore
+
+    conditions = read_conditions(args.where) if args.where else []
+    key = SortKey(args.sort) if args.sort else None
+    metrics = [*args.metric, *(name for one in conditions if (name := one.metric) is not None)]
+    if key is not None and key.metric is not None:
+        metrics.append(key.metric)
+    metrics = list(dict.fromkeys(metrics))
+    runs = RunIndex(RunStore(found_workspace(args).runs_dir)).runs(args.experiment, metrics)
+    if args.status:
+        runs = [run for run in runs if run.status.value.lower() == args.status.lower()]
+    runs = [run for run in runs if all(condition.holds(run) for condition in conditions)]
+    if key is not None:
+        runs = key.sort(runs)
+    shown = runs[: args.limit] if args.limit else runs
+    if args.json:
+        sys.stdout.write(json.dumps([_as_json(run) for run in shown], indent=2) + "\n")
+        return 0
+    if not shown:
+        note("there is no such run; stoker submit SCRIPT begins one")
+        return 0
+    header = ("RUN", "STATUS", "SUBMITTED", "TOOK", "TARGET", *(name.upper() for name in metrics), "")
+    sys.stdout.write(table([header, *(_row(run, metrics) for run in shown)]))
+    if len(shown) < len(runs):
+        note(f"{len(runs) - len(shown)} more: --limit 0 shows all")
+    return 0
+
+
+def _row(run: RunSummary, metrics: list[str]) -> tuple[str, ...]:
+    values = [f"{run.metrics[name].last:.6g}" if name in run.metrics else "-" for name in metrics]
+    took = duration_text(run.started_ms, run.ended_ms) if run.is_terminal or run.started_ms else "-"
+    return (
+        run.id,
+        run.status.value,
+        time_text(run.created_ms),
+        took,
+        run.target,
+        *values,
+        run.reason[:_SHORT],
+    )
+
+
+def _as_json(run: RunSummary) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "experiment": run.experiment,
+        "status": run.status.value,
+        "created": run.created_ms,
+        "started": run.started_ms,
+        "ended": run.ended_ms,
+        "target": run.target,
+        "script": run.script,
+        "reason": run.reason,
+        "parent": run.parent,
+        "tags": dict(run.tags),
+        "metrics": {
+            name: numbers.last if math.isfinite(numbers.last) else str(numbers.last)
+            for name, numbers in run.metrics.items()
+        },
+    }
+
+
+def _found(args: argparse.Namespace, reference: str) -> RunFolder:
+    from stoker.runs.store import RunStore
+
+    return RunStore(found_workspace(args).runs_dir).find(reference)
+
+
+def show_run(args: argparse.Namespace) -> int:
+    """Print what is known of one run."""
+    from stoker.runs.summary import numbers_of
+
+    folder = _found(args, args.reference)
+    record, state = folder.record(), folder.state()
+    if args.json:
+        content = {
+            **record.to_json(),
+            "state": state.to_json(),
+            "tags": folder.tags(),
+            "properties": folder.properties(),
+        }
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        return 0
+    definition = record.definition
+    facts = [
+        ("run", record.id),
+        ("status", f"{state.status.value}{': ' + state.reason if state.reason else ''}"),
+        ("command", " ".join([definition.script, *definition.arguments])),
+        ("target", definition.target),
+        ("submitted", time_text(record.created_ms)),
+        ("started", time_text(state.started_ms)),
+        ("ended", time_text(state.ended_ms)),
+        ("took", duration_text(state.started_ms, state.ended_ms)),
+        ("attempt", f"{state.attempt} of {state.attempts}"),
+        ("environment", _environment_text(folder)),
+        ("snapshot", record.snapshot or "-"),
+        ("tags", ", ".join(f"{key}={value}" for key, value in sorted(folder.tags().items())) or "-"),
+        ("folder", str(folder.path)),
+    ]
+    if state.exit_status is not None:
+        facts.insert(2, ("exit status", str(state.exit_status)))
+    if state.error is not None:
+        facts.insert(2, ("error", f"{state.error.code}: {state.error.message}"))
+        if state.error.hint:
+            facts.insert(3, ("hint", state.error.hint))
+    sys.stdout.write(table(facts))
+    numbers = numbers_of(folder.metric_lines())
+    if numbers:
+        rows = [
+            (name, f"{one.last:.6g}", f"{one.least:.6g}", f"{one.most:.6g}", str(one.count))
+            for name, one in sorted(numbers.items())[:_SHOWN_METRICS]
+        ]
+        sys.stdout.write("\n" + table([("METRIC", "LAST", "LEAST", "GREATEST", "COUNT"), *rows]))
+    if state.error is not None and (traceback := state.error.details.get("traceback")):
+        sys.stdout.write(f"\n{str(traceback).strip()}\n")
+    return 0
+
+
+def _environment_text(folder: RunFolder) -> str:
+    try:
+        lines = (folder.environment / "got.txt").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return "not there yet"
+    notes = [line[2:] for line in lines if line.startswith("# ")]
+    return f"{'; '.join(notes)}; {len(lines) - len(notes)} packages"
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Print in what runs differ."""
+    from stoker.runs.comparing import compare_runs
+
+    folders = [_found(args, reference) for reference in args.references]
+    differences = compare_runs(folders, found_workspace(args).snapshots_dir)
+    if args.json:
+        content = [{"group": one.group, "name": one.name, "values": list(one.values)} for one in differences]
+        sys.stdout.write(
+            json.dumps({"runs": [folder.id for folder in folders], "differences": content}, indent=2) + "\n"
+        )
+    elif differences:
+        header = ("", "", *(folder.id for folder in folders))
+        rows = [
+            (one.group, one.name, *(value[:_SHORT] or "-" for value in one.values)) for one in differences
+        ]
+        sys.stdout.write(table([header, *rows]))
+    else:
+        note("these runs do not differ")
+    return 0
+
+
+def plot(args: argparse.Namespace) -> int:
+    """Draw a picture."""
+    from stoker.runs.plotting import draw
+
+    names = draw([_found(args, reference) for reference in args.references], args.metric, args.output)
+    sys.stdout.write(f"{args.output}: {', '.join(names)}\n")
+    return 0
+
+
+def list_files(args: argparse.Namespace) -> int:
+    """Print names and lengths."""
+    from stoker.runs.files import run_files
+
+    for name, path in run_files(_found(args, args.reference)).items():
+        sys.stdout.write(f"{path.stat().st_size:>14,}  {name}\n")
+    return 0

@@ -1,0 +1,242 @@
+"""`stoker submit`: run a script on a compute target, follow it, and keep what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.commands.run_output import common_arguments, found_workspace, note, stream
+from stoker.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker.launch.submission import Request
+    from stoker.workspace import Workspace
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "run a training script on a compute target and follow it"
+
+_PROGRESS_FROM_FILES: Final = 500
+_MB: Final = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    common = common_arguments()
+    for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
+        parser._add_action(action)  # noqa: SLF001
+    parser.add_argument(
+        "script", metavar="SCRIPT", nargs="?", help="the script, in the current folder or below"
+    )
+    parser.add_argument(
+        "arguments", metavar="ARG", nargs=argparse.REMAINDER, help="what follows it, as it is"
+    )
+    parser.add_argument("--target", metavar="NAME", help="the compute target (default: local, this machine)")
+    parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")
+    parser.add_argument(
+        "--source", type=Path, metavar="DIR", help="the folder that is sent (default: this one)"
+    )
+    parser.add_argument(
+        "--environment",
+        metavar="FILE",
+        help="a conda or requirements file to install exactly, or 'relaxed' for today's versions of the one that "
+        "lies beside the script (default: the Python that runs Stoker, as it is)",
+    )
+    parser.add_argument("--python", metavar="PROGRAM", help="another Python to take as it is")
+    parser.add_argument(
+        "--as-of", metavar="DATE", help="leave out packages that were uploaded later, as 2021-05-01"
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="machines; on this one groups of processes")
+    parser.add_argument("--processes-per-node", type=int, metavar="N", help="processes of each (default: 1)")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs that it holds (default: one where there is any)"
+    )
+    parser.add_argument("--cores", type=int, metavar="N", help="cores that it holds (default: 1)")
+    parser.add_argument("--max-duration", metavar="TIME", help="end it after 90s, 30m, 2h (default: 30d)")
+    parser.add_argument(
+        "--attempts", type=int, metavar="N", help="begin again when its node is lost (default: 1)"
+    )
+    parser.add_argument(
+        "--grace", metavar="TIME", help="from being told to end to being killed (default: 30s)"
+    )
+    parser.add_argument(
+        "--lost-after", metavar="TIME", help="silence after which a node is lost (default: 5m)"
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="give it the outputs of this run by --resume-from PATH"
+    )
+    parser.add_argument(
+        "--tag", action="append", default=[], metavar="KEY=VALUE", help="a label of the run; can be repeated"
+    )
+    parser.add_argument("--snapshot-limit", type=int, metavar="MB", help="largest snapshot (default: 300)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a file with these settings; options win over it"
+    )
+    parser.add_argument("--detach", action="store_true", help="do not follow the run")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit and follow.
+
+    Returns:
+        0 if the run is Completed, 1 if it has Failed or was Canceled, 130 where it was left to itself by Ctrl-C.
+
+    Raises:
+        OperatorError: It is refused; nothing was written.
+    """
+    from stoker.launch.submission import plan, submit
+
+    workspace = found_workspace(args)
+    request = _request(args, workspace)
+    if args.dry_run:
+        _print_plan(request, workspace)
+        return 0
+    plan(request, workspace)
+    with ExitStack() as cleanup:
+        folder, snapshot = submit(request, workspace, progress=_progress(cleanup))
+    sys.stdout.write(f"{folder.id}\n")
+    sys.stdout.flush()
+    note(
+        f"snapshot {snapshot.digest[:12]}: {snapshot.files} files, {snapshot.size_bytes / _MB:.1f} MB, "
+        f"{snapshot.added_bytes / _MB:.1f} MB new; target {folder.record().definition.target}"
+    )
+    for name in snapshot.skipped:
+        note(f"not sent, for it is a link to a folder or no file: {name}")
+    definition = folder.record().definition
+    if definition.nodes > 1 and definition.target == "local":
+        note(f"{definition.processes} processes run on this machine: the target local has one node")
+    return 0 if args.detach else stream(folder, workspace)
+
+
+def _request(args: argparse.Namespace, workspace: Workspace) -> Request:
+    from stoker.launch.configuration import read_configuration
+    from stoker.launch.submission import Request
+    from stoker.runs.snapshots import DEFAULT_LIMIT_BYTES
+
+    config: dict[str, Any] = {} if args.config is None else read_configuration(args.config)
+    environment = config.get("environment", {})
+    script = args.script or config.get("script")
+    if script is None:
+        raise InvalidSettings("no script is named, by argument or configuration; see: stoker submit --help")
+    source, inside = _source(args.source, script)
+    asked = args.environment or environment.get("file", "")
+    beside = None
+    if asked == "relaxed":
+        from stoker.environments.discovery import find_environment
+
+        beside = Path(environment["file"]) if "file" in environment else find_environment(source)
+        if beside is None:
+            raise InvalidSettings(
+                "--environment relaxed needs an environment file beside the script, or in --config"
+            )
+    return Request(
+        _definition(args, config, inside, workspace),
+        source,
+        args.experiment or config.get("experiment", ""),
+        asked,
+        beside,
+        args.python or environment.get("python", ""),
+        args.as_of or environment.get("as_of", ""),
+        {**config.get("tags", {}), **dict(map(_tag, args.tag))},
+        DEFAULT_LIMIT_BYTES if args.snapshot_limit is None else args.snapshot_limit * _MB,
+    )
+
+
+def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, workspace: Workspace) -> Any:
+    from stoker.launch.configuration import read_duration_s
+    from stoker.runs.definition import Definition
+    from stoker.runs.store import RunStore
+
+    def duration_s(option: str, value: str | None) -> float | None:
+        try:
+            return None if value is None else read_duration_s(value)
+        except ValueError as error:
+            raise InvalidSettings(f"{option} {error}") from None
+
+    given = {
+        "arguments": tuple(args.arguments) or config.get("arguments"),
+        "target": args.target or config.get("target"),
+        "nodes": config.get("nodes") if args.nodes is None else args.nodes,
+        "processes_per_node": args.processes_per_node or config.get("processes_per_node"),
+        "gpus": config.get("gpus") if args.gpus is None else args.gpus,
+        "cores": config.get("cores") if args.cores is None else args.cores,
+        "max_duration_s": duration_s("--max-duration", args.max_duration) or config.get("max_duration"),
+        "attempts": config.get("attempts") if args.attempts is None else args.attempts,
+        "grace_s": duration_s("--grace", args.grace),
+        "lost_after_s": duration_s("--lost-after", args.lost_after),
+        "variables": config.get("environment", {}).get("variables"),
+        "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
+    }
+    return Definition(script, **{name: value for name, value in given.items() if value is not None})
+
+
+def _source(given: Path | None, script: str) -> tuple[Path, str]:
+    """The folder that is sent, and the script in it: this folder, or that of a script which lies elsewhere."""
+    if given is not None:
+        return given, script
+    here, path = Path.cwd(), Path(script)
+    if path.is_absolute() or ".." in path.parts:
+        inside = path.resolve()
+        if inside.is_relative_to(here):
+            return here, inside.relative_to(here).as_posix()
+        return inside.parent, inside.name
+    return here, path.as_posix()
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidSettings(f"--tag {text}: expected KEY=VALUE")
+    return key, value
+
+
+def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+    bar: Any = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal bar
+        if total < _PROGRESS_FROM_FILES:
+            return
+        if bar is None:
+            from tqdm import tqdm
+
+            bar = cleanup.enter_context(tqdm(total=total, unit=" files", desc="snapshot", leave=False))
+        bar.update(done - bar.n)
+
+    return report
+
+
+def _print_plan(request: Request, workspace: Workspace) -> None:
+    from stoker.environments.check import compare, notes
+    from stoker.environments.discovery import read_environment
+    from stoker.launch.submission import plan
+    from stoker.runs.snapshots import SnapshotStore
+
+    planned = plan(request, workspace)
+    files, size_bytes = SnapshotStore(workspace.snapshots_dir).measure(request.source, request.limit_bytes)
+    definition = planned.definition
+    command = " ".join([definition.script, *definition.arguments])
+    sys.stdout.write(f"experiment   {planned.experiment}\n")
+    sys.stdout.write(f"target       {planned.target.name} ({planned.target.type})\n")
+    sys.stdout.write(f"command      {command}\n")
+    sys.stdout.write(f"holds        {definition.cores} cores, {definition.gpus or 0} GPUs\n")
+    sys.stdout.write(f"snapshot     {files} files, {size_bytes / _MB:.1f} MB of {request.source.resolve()}\n")
+    kind = definition.environment["kind"]
+    if planned.environment_file is None:
+        python = definition.environment["python"] or sys.executable
+        sys.stdout.write(f"environment  {python} as it is\n")
+        return
+    sys.stdout.write(f"environment  {kind}: {planned.environment_file}\n")
+    specification = read_environment(planned.environment_file)
+    for line in notes(specification):
+        sys.stdout.write(f"             note     {line}\n")
+    for finding in compare(specification):
+        sys.stdout.write(f"             {finding.kind:<8} {finding.text}, compared with this Python\n")

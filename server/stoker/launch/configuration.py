@@ -1,0 +1,126 @@
+"""A run configuration as a file, `NAME.yaml`: what the options of `stoker submit` say, in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+
+__all__ = ["KEYS", "read_configuration", "read_duration_s"]
+
+_UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[smhd]?)\s*", re.ASCII)
+
+
+def read_duration_s(value: Any) -> float:
+    """Return the seconds of `90`, `90s`, `30m`, `2h`, `1.5d`.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = _DURATION.fullmatch(str(value).lower())
+    if found is None or isinstance(value, bool) or float(found["number"]) <= 0:
+        raise ValueError("must be a duration above 0, such as 90s, 30m or 2h")
+    return float(found["number"]) * _UNITS_S[found["unit"]]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | int | float) or isinstance(value, bool) or value == "":
+        raise ValueError("must be a text")
+    return str(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("must be a list")
+    return tuple(map(str, value))
+
+
+def _labels(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError("must be a mapping of names to values")
+    return {str(name): str(one) for name, one in value.items()}
+
+
+_ENVIRONMENT: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "file": _text,
+    "python": _text,
+    "variables": _labels,
+    "as_of": _text,
+}
+
+
+def _environment(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a mapping of {', '.join(_ENVIRONMENT)}")
+    return _converted(value, _ENVIRONMENT, "environment.")
+
+
+KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "target": _text,
+    "script": _text,
+    "arguments": _texts,
+    "experiment": _text,
+    "environment": _environment,
+    "nodes": _whole,
+    "processes_per_node": _whole,
+    "gpus": _whole,
+    "cores": _whole,
+    "max_duration": read_duration_s,
+    "attempts": _whole,
+    "tags": _labels,
+}
+"""The keys of a file, and what reads their values."""
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Read a run configuration.
+
+    Args:
+        path: The file; `.yaml` may be left out.
+
+    Returns:
+        The keys that it has, with their values read. Paths in it are taken from its folder.
+
+    Raises:
+        InvalidSettings: There is no such file, or a key or value is none; the message names the nearest key.
+    """
+    from stoker.settings.yaml_file import read_yaml
+
+    file = path if path.is_file() else path.with_name(f"{path.name}.yaml")
+    if not file.is_file():
+        raise InvalidSettings(f"there is no run configuration {path}, nor {file}")
+    try:
+        content = _converted(read_yaml(file, "run configuration", "keys of a run configuration"), KEYS, "")
+    except ValueError as error:
+        raise InvalidSettings(f"{file}: {error}") from error
+    environment = content.get("environment", {})
+    if "file" in environment:
+        environment["file"] = str(file.parent / environment["file"])
+    return content
+
+
+def _converted(
+    content: Mapping[Any, Any], keys: Mapping[str, Callable[[Any], Any]], prefix: str
+) -> dict[str, Any]:
+    read: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in keys:
+            near = get_close_matches(str(key), keys, 1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(keys)}"
+            raise ValueError(f"there is no key {prefix}{key}; {hint}")
+        try:
+            read[key] = keys[key](value)
+        except ValueError as error:
+            raise ValueError(f"{prefix}{key} {error}") from error
+    return read

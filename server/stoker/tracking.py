@@ -1,0 +1,364 @@
+"""Training runs from Python: `stoker.submit`, `stoker.start_run`, and the run that they give.
+
+run = stoker.submit("train.py", args=["--lr", 0.1])
+run.wait(show_output=True)
+run.metrics["accuracy"]
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from stoker.errors import RunFailed
+from stoker.launch.adoption import adopt
+from stoker.launch.configuration import read_duration_s
+from stoker.launch.following import follow
+from stoker.launch.submission import Request
+from stoker.launch.submission import resume as resume_run
+from stoker.launch.submission import submit as submit_request
+from stoker.runs.definition import Definition
+from stoker.runs.failures import FailureCode, RunFailure
+from stoker.runs.files import copy_files, run_files
+from stoker.runs.folder import RunFolder
+from stoker.runs.record import INTERACTIVE, RunRecord, checked_experiment, new_run_id
+from stoker.runs.states import Collected, Ended, RunState, Status, next_state
+from stoker.runs.store import RunStore
+from stoker.runs.summary import RunSummary
+from stoker.workspace import Workspace
+from stoker_run import records
+
+if TYPE_CHECKING:
+    from stoker.models.registered import Registered
+
+__all__ = ["ActiveRun", "Run", "RunOptions", "get_run", "list_runs", "start_run", "submit"]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class RunOptions(TypedDict, total=False):
+    """Where and how a run runs.
+
+    Attributes:
+        target: Name of the compute target; `local` by default.
+        nodes: How many machines.
+        processes_per_node: How many processes on each.
+        gpus: How many GPUs it holds; by default one where there is any.
+        cores: How many cores it holds.
+        max_duration: Seconds, or a text such as `2h`, after which it is ended.
+        attempts: How often it may begin when its node is lost.
+        grace_s: Seconds from being told to end to being killed.
+        resume_from: Id of a run whose outputs it is given by `--resume-from PATH`.
+        variables: Environment variables of the script.
+    """
+
+    target: str
+    nodes: int
+    processes_per_node: int
+    gpus: int
+    cores: int
+    max_duration: float | str
+    attempts: int
+    grace_s: float
+    resume_from: str
+    variables: Mapping[str, str]
+
+
+class Run:
+    """One training run.
+
+    Args:
+        folder: Its folder.
+        workspace: Where that is.
+    """
+
+    def __init__(self, folder: RunFolder, workspace: Workspace) -> None:
+        self._folder = folder
+        self._workspace = workspace
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    @property
+    def id(self) -> str:
+        """Its id, `EXPERIMENT_UNIXTIME_8HEX`."""
+        return self._folder.id
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, whose files the documentation describes."""
+        return self._folder.path
+
+    @property
+    def status(self) -> str:
+        """What it is doing: `Queued`, `Running`, `Completed` or another of Azure's words."""
+        return self._folder.state().status.value
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Why it failed: `code`, `message`, `hint`, `details`; None if it did not."""
+        error = self._folder.state().error
+        return None if error is None else error.to_json()
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its labels."""
+        return self._folder.tags()
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What it has measured: a value for a name that was logged once, else a list."""
+        found: dict[str, Any] = records.read_metrics(self._folder.metric_lines())
+        return found
+
+    @property
+    def files(self) -> list[str]:
+        """The names of its files."""
+        return list(run_files(self._folder))
+
+    def wait(self, *, show_output: bool = False, raise_on_error: bool = True) -> str:
+        """Wait until it has ended.
+
+        Args:
+            show_output: Print what it prints.
+            raise_on_error: Raise if it has failed or was cancelled.
+
+        Returns:
+            Its status.
+
+        Raises:
+            RunFailed: It has failed or was cancelled; the message has its error.
+        """
+        state = follow(self._folder, self._workspace, _print if show_output else _pass)
+        if raise_on_error and state.status is not Status.COMPLETED:
+            raise RunFailed(f"{self.id} is {state.status.value}{_told(state)}")
+        return state.status.value
+
+    def cancel(self, *, grace_s: float | None = None) -> None:
+        """Have it ended; `wait` tells when it has."""
+        self._folder.ask_to_cancel("by its user", _now_ms(), grace_s)
+        adopt(self._folder, self._workspace)
+
+    def resume(self) -> None:
+        """Give it another attempt, after it has failed or was cancelled.
+
+        Raises:
+            SubmissionRefused: It goes on, or is completed.
+        """
+        resume_run(self._folder, self._workspace)
+
+    def tag(self, **labels: str | None) -> None:
+        """Set labels; one that is None is removed."""
+        self._folder.change_tags(labels, _now_ms())
+
+    def download(self, prefix: str = "", to: str | os.PathLike[str] | None = None) -> list[str]:
+        """Copy its files whose names begin with the prefix; returns these names.
+
+        Args:
+            prefix: For instance `outputs`.
+            to: The folder; by default one that is named like the run.
+        """
+        return copy_files(self._folder, prefix, Path(to) if to is not None else Path(self.id))
+
+    def register_model(
+        self,
+        name: str,
+        path: str | None = None,
+        *,
+        description: str = "",
+        tags: Mapping[str, str] | None = None,
+    ) -> Registered:
+        """Register a file or folder of its as the next version of a model, which says that it came from this run.
+
+        Args:
+            name: Name of the model.
+            path: Name among its files; by default that of the model.
+            description: Free text.
+            tags: Labels of the version.
+
+        Raises:
+            SubmissionRefused: It has no such file.
+            OperatorError: That is no model, or cannot be copied.
+        """
+        from stoker.launch.registration import register_model
+
+        return register_model(self._workspace, self._folder, name, path, description=description, tags=tags)
+
+
+class ActiveRun(Run):
+    """A run that this program has begun for itself, and that ends with the `with` block.
+
+    Args:
+        folder: Its folder.
+        workspace: Where that is.
+        recorder: Writes its lines.
+    """
+
+    def __init__(self, folder: RunFolder, workspace: Workspace, recorder: records.Recorder) -> None:
+        super().__init__(folder, workspace)
+        self._recorder = recorder
+
+    @property
+    def outputs(self) -> Path:
+        """The folder for what it writes."""
+        return self._folder.outputs
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What it has measured up to now."""
+        self._recorder.flush()
+        return super().metrics
+
+    def log(self, name: str, value: Any, step: int | None = None) -> None:
+        """Log one value: a number, a boolean or a text."""
+        self._recorder.number(name, value, step)
+
+    def log_list(self, name: str, values: Sequence[Any]) -> None:
+        """Log a list of numbers or texts."""
+        self._recorder.structure(name, "list", list(values))
+
+    def log_row(self, name: str, **columns: Any) -> None:
+        """Log one row of a table."""
+        self._recorder.structure(name, "row", columns)
+
+
+def submit(
+    script: str,
+    args: Sequence[Any] = (),
+    *,
+    source: str | os.PathLike[str] = ".",
+    experiment: str = "",
+    environment: str = "",
+    as_of: str = "",
+    tags: Mapping[str, str] | None = None,
+    workspace: str | os.PathLike[str] | None = None,
+    **options: Unpack[RunOptions],
+) -> Run:
+    """Run a script on a compute target.
+
+    Args:
+        script: The script, relative to `source`.
+        args: What follows it on its command line; numbers become texts.
+        source: The folder that is sent.
+        experiment: The experiment; by default the name of the folder.
+        environment: A conda or requirements file; by default this Python as it is.
+        as_of: Packages that were uploaded after this date are left out, as `2021-05-01`.
+        tags: Labels.
+        workspace: The workspace directory.
+        options: Where and how it runs; see `RunOptions`.
+
+    Returns:
+        The run, which goes on whatever becomes of this process.
+
+    Raises:
+        OperatorError: It is refused.
+    """
+    found = Workspace.find(None if workspace is None else Path(workspace))
+    given: dict[str, Any] = dict(options)
+    if "max_duration" in given:
+        given["max_duration_s"] = read_duration_s(given.pop("max_duration"))
+    definition = Definition(script, tuple(map(str, args)), **given)
+    request = Request(definition, Path(source), experiment, environment, as_of=as_of, tags=dict(tags or {}))
+    folder, _ = submit_request(request, found)
+    return Run(folder, found)
+
+
+@contextmanager
+def start_run(
+    experiment: str, *, tags: Mapping[str, str] | None = None, workspace: str | os.PathLike[str] | None = None
+) -> Iterator[ActiveRun]:
+    """Begin a run of this very program, a notebook say, and complete it at the end of the block.
+
+    It is Failed where the block raises, and Interrupted where the program ends inside of it.
+
+    Args:
+        experiment: The experiment.
+        tags: Labels.
+        workspace: The workspace directory.
+    """
+    found = Workspace.find(None if workspace is None else Path(workspace)).create()
+    now_ms = _now_ms()
+    record = RunRecord(
+        new_run_id(checked_experiment(experiment), now_ms, secrets.token_hex(4)),
+        experiment,
+        now_ms,
+        Definition(Path(sys.argv[0]).name or "interactive"),
+        INTERACTIVE,
+        tags=dict(tags or {}),
+    )
+    state = RunState(Status.RUNNING, now_ms, submitted_ms=now_ms, started_ms=now_ms)
+    locks: list[int | None] = []
+    folder = RunStore(found.runs_dir).create(record, state, lambda staged: locks.append(staged.take()))
+    folder.attempt(1).mkdir()
+    recorder = records.Recorder(folder.attempt(1), folder.path)
+    try:
+        yield ActiveRun(folder, found, recorder)
+    except BaseException as error:
+        _end(
+            folder,
+            recorder,
+            state,
+            Ended(1, RunFailure(FailureCode.SCRIPT_FAILED, f"{type(error).__name__}: {error}")),
+        )
+        raise
+    else:
+        _end(folder, recorder, state, Ended(0))
+    finally:
+        for lock in locks:
+            if lock is not None:
+                folder.give_back(lock)
+
+
+def _end(folder: RunFolder, recorder: records.Recorder, state: RunState, observation: Ended) -> None:
+    recorder.flush()
+    for one in (observation, Collected()):
+        state = next_state(state, one, _now_ms())
+    folder.write_state(state)
+
+
+def get_run(reference: str, workspace: str | os.PathLike[str] | None = None) -> Run:
+    """Return the run of an id, of its beginning, `@latest`, or `@-2`.
+
+    Raises:
+        UnknownRun: There is none.
+    """
+    found = Workspace.find(None if workspace is None else Path(workspace))
+    return Run(RunStore(found.runs_dir).find(reference), found)
+
+
+def list_runs(
+    experiment: str | None = None,
+    metrics: Sequence[str] = (),
+    workspace: str | os.PathLike[str] | None = None,
+) -> list[RunSummary]:
+    """List runs, the newest first, with the named metrics."""
+    from stoker.runs.index import RunIndex
+
+    found = Workspace.find(None if workspace is None else Path(workspace))
+    return RunIndex(RunStore(found.runs_dir)).runs(experiment, metrics)
+
+
+def _told(state: RunState) -> str:
+    if state.error is None:
+        return f": {state.reason}" if state.reason else ""
+    traceback = state.error.details.get("traceback")
+    return f": {state.error.code}: {state.error.message}" + (
+        f"\n{str(traceback).strip()}" if traceback else ""
+    )
+
+
+def _pass(_: bytes) -> None:
+    return
+
+
+def _print(chunk: bytes) -> None:
+    sys.stdout.write(chunk.decode("utf-8", "replace"))
+    sys.stdout.flush()

@@ -1,0 +1,174 @@
+"""`stoker runs`, `experiments`, `targets`, and a dry submission: what they print, without a process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.cli import main
+from stoker.runs.definition import Definition
+from stoker.runs.failures import RunFailure
+from stoker.runs.folder import RunFolder
+from stoker.runs.record import RunRecord
+from stoker.runs.states import RunState, Status
+from stoker.runs.store import RunStore
+from stoker.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    return Workspace(tmp_path / "workspace").create()
+
+
+def make(
+    workspace: Workspace, number: int, status: Status = Status.COMPLETED, accuracy: float = 0.5
+) -> RunFolder:
+    created_ms = 1_700_000_000_000 + number
+    record = RunRecord(f"e_{created_ms // 1000}_{number:08x}", "e", created_ms, Definition("train.py"))
+    error = RunFailure(
+        "ScriptFailed", "ValueError: no data", "stoker runs logs RUN", {"traceback": "Tra\nceback"}
+    )
+    state = RunState(
+        status,
+        created_ms,
+        error=error if status is Status.FAILED else None,
+        started_ms=created_ms,
+        ended_ms=created_ms,
+    )
+    folder = RunStore(workspace.runs_dir).create(record, state)
+    folder.attempt(1).mkdir()
+    (folder.attempt(1) / "metrics.jsonl").write_text(json.dumps({"k": "accuracy", "v": accuracy}) + "\n")
+    (folder.attempt(1) / "log_0.txt").write_bytes(b"line\n\xff")
+    (folder.outputs / "model.txt").write_text("m")
+    return folder
+
+
+def test_a_list_has_what_was_asked_for(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Conditions, order, metrics, and JSON of the same."""
+    one, two = make(workspace, 1, accuracy=0.9), make(workspace, 2, Status.FAILED, accuracy=0.4)
+    assert main(["runs", "list", "--sort", "-accuracy"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["RUN", "STATUS", "SUBMITTED", "TOOK", "TARGET", "ACCURACY"]
+    assert [line.split()[0] for line in lines[1:]] == [one.id, two.id]
+    assert lines[2].endswith("ScriptFailed: ValueError: no data")
+    assert main(["runs", "list", "--where", "accuracy > 0.5", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["id"], listed["metrics"]) == (one.id, {"accuracy": 0.9})
+    assert main(["runs", "list", "--status", "failed", "--limit", "1"]) == 0
+    assert two.id in capsys.readouterr().out
+
+
+def test_a_run_is_shown_with_its_error(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code, message, hint and traceback, and what it has measured."""
+    make(workspace, 1, Status.FAILED)
+    assert main(["runs", "show", "@latest"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("ScriptFailed: ValueError: no data", "hint", "Tra\nceback", "accuracy"):
+        assert words in shown
+    assert main(["runs", "show", "@latest", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"]["error"]["code"] == "ScriptFailed"
+
+
+def test_logs_are_bytes_as_they_were(workspace: Workspace, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """What is no text is passed on too, followed or not."""
+    make(workspace, 1)
+    assert main(["runs", "logs", "@latest"]) == 0
+    assert main(["runs", "logs", "@latest", "-f"]) == 0
+    assert capfdbinary.readouterr().out == b"line\n\xff" * 2
+
+
+def test_what_a_run_does_is_done_by_name(
+    workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting, labels, files, copies, comparison, the index, and deletion."""
+    monkeypatch.chdir(tmp_path)
+    one, two = make(workspace, 1), make(workspace, 2, Status.FAILED)
+    assert main(["runs", "wait", one.id]) == 0
+    assert main(["runs", "wait", one.id, two.id]) == 1
+    assert main(["runs", "tag", one.id, "best=yes", "gone="]) == 0
+    assert one.tags() == {"best": "yes"}
+    assert main(["runs", "download", one.id, "outputs", "-o", "copy"]) == 0
+    assert (tmp_path / "copy" / "outputs" / "model.txt").read_text() == "m"
+    capsys.readouterr()
+    assert main(["runs", "files", one.id]) == 0
+    assert "outputs/model.txt" in capsys.readouterr().out
+    assert main(["runs", "compare", one.id, two.id]) == 0
+    assert "ScriptFailed" in capsys.readouterr().out
+    assert main(["runs", "cancel", one.id]) == 0
+    assert "Completed already" in capsys.readouterr().err
+    assert main(["runs", "reindex"]) == 0
+    assert capsys.readouterr().out == "2 runs\n"
+    assert main(["experiments", "list"]) == 0
+    assert main(["experiments", "show", "e"]) == 0
+    assert "metrics: accuracy" in capsys.readouterr().out
+    assert main(["runs", "delete", one.id, two.id]) == 0
+    assert list(RunStore(workspace.runs_dir).folders()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["runs", "show", "e_9"], "there is no run 'e_9'"),
+        (["runs", "cancel"], "name the run to cancel, or give --all"),
+        (["runs", "list", "--where", "accuracy"], "is no condition"),
+        (["runs", "download", "@latest", "nothing"], "has no file that begins with 'nothing'"),
+        (["runs", "tag", "@latest", "x"], "expected KEY=VALUE"),
+        (["runs", "rerun", "@latest"], "has no snapshot any more"),
+        (["experiments", "show", "none"], "there are: e"),
+        (["targets", "check", "locl"], "did you mean local"),
+        (
+            ["models", "register", "m", "outputs/none", "--run", "@latest"],
+            "it has: azureml-logs/70_driver_log.txt",
+        ),
+        (["models", "register", "m"], "or with --run"),
+        (["submit"], "no script is named"),
+        (["submit", "--tag", "x", "train.py"], "--tag x: expected KEY=VALUE"),
+        (["submit", "--max-duration", "soon", "train.py"], "--max-duration must be a duration"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    """Exit status 2, and one sentence."""
+    make(workspace, 1)
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_dry_submission_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan has target, command, files and the differences of the packages."""
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("x")
+    (tmp_path / "env.yml").write_text("dependencies: [{pip: [no-such-package==1.0]}]\n")
+    assert main(["submit", "--dry-run", "--environment", "env.yml", "train.py", "--lr", "1"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("target       local", "command      train.py --lr 1", "2 files", "no-such-package==1.0"):
+        assert words in printed
+    assert not (tmp_path / "workspace").exists()
+
+
+def test_targets_are_listed_with_what_they_have(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This machine by what its file says, and who holds what of it."""
+    workspace.targets_dir.mkdir()
+    (workspace.targets_dir / "local.yaml").write_text("cores: 3\ngpus: [0, 1]\n")
+    assert main(["targets", "list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["local", "local", "3", "2"]
+    assert main(["targets", "show", "local"]) == 0
+    assert "0, 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["type: lokal", "core: 3", "cores: 0", "gpus: [1, 1]", "gpus: 2"])
+def test_a_bad_file_of_a_target_is_refused(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """The message names the file and what it may have."""
+    workspace.targets_dir.mkdir()
+    (workspace.targets_dir / "local.yaml").write_text(text)
+    assert main(["targets", "list"]) == 2
+    assert "local.yaml" in capsys.readouterr().err

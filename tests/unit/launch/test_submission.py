@@ -1,0 +1,139 @@
+"""Submission: what is refused before anything is written, and what a run is given."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError, SubmissionRefused
+from stoker.launch.configuration import read_configuration, read_duration_s
+from stoker.launch.submission import Request, resume, submit
+from stoker.runs.definition import Definition
+from stoker.runs.folder import RunFolder
+from stoker.runs.states import RunState, Status
+from stoker.workspace import Workspace
+
+Spawned = list[RunFolder]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = Workspace(tmp_path / "workspace").create()
+    workspace.targets_dir.mkdir()
+    (workspace.targets_dir / "local.yaml").write_text("cores: 4\ngpus: ['0', '1']\n")
+    return workspace
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> Callable[..., Request]:
+    source = tmp_path / "digits"
+    source.mkdir()
+    (source / "train.py").write_text("print(1)\n")
+    (source / "env.yml").write_text("dependencies: [python=3.11, {pip: [six==1.16.0]}]\n")
+
+    def make(**changes: object) -> Request:
+        fields = set(Definition.__dataclass_fields__) - {"environment"}
+        definition = Definition(**{"script": "train.py", **{k: v for k, v in changes.items() if k in fields}})  # type: ignore[arg-type]
+        request = Request(definition, source)
+        return replace(request, **{k: v for k, v in changes.items() if k not in fields})  # type: ignore[arg-type]
+
+    return make
+
+
+def test_a_run_has_all_that_it_was_submitted_with(
+    workspace: Workspace, request_of: Callable[..., Request]
+) -> None:
+    """Experiment by the folder, one GPU where there is any, the environment file as it was, the files."""
+    spawned: Spawned = []
+    request = replace(request_of(arguments=("--lr", "0.1")), environment="env.yml", tags={"a": "b"})
+    folder, snapshot = submit(request, workspace, spawn=lambda one, _: spawned.append(one))
+    assert spawned == [folder]
+    record, state = folder.record(), folder.state()
+    assert (record.experiment, record.definition.gpus, record.snapshot) == ("digits", 1, snapshot.digest)
+    assert record.properties["ContentSnapshotId"] == snapshot.digest
+    assert (state.status, folder.tags()) == (Status.NOT_STARTED, {"a": "b"})
+    assert record.definition.environment == {"kind": "exact", "python": "", "as_of": "", "file": "asked.yml"}
+    assert "six==1.16.0" in (folder.environment / "asked.yml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        ({"script": "trian.py"}, SubmissionRefused, r"did you mean train\.py"),
+        ({"script": "../secret.py"}, SubmissionRefused, "there is no script"),
+        ({"target": "locl"}, InvalidSettings, "did you mean local"),
+        ({"gpus": 8}, SubmissionRefused, "8 GPUs asked for, at most 2 exist"),
+        ({"cores": 5}, SubmissionRefused, "5 cores asked for, at most 4 exist"),
+        ({"nodes": 0}, SubmissionRefused, "nodes: 0"),
+        ({"max_duration_s": 0}, SubmissionRefused, "--max-duration 2h"),
+        ({"experiment": "a/b"}, InvalidSettings, "experiment name"),
+        ({"experiment": "latest"}, InvalidSettings, "reserved"),
+        ({"environment": "none.yml"}, EnvironmentUnusable, "does not exist"),
+        ({"as_of": "May 2021", "environment": "env.yml"}, SubmissionRefused, "2021-05-01"),
+        ({"limit_bytes": 10}, SubmissionRefused, r"\.amlignore"),
+        ({"resume_from": "digits_1_0a1b2c3d"}, OperatorError, "there is no run"),
+        ({"source": Path("/nonexistent")}, SubmissionRefused, "does not exist"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_and_leaves_no_run(
+    workspace: Workspace,
+    request_of: Callable[..., Request],
+    changes: dict[str, object],
+    error: type[Exception],
+    reason: str,
+) -> None:
+    """The message has what is nearest, or both numbers; no runner is started."""
+    with pytest.raises(error, match=reason):
+        submit(request_of(**changes), workspace, spawn=lambda *_: pytest.fail("a runner was started"))
+    assert not workspace.runs_dir.exists()
+
+
+def test_a_run_that_has_ended_is_resumed(workspace: Workspace, request_of: Callable[..., Request]) -> None:
+    """A further attempt, the cancel forgotten; a run that goes on, or is completed, is not resumed."""
+    spawned: Spawned = []
+    folder, _ = submit(request_of(), workspace, spawn=lambda one, _: spawned.append(one))
+    with pytest.raises(SubmissionRefused, match="NotStarted cannot be resumed"):
+        resume(folder, workspace)
+    lock = folder.take()
+    assert lock is not None
+    with pytest.raises(SubmissionRefused, match="only a run that has ended"):
+        resume(folder, workspace)
+    folder.give_back(lock)
+    folder.ask_to_cancel("x", 1)
+    folder.write_state(RunState(Status.CANCELED, ended_ms=1))
+    state = resume(folder, workspace, spawn=lambda one, _: spawned.append(one))
+    assert (state.attempt, state.status, folder.cancel_asked()) == (2, Status.QUEUED, None)
+    assert spawned == [folder, folder]
+
+
+def test_a_configuration_is_read_with_the_nearest_key(tmp_path: Path) -> None:
+    """Values are read; an unknown key, at the top or below, is refused with the nearest one."""
+    file = tmp_path / "gpu.yaml"
+    file.write_text(
+        "script: train.py\nmax_duration: 2h\narguments: [--lr, 0.1]\nenvironment: {file: env.yml}\n"
+    )
+    content = read_configuration(tmp_path / "gpu")
+    assert content["max_duration"] == 7200
+    assert content["arguments"] == ("--lr", "0.1")
+    assert content["environment"] == {"file": str(tmp_path / "env.yml")}
+    for text, reason in (
+        ("argumnets: []", "did you mean arguments"),
+        ("environment: {fil: x}", r"did you mean environment\.file"),
+        ("nodes: many", "nodes must be a whole number"),
+        ("max_duration: -1", "max_duration must be a duration"),
+        ("arguments: x", "arguments must be a list"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InvalidSettings, match=reason):
+            read_configuration(file)
+    with pytest.raises(InvalidSettings, match="there is no run configuration"):
+        read_configuration(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), (1.5, 1.5), ("90s", 90), ("30M", 1800), ("1.5d", 129600)]
+)
+def test_durations_have_units(text: object, seconds: float) -> None:
+    """Seconds where none is named."""
+    assert read_duration_s(text) == seconds
