@@ -37,7 +37,7 @@ IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
 NO_METRICS = {"stoker_client", "stoker_run", "stoker_training", "stoker_bench"}
 # Options of other programs that the pages name outside a command line.
-FOREIGN_OPTIONS = {"--build-arg", "--shm-size", "--only", "--shape", "--mnist-dir"}
+FOREIGN_OPTIONS = {"--build-arg", "--shm-size", "--only", "--shape", "--mnist-dir", "--resume-from"}
 
 
 def text_of(document: Path) -> str:

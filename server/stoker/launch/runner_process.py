@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -27,6 +28,9 @@ from stoker.workspace import Workspace
 __all__ = ["main", "spawn_runner"]
 
 _LOG: Final = logging.getLogger(__name__)
+# Whoever asks whether a run has a runner holds its lock for a moment.
+_TRIES: Final = 20
+_BETWEEN_TRIES_S: Final = 0.05
 _NOT_FOR_RUNS: Final = (
     "STOKER_RUN_ID",
     "STOKER_ATTEMPT",
@@ -75,8 +79,7 @@ def main(arguments: list[str]) -> int:
     """Be the runner of a run until it has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder, workspace = RunFolder(Path(arguments[0])), Workspace(Path(arguments[1]))
-    lock = folder.take()
-    if lock is None:
+    if not _is_the_runner(folder):
         return 0
     if folder.record().kind == INTERACTIVE:
         _close_interactive(folder)
@@ -122,6 +125,15 @@ def _register(folder: RunFolder, workspace: Workspace) -> None:
         from stoker.launch.registration import register_asked
 
         register_asked(folder, workspace)
+
+
+def _is_the_runner(folder: RunFolder) -> bool:
+    """Take the run's lock for as long as this process lives, unless somebody else has it for longer than a look."""
+    for _ in range(_TRIES):
+        if folder.take() is not None:
+            return True
+        time.sleep(_BETWEEN_TRIES_S)
+    return False
 
 
 def _begun(work: Callable[[], None]) -> Future[None]:

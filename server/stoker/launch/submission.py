@@ -161,13 +161,13 @@ def resume(
     Raises:
         SubmissionRefused: It goes on, or it is completed.
     """
-    lock = folder.take()
+    if not folder.state().is_terminal:
+        raise SubmissionRefused(f"{folder.id} is {folder.state().status}: only what has ended can be resumed")
+    # Its runner writes the end and then ends itself.
+    lock = folder.take(wait=True)
+    # Somebody else may have resumed it meanwhile.
     state = folder.state()
     try:
-        if lock is None:
-            raise SubmissionRefused(
-                f"{folder.id} is {state.status}: only a run that has ended can be resumed"
-            )
         try:
             again = resumed(state, (clock or Clock()).now_ms())
         except ValueError as error:

@@ -186,14 +186,17 @@ class RunFolder:
         """Take the word back, for a further attempt."""
         (self.path / "cancel.json").unlink(missing_ok=True)
 
-    def take(self) -> int | None:
+    def take(self, *, wait: bool = False) -> int | None:
         """Take the lock that makes this process the run's runner; None where somebody else is.
+
+        Args:
+            wait: Wait until nobody else is, for a runner whose run has ended is about to end itself.
 
         Returns:
             The descriptor that holds it; the kernel gives it back when the process dies.
         """
         try:
-            return lock_file(self.path / ".runner", wait=False)
+            return lock_file(self.path / ".runner", wait=wait)
         except BlockingIOError:
             return None
 

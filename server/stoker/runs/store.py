@@ -21,7 +21,7 @@ from stoker.names import is_name
 from stoker.runs.folder import RunFolder
 from stoker.runs.record import RunRecord, experiment_of
 from stoker.runs.states import RunState
-from stoker.system.durable import private_folder, sync_folder
+from stoker.system.durable import private_folder, replace_file, sync_folder
 
 __all__ = ["RunStore"]
 
@@ -59,7 +59,8 @@ class RunStore:
             for folder in (staged.environment, staged.outputs, staged.logs, staged.path / "attempts"):
                 folder.mkdir(mode=0o700)
             content = json.dumps(record.to_json(), indent=2).encode() + b"\n"
-            (staged.path / "run.json").write_bytes(content)
+            # For its owner alone: variables of the script are in it.
+            replace_file(staged.path / "run.json", content)
             staged.write_state(state)
             complete(staged)
             place = private_folder(self.runs_dir / record.experiment) / record.id

@@ -93,18 +93,16 @@ def test_a_run_that_has_ended_is_resumed(workspace: Workspace, request_of: Calla
     """A further attempt, the cancel forgotten; a run that goes on, or is completed, is not resumed."""
     spawned: Spawned = []
     folder, _ = submit(request_of(), workspace, spawn=lambda one, _: spawned.append(one))
-    with pytest.raises(SubmissionRefused, match="NotStarted cannot be resumed"):
+    with pytest.raises(SubmissionRefused, match="only what has ended"):
         resume(folder, workspace)
-    lock = folder.take()
-    assert lock is not None
-    with pytest.raises(SubmissionRefused, match="only a run that has ended"):
-        resume(folder, workspace)
-    folder.give_back(lock)
     folder.ask_to_cancel("x", 1)
     folder.write_state(RunState(Status.CANCELED, ended_ms=1))
     state = resume(folder, workspace, spawn=lambda one, _: spawned.append(one))
     assert (state.attempt, state.status, folder.cancel_asked()) == (2, Status.QUEUED, None)
     assert spawned == [folder, folder]
+    folder.write_state(RunState(Status.COMPLETED, ended_ms=1))
+    with pytest.raises(SubmissionRefused, match="Completed cannot be resumed"):
+        resume(folder, workspace)
 
 
 def test_a_configuration_is_read_with_the_nearest_key(tmp_path: Path) -> None:

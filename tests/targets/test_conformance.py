@@ -1,0 +1,151 @@
+"""What every engine promises, whatever machine it is for."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.targets.conftest import Bench
+
+from stoker.targets.engine import Presence
+
+pytestmark = pytest.mark.targets
+
+HELLO = "import os\nprint('hello')\nopen('outputs/model.txt', 'w').write('m')\nopen('logs/l.txt', 'w').write('l')\n"
+COUNT = "print('started')\nopen('outputs/count', 'a').write('x')\n"
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+def processes_with(text: str) -> list[int]:
+    """Numbers of the processes whose environment has this text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if text.encode() in environment and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def test_the_machine_says_what_it_has(bench: Bench) -> None:
+    """A check has lines, the first with its Python."""
+    assert bench.engine.check()[0].startswith("Python 3.")
+
+
+def test_a_script_runs_and_its_files_come_back(bench: Bench, tmp_path: Path) -> None:
+    """Log, outputs and logs are in the run's folder; nothing is left where it worked."""
+    job = bench.job(HELLO, tmp_path)
+    assert bench.engine.observe(job).presence is Presence.ABSENT
+    bench.started(job)
+    sight = bench.ended(job)
+    assert (sight.exit["outcome"], sight.exit["exit_status"]) == ("exited", 0)
+    assert bench.log(job.folder) == "hello\n"
+    assert (job.folder.outputs / "model.txt").read_text() == "m"
+    assert (job.folder.logs / "l.txt").read_text() == "l"
+    assert not (job.place / "work").exists()
+
+
+def test_what_is_done_twice_happens_once(bench: Bench, tmp_path: Path) -> None:
+    """Each function may be called again: the script is started once, its files come once."""
+    job = bench.job(COUNT, tmp_path)
+    for _ in range(2):
+        bench.started(job)
+    for _ in range(2):
+        assert bench.ended(job).exit["exit_status"] == 0
+    bench.engine.start(job)
+    assert bench.log(job.folder) == "started\n"
+    assert (job.folder.outputs / "count").read_text() == "x"
+
+
+def test_a_failing_script_says_why(bench: Bench, tmp_path: Path) -> None:
+    """Status and traceback are in what it has left."""
+    job = bench.job("raise ValueError('no data')\n", tmp_path)
+    bench.started(job)
+    report = bench.ended(job).exit
+    assert (report["outcome"], report["exit_status"]) == ("exited", 1)
+    assert report["traceback"].strip().endswith("ValueError: no data")
+
+
+def test_what_does_not_want_to_end_is_killed(bench: Bench, tmp_path: Path) -> None:
+    """A script that ignores SIGTERM, and its child in a session of its own, are gone after the grace."""
+    job = bench.job(STUBBORN, tmp_path)
+    bench.started(job)
+    bench.says(job, "ready")
+    assert len(processes_with(f"STOKER_RUN_ID={job.record.id}")) >= 2
+    for _ in range(2):
+        bench.engine.stop(job, 1.0, "canceled")
+    report = bench.ended(job).exit
+    assert (report["outcome"], report["reason"]) == ("stopped", "canceled")
+    assert processes_with(f"STOKER_RUN_ID={job.record.id}") == []
+
+
+def test_arguments_and_variables_arrive_as_they_are(bench: Bench, tmp_path: Path) -> None:
+    """Spaces, quotes, newlines and letters of the world go through no shell."""
+    odd = ("a b", "it's", '"$HOME"', "new\nline", "größe", "*", "")
+    script = "import json, os, sys\nfound = [os.environ[name] for name in ('ODD', 'CUDA_VISIBLE_DEVICES')]\n"
+    script += "print(json.dumps([sys.argv[1:], *found]))\n"
+    job = replace(bench.job(script, tmp_path, arguments=odd, variables={"ODD": "x\ny'"}), gpus=("3", "1"))
+    bench.started(job)
+    bench.ended(job)
+    assert json.loads(bench.log(job.folder)) == [list(odd), "x\ny'", "3,1"]
+    assert (job.place / "start.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_script_changes_no_snapshot(bench: Bench, tmp_path: Path) -> None:
+    """What it does to its own files is done to a copy."""
+    job = bench.job("open('train.py', 'w').write('gone')\n", tmp_path)
+    bench.started(job)
+    assert bench.ended(job).exit["exit_status"] == 0
+    assert "open(" in (bench.workspace.snapshots_dir / job.record.snapshot / "train.py").read_text()
+
+
+def test_odd_outputs_stay_inside(bench: Bench, tmp_path: Path) -> None:
+    """Links are kept as links and lead nobody anywhere; names with newlines are names."""
+    script = "import os\nos.symlink('/etc', 'outputs/etc')\nopen('outputs/new\\nline', 'w').write('1')\n"
+    job = bench.job(script, tmp_path)
+    bench.started(job)
+    bench.ended(job)
+    assert (job.folder.outputs / "new\nline").read_text() == "1"
+    link = job.folder.outputs / "etc"
+    assert link.is_symlink() or not link.exists()
+    assert Path("/etc/passwd").exists()
+
+
+def test_the_next_attempt_goes_on_from_the_outputs_of_the_one_before(bench: Bench, tmp_path: Path) -> None:
+    """They are where its own will be, and STOKER_RESUME_FROM says so."""
+    script = (
+        "import os\nfrom pathlib import Path\n"
+        "print(os.environ.get('STOKER_RESUME_FROM', '') != '', sorted(p.name for p in Path('outputs').iterdir()))\n"
+        "Path('outputs', 'epoch' + os.environ['STOKER_ATTEMPT']).write_text('x')\n"
+    )
+    first = bench.job(script, tmp_path, attempts=2)
+    second = replace(first, attempt=2)
+    for job in (first, second):
+        bench.started(job)
+        bench.ended(job)
+    assert bench.log(first.folder) == "False []\n"
+    assert bench.log(first.folder, attempt=2) == "True ['epoch1']\n"
+    assert sorted(path.name for path in first.folder.outputs.iterdir()) == ["epoch1", "epoch2"]
+
+
+def test_several_processes_are_one_attempt(bench: Bench, tmp_path: Path) -> None:
+    """Each has its rank and log; one that fails ends the others."""
+    script = "import os, time\nrank = os.environ['RANK']\nprint(rank, os.environ['WORLD_SIZE'])\n"
+    script += "assert rank == '0', rank\ntime.sleep(300)\n"
+    job = bench.job(script, tmp_path, processes_per_node=2, grace_s=1.0)
+    bench.started(job)
+    report = bench.ended(job).exit
+    assert (report["exit_status"], report["rank"]) == (1, 1)
+    assert (job.place / "log_1.txt").read_text().startswith("1 2\n")

@@ -1,0 +1,326 @@
+"""Whole runs on this machine, by commands, with real runners that are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.targets.test_conformance import STUBBORN, processes_with
+
+import stoker
+from stoker.errors import RunFailed
+from stoker.launch.adoption import adopt, adopt_all
+from stoker.launch.following import wait
+from stoker.launch.submission import Request, resume, submit
+from stoker.runs.definition import Definition
+from stoker.runs.folder import RunFolder
+from stoker.runs.journal import read_lines
+from stoker.runs.plotting import draw
+from stoker.runs.states import RunState, Status
+from stoker.workspace import Workspace
+
+pytestmark = pytest.mark.targets
+
+RECORDER = (
+    "import os, sys, time\nfrom stoker_run.records import Recorder\n"
+    "folder, work = os.environ['STOKER_ATTEMPT_DIR'], os.environ['STOKER_WORK_DIR']\n"
+    "recorder = Recorder(folder, work, int(os.environ['STOKER_ATTEMPT']))\n"
+)
+
+
+class Project:
+    """A folder with a script, submitted again and again."""
+
+    def __init__(self, path: Path, workspace: Workspace) -> None:
+        self.path, self.workspace = path, workspace
+        path.mkdir()
+
+    def submit(self, script: str, **asked: object) -> RunFolder:
+        (self.path / "train.py").write_text(script, encoding="utf-8")
+        definition = Definition("train.py", **asked)  # type: ignore[arg-type]
+        return submit(Request(definition, self.path), self.workspace)[0]
+
+    def ended(self, script: str, **asked: object) -> tuple[RunFolder, RunState]:
+        folder = self.submit(script, **asked)
+        return folder, wait(folder, self.workspace)
+
+    def until(self, folder: RunFolder, *statuses: Status) -> None:
+        while folder.state().status not in statuses:
+            time.sleep(0.02)
+
+    def until_printed(self, folder: RunFolder, words: str, attempt: int = 1) -> None:
+        path = folder.attempt(attempt) / "log_0.txt"
+        while not (path.exists() and words in path.read_text()):
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def project(tmp_path: Path, workspace: Workspace) -> Project:
+    return Project(tmp_path / "digits", workspace)
+
+
+def runners_of(folder: RunFolder) -> list[int]:
+    """Numbers of the processes that are runners of a run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"stoker.launch.runner_process" in words and str(folder.path).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        ("def x(:\n", "ScriptFailed", "SyntaxError"),
+        ("raise KeyError('epoch')\n", "ScriptFailed", "KeyError: 'epoch'"),
+        ("import sys; sys.exit(3)\n", "ScriptFailed", "exit status 3"),
+        ("import os; os.kill(os.getpid(), 9)\n", "Killed", "SIGKILL"),
+        ("x = bytearray(1 << 62)\n", "OutOfMemory", "out of memory"),
+    ],
+)
+def test_each_failure_is_told_apart(project: Project, script: str, code: str, words: str) -> None:
+    """Status comes from the process, and the error has its last words."""
+    _, state = project.ended(script)
+    assert state.status is Status.FAILED
+    assert state.error is not None
+    assert (state.error.code, words in state.error.message) == (code, True)
+
+
+def test_too_long_is_timed_out(project: Project) -> None:
+    """The agent ends it, whoever is there to see."""
+    _, state = project.ended("import time; time.sleep(300)\n", max_duration_s=0.5, grace_s=1.0)
+    assert state.error is not None
+    assert (state.status, state.error.code) == (Status.FAILED, "TimedOut")
+
+
+def test_a_run_keeps_the_files_with_which_it_was_submitted(project: Project) -> None:
+    """What is edited while it runs is not what it reads."""
+    (project.path / "data.txt").write_text("old")
+    folder = project.submit(
+        "import time\nprint('up', flush=True)\ntime.sleep(1)\nprint(open('data.txt').read())\n"
+    )
+    (project.path / "data.txt").write_text("new")
+    wait(folder, project.workspace)
+    assert (folder.attempt(1) / "log_0.txt").read_text() == "up\nold\n"
+
+
+def test_no_metric_is_torn_by_a_kill(project: Project) -> None:
+    """All whole lines are read, and the ones behind the last whole one are not."""
+    script = RECORDER + (
+        "for step in range(1_000_000):\n    recorder.number('loss', step / 7, step)\n"
+        "    if step == 20_000: os.kill(os.getpid(), 9)\n"
+    )
+    folder, state = project.ended(script)
+    steps = [line["s"] for line in folder.metric_lines()]
+    assert state.status is Status.FAILED
+    assert steps == list(range(len(steps)))
+    assert len(steps) >= 20_000
+
+
+def test_a_killed_runner_is_adopted(project: Project) -> None:
+    """Killed at twenty moments, of its start and of the script: each run comes to its own end, and runs once."""
+    chance = random.Random(19)
+    script = "import sys, time\nopen('outputs/count', 'a').write('x')\ntime.sleep(0.6)\nsys.exit(int(sys.argv[1]))\n"
+    for number in range(20):
+        folder = project.submit(script, arguments=(str(number % 2),), cores=1)
+        moment_s = time.monotonic() + chance.random() * 1.5
+        while time.monotonic() < moment_s:
+            time.sleep(0.01)
+        for pid in runners_of(folder):
+            os.kill(pid, signal.SIGKILL)
+        if number % 3 == 0:
+            adopt_all(project.workspace)
+        state = wait(folder, project.workspace)
+        assert state.status is (Status.FAILED if number % 2 else Status.COMPLETED), (number, state)
+        assert (folder.outputs / "count").read_text() == "x"
+        assert folder.attempts() == [1]
+
+
+def test_an_agent_that_is_killed_interrupts_its_run(project: Project) -> None:
+    """Without an exit status the run is Interrupted, and nothing of the script goes on."""
+    folder = project.submit("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
+    project.until_printed(folder, "up")
+    agent = json.loads((folder.attempt(1) / "agent.json").read_text())
+    os.kill(agent["pid"], signal.SIGKILL)
+    state = wait(folder, project.workspace)
+    assert state.error is not None
+    assert (state.status, state.error.code) == (Status.FAILED, "Interrupted")
+    assert processes_with(f"STOKER_RUN_ID={folder.id}") == []
+
+
+def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
+    """A script that ignores SIGTERM and has grandchildren is gone, and its outputs are kept."""
+    folder = project.submit("open('outputs/o.txt', 'w').write('kept')\n" + STUBBORN, grace_s=1.0)
+    project.until_printed(folder, "ready")
+    folder.ask_to_cancel("by its user", 1)
+    state = wait(folder, project.workspace)
+    assert (state.status, state.reason) == (Status.CANCELED, "by its user")
+    assert (folder.outputs / "o.txt").read_text() == "kept"
+    assert processes_with(f"STOKER_RUN_ID={folder.id}") == []
+
+
+def test_a_cancelled_run_is_resumed_from_its_checkpoint(project: Project) -> None:
+    """The second attempt begins where the first one was; metrics of both are told apart."""
+    script = RECORDER + (
+        "from pathlib import Path\npoint = Path('outputs/epoch')\n"
+        "first = int(point.read_text()) + 1 if point.exists() else 0\n"
+        "for epoch in range(first, 6):\n"
+        "    recorder.number('epoch', epoch, epoch); point.write_text(str(epoch))\n"
+        "    print('epoch', epoch, flush=True)\n"
+        "    while epoch == 3 and first == 0: time.sleep(0.05)\n"
+    )
+    folder = project.submit(script, grace_s=1.0)
+    project.until_printed(folder, "epoch 3")
+    folder.ask_to_cancel("by its user", 1)
+    assert wait(folder, project.workspace).status is Status.CANCELED
+    resume(folder, project.workspace)
+    state = wait(folder, project.workspace)
+    assert (state.status, state.attempt) == (Status.COMPLETED, 2)
+    assert [(line["a"], line["v"]) for line in folder.metric_lines()] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (1, 3),
+        (2, 4),
+        (2, 5),
+    ]
+
+
+def test_a_new_run_is_given_the_outputs_of_an_old_one(project: Project) -> None:
+    """As `--resume-from PATH`, behind its own arguments."""
+    old, _ = project.ended("open('outputs/c.txt', 'w').write('checkpoint')\n")
+    script = "import sys\nassert sys.argv[1:3] == ['--x', '--resume-from']\n"
+    script += "print(open(sys.argv[3] + '/c.txt').read())\n"
+    new, state = project.ended(script, arguments=("--x",), resume_from=old.id)
+    assert state.status is Status.COMPLETED
+    assert (new.attempt(1) / "log_0.txt").read_text() == "checkpoint\n"
+
+
+def test_two_runs_have_two_gpus_and_the_third_waits(project: Project) -> None:
+    """CUDA_VISIBLE_DEVICES are distinct; Queued names who holds what it waits for."""
+    targets = project.workspace.targets_dir
+    targets.mkdir()
+    (targets / "local.yaml").write_text("cores: 8\ngpus: ['0', '1']\n")
+    script = (
+        "import os, time\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "while not os.path.exists(os.environ['GO']): time.sleep(0.05)\n"
+    )
+    go = project.workspace.root / "go"
+    runs = [project.submit(script, variables={"GO": str(go)}) for _ in range(2)]
+    for run in runs:
+        project.until(run, Status.RUNNING)
+    third = project.submit(script, variables={"GO": str(go)})
+    project.until(third, Status.QUEUED)
+    assert third.state().reason.startswith("waits for 1 GPU: held by digits_")
+    go.touch()
+    assert {wait(run, project.workspace).status for run in [*runs, third]} == {Status.COMPLETED}
+    shown = [(run.attempt(1) / "log_0.txt").read_text().strip() for run in runs]
+    assert sorted(shown) == ["0", "1"]
+
+
+def test_a_secret_is_in_no_file_that_others_read(project: Project) -> None:
+    """Variables of a script are in files of its owner alone, and in no output of a command."""
+    folder, _ = project.ended("print('done')\n", variables={"TOKEN": "hunter2-secret"})
+    holding = [
+        path
+        for path in project.workspace.root.rglob("*")
+        if path.is_file() and b"hunter2" in path.read_bytes()
+    ]
+    assert holding
+    assert all(path.stat().st_mode & 0o077 == 0 for path in holding), holding
+    shown = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", "runs", "show", folder.id], capture_output=True, check=True
+    )
+    assert b"hunter2" not in shown.stdout + shown.stderr
+
+
+def test_the_command_has_the_exit_status_of_the_run(project: Project) -> None:
+    """0, 1 and 2; Ctrl-C leaves the run to itself with 130."""
+
+    def run(*words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "stoker.cli", "submit", *words]
+        return subprocess.Popen(
+            command,
+            cwd=project.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    (project.path / "train.py").write_text(
+        "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[2]))\nsys.exit(int(sys.argv[1]))\n"
+    )
+    for words, status in ((("train.py", "0", "0"), 0), (("train.py", "7", "0"), 1), (("tain.py",), 2)):
+        with run(*words) as process:
+            process.communicate(timeout=60)
+            assert process.returncode == status
+    with run("train.py", "0", "2") as process:
+        assert process.stdout is not None
+        run_id = process.stdout.readline().decode().strip()
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+    assert stoker.get_run(run_id).wait() == "Completed"
+
+
+def test_python_submits_waits_and_reads(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments become texts, output is shown, metrics and files are read, failures raise with the traceback."""
+    (project.path / "train.py").write_text(
+        RECORDER + "recorder.number('accuracy', float(sys.argv[2]))\nprint('trained')\n"
+        "open('outputs/m.txt', 'w').write('m')\nassert len(sys.argv) < 4, 'bad'\n"
+    )
+    run = stoker.submit("train.py", ["--lr", 0.25], source=project.path, max_duration="2h")
+    assert run.wait(show_output=True) == "Completed"
+    assert capsys.readouterr().out == "trained\n"
+    assert run.metrics == {"accuracy": 0.25}
+    version = run.register_model("digits", "outputs/m.txt")
+    assert (version.properties["run"], version.framework) == (run.id, "files")
+    failing = stoker.submit("train.py", ["--lr", 1, "x"], source=project.path)
+    with pytest.raises(RunFailed, match=r"(?s)AssertionError: bad.*Traceback"):
+        failing.wait()
+
+
+def test_a_killed_program_leaves_no_run_that_runs_for_ever(project: Project) -> None:
+    """The run of a notebook that was killed is Interrupted when the next command comes by."""
+    program = "import os, stoker\nwith stoker.start_run('notebook') as run:\n"
+    program += "    print(run.id, flush=True)\n    os.kill(os.getpid(), 9)\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    run = stoker.get_run(done.stdout.strip())
+    assert run.status == "Running"
+    assert run.wait(raise_on_error=False) == "Failed"
+    assert run.error is not None
+    assert run.error["code"] == "Interrupted"
+
+
+def test_one_runner_too_many_ends_by_itself(project: Project) -> None:
+    """Whoever adopts at the same time: one is the runner, and the script runs once."""
+    folder = project.submit("print('once')\n")
+    for _ in range(3):
+        adopt(folder, project.workspace)
+    assert wait(folder, project.workspace).status is Status.COMPLETED
+    assert [line["v"] for line in read_lines(folder.events)].count("Running") <= 1
+    assert (folder.attempt(1) / "log_0.txt").read_text() == "once\n"
+
+
+def test_a_picture_has_a_panel_a_metric(project: Project, tmp_path: Path) -> None:
+    """Curves of two runs are drawn into a PNG of some size."""
+    script = (
+        RECORDER + "for s in range(20):\n    recorder.number('loss', float(sys.argv[1]) / (s + 1), s)\n"
+        "recorder.number('accuracy', 0.9)\n"
+    )
+    runs = [project.ended(script, arguments=(text,))[0] for text in ("1", "2")]
+    path = tmp_path / "plot.png"
+    assert draw(runs, [], path) == ["accuracy", "loss"]
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 10_000
