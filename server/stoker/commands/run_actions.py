@@ -85,7 +85,7 @@ def cancel_runs(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise InvalidSettings(f"--grace {error}") from None
     if args.all:
-        going_on = [store.get(run.id) for run in RunIndex(store).runs() if not run.is_terminal]
+        going_on = [store.get(run_id) for run_id in RunIndex(store).going_on()]
     else:
         going_on = [store.find(args.reference)]
     for folder in going_on:

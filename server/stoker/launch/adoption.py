@@ -28,5 +28,4 @@ def adopt_all(workspace: Workspace) -> list[str]:
     store = RunStore(workspace.runs_dir)
     if not store.runs_dir.is_dir():
         return []
-    going_on = [run.id for run in RunIndex(store).runs() if not run.is_terminal]
-    return [run_id for run_id in going_on if adopt(store.get(run_id), workspace)]
+    return [run_id for run_id in RunIndex(store).going_on() if adopt(store.get(run_id), workspace)]

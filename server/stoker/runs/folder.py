@@ -25,10 +25,11 @@ from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState
 from stoker.system.durable import lock_file, replace_file
 
-__all__ = ["RunFolder"]
+__all__ = ["EVENTS_FILE", "RunFolder"]
 
 _STATE: Final = "state.json"
-_EVENTS: Final = "events.jsonl"
+EVENTS_FILE: Final = "events.jsonl"
+"""The name of the file that changes with each change of a run."""
 _Form = TypeVar("_Form")
 
 
@@ -70,7 +71,7 @@ class RunFolder:
     @property
     def events(self) -> Path:
         """The lines of all changes."""
-        return self.path / _EVENTS
+        return self.path / EVENTS_FILE
 
     def attempt(self, number: int) -> Path:
         """The folder of one attempt."""
@@ -129,7 +130,7 @@ class RunFolder:
     def event_lines(self) -> Iterator[dict[str, Any]]:
         """Yield all events: those of the scripts, attempt by attempt, then those of the run itself."""
         for number in self.attempts():
-            yield from read_lines(self.attempt(number) / _EVENTS)
+            yield from read_lines(self.attempt(number) / EVENTS_FILE)
         yield from read_lines(self.events)
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:

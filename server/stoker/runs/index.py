@@ -12,10 +12,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from stoker.errors import UnknownRun
-from stoker.runs.folder import RunFolder
+from stoker.runs.folder import EVENTS_FILE, RunFolder
 from stoker.runs.states import Status
 from stoker.runs.store import RunStore
 from stoker.runs.summary import Numbers, RunSummary, summarize
@@ -24,6 +25,7 @@ from stoker.system.durable import private_folder
 __all__ = ["RunIndex"]
 
 _VERSION: Final = 1
+_NO_TAGS: Final = "{}"
 _SCHEMA: Final = """
 CREATE TABLE runs (
     id TEXT PRIMARY KEY, stamp TEXT NOT NULL, experiment TEXT NOT NULL, status TEXT NOT NULL,
@@ -68,6 +70,13 @@ class RunIndex:
             query = "SELECT DISTINCT name FROM metrics JOIN runs ON id = run"
             where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
             return sorted(name for (name,) in database.execute(query + where, values))
+
+    def going_on(self) -> list[str]:
+        """The ids of the runs that have not ended."""
+        with self._opened() as database:
+            self._refresh(database, None)
+            # Only those that have ended have a stamp.
+            return [run for (run,) in database.execute("SELECT id FROM runs WHERE stamp = ''")]
 
     def rebuild(self) -> int:
         """Make it anew from the folders; returns how many runs there are."""
@@ -114,11 +123,11 @@ class RunIndex:
         """Read anew what has changed since it was read, and forget what is gone."""
         where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
         known = dict(database.execute(f"SELECT id, stamp FROM runs{where}", values))  # noqa: S608  # no user's text
-        for folder in self._store.folders(experiment):
-            stamp = _stamp(folder)
-            if known.pop(folder.id, None) != stamp or not stamp:
+        for path in self._store.paths(experiment):
+            stamp = _stamp(path)
+            if known.pop(path.rpartition("/")[2], None) != stamp or not stamp:
                 with contextlib.suppress(UnknownRun):
-                    _put(database, summarize(folder), stamp)
+                    _put(database, summarize(RunFolder(Path(path))), stamp)
         for gone in known:
             database.execute("DELETE FROM runs WHERE id = ?", (gone,))
             database.execute("DELETE FROM metrics WHERE run = ?", (gone,))
@@ -132,9 +141,9 @@ def _make(database: sqlite3.Connection) -> None:
     database.execute(f"PRAGMA user_version = {_VERSION}")
 
 
-def _stamp(folder: RunFolder) -> str:
+def _stamp(path: str) -> str:
     try:
-        facts = os.stat(folder.events)  # noqa: PTH116  # thousands of times
+        facts = os.stat(f"{path}/{EVENTS_FILE}")  # noqa: PTH116  # thousands of times
     except OSError:
         return ""
     return f"{facts.st_mtime_ns} {facts.st_size} {facts.st_ino}"
@@ -181,7 +190,7 @@ def _listed(database: sqlite3.Connection, experiment: str | None, metrics: Seque
             script,
             reason,
             parent,
-            json.loads(tags),
+            json.loads(tags) if tags != _NO_TAGS else {},
             measured.get(run, {}),
         )
         for run, of, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags in rows

@@ -80,6 +80,11 @@ class RunStore:
 
     def folders(self, experiment: str | None = None) -> Iterator[RunFolder]:
         """Yield the folders of all runs, or of those of one experiment, in no order."""
+        for path in self.paths(experiment):
+            yield RunFolder(Path(path))
+
+    def paths(self, experiment: str | None = None) -> Iterator[str]:
+        """Yield the paths of the same: thousands of texts are made sooner than objects."""
         for name in self.experiments() if experiment is None else [experiment]:
             folder = self.runs_dir / name
             if not folder.is_dir():
@@ -87,7 +92,7 @@ class RunStore:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if experiment_of(entry.name) is not None and entry.is_dir():
-                        yield RunFolder(folder / entry.name)
+                        yield entry.path
 
     def get(self, run_id: str) -> RunFolder:
         """Return the folder of a run by its whole id.
