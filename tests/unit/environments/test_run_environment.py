@@ -1,0 +1,145 @@
+"""Environments of runs: which Python, what is written down, and what is built from a file."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.environments import run_environment
+from stoker.environments.asked import AskedEnvironment, user_managed
+from stoker.environments.discovery import read_environment
+from stoker.environments.interpreters import Interpreter
+from stoker.environments.run_environment import prepared_for_run
+from stoker.environments.run_interpreters import choose_run_interpreter
+from stoker.environments.specification import Specification
+from stoker.errors import EnvironmentUnusable
+
+
+def specification(tmp_path: Path, python: str) -> Specification:
+    file = tmp_path / "env.yml"
+    file.write_text(f"dependencies: ['python{python}']\n")
+    return read_environment(file)
+
+
+def only(*minors: int) -> Any:
+    return lambda minor: Interpreter(Path(f"/py3.{minor}"), (3, minor, 1)) if minor in minors else None
+
+
+def test_the_named_python_is_taken_then_a_newer_one(tmp_path: Path) -> None:
+    """The same minor version first; the nearest newer one with a note; this one where it is allowed."""
+    asked = specification(tmp_path, "=3.7")
+    assert choose_run_interpreter(asked, only(6, 7, 8))[0].version == (3, 7, 1)
+    newer, note = choose_run_interpreter(asked, only(6, 8, 9))
+    assert (newer.version, "3.7" in note, "3.8.1 is used" in note) == ((3, 8, 1), True, True)
+    this, note = choose_run_interpreter(specification(tmp_path, ">=3.6"), only())
+    assert (this.executable, note) == (Path(sys.executable), "")
+
+
+def test_a_python_that_is_nowhere_is_fetched_or_refused(tmp_path: Path) -> None:
+    """What uv brings is taken; where it brings nothing the message says which is missing."""
+    newest = specification(tmp_path, "=3.19")
+    there: list[int] = []
+
+    def find(minor: int) -> Interpreter | None:
+        found: Interpreter | None = only(*there)(minor)
+        return found
+
+    fetched, _ = choose_run_interpreter(newest, find, there.append)
+    assert fetched.version == (3, 19, 1)
+    for asked in (newest, specification(tmp_path, "=2.7")):
+        with pytest.raises(EnvironmentUnusable, match=r"runs need Python 3\.6 or newer"):
+            choose_run_interpreter(asked, only(), lambda minor: None)
+
+
+def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
+    """This one and another one: with their packages, without reading any of them."""
+    environment = user_managed(AskedEnvironment(), tmp_path / "a")
+    assert environment.interpreter == Path(sys.executable)
+    lines = (tmp_path / "a" / "got.txt").read_text().splitlines()
+    assert lines[0] == "# the interpreter as it is"
+    assert any(line.startswith("pytest==") for line in lines)
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    assert user_managed(AskedEnvironment(python=str(other)), tmp_path / "b").interpreter == other
+    with pytest.raises(EnvironmentUnusable, match="cannot be run"):
+        user_managed(AskedEnvironment(python=str(tmp_path / "none")), tmp_path / "c")
+
+
+class Commands:
+    """Takes the place of the installer: a virtual environment is a folder with packages that it is told."""
+
+    def __init__(self, packages: dict[str, str], status: int = 0) -> None:
+        self.packages, self.status = packages, status
+        self.seen: list[list[str]] = []
+
+    def __call__(self, command: list[Any], **_: Any) -> "subprocess.CompletedProcess[str]":
+        words = [str(word) for word in command]
+        self.seen.append(words)
+        if "venv" in words:
+            site = Path(words[-1]) / "lib" / "python3.11" / "site-packages"
+            site.mkdir(parents=True)
+            (Path(words[-1]) / "bin").mkdir()
+            (Path(words[-1]) / "bin" / "python").symlink_to(sys.executable)
+            for name, version in self.packages.items():
+                info = site / f"{name}-{version}.dist-info"
+                info.mkdir()
+                (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+                (info / "RECORD").write_text(f"{name}/__init__.py,,\n")
+            return subprocess.CompletedProcess(command, 0, "", "")
+        is_check = "-c" in words
+        return subprocess.CompletedProcess(
+            command, self.status if is_check else 0, "installed", "ImportError: descriptors"
+        )
+
+
+def prepared(
+    tmp_path: Path, asked: AskedEnvironment, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    monkeypatch.setattr(run_environment.subprocess, "run", commands)
+    folder = tmp_path / "run" / "environment"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "asked.txt").write_text("six==1.16.0\nazureml-defaults\n")
+    said: list[str] = []
+    prepared_for_run(asked, folder, tmp_path / "environments", said.append)
+    return said
+
+
+def test_an_environment_is_built_once_for_each_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run of the same file builds nothing; another date is another environment."""
+    commands = Commands({"six": "1.16.0"})
+    asked = AskedEnvironment("exact", file="asked.txt")
+    prepared(tmp_path, asked, commands, monkeypatch)
+    count = len(commands.seen)
+    assert any("import six" in word for words in commands.seen for word in words)
+    prepared(tmp_path, asked, commands, monkeypatch)
+    assert len(commands.seen) == count
+    got = (tmp_path / "run" / "environment" / "got.txt").read_text()
+    assert "six==1.16.0" in got
+    assert "azureml-defaults: Stoker provides" in got
+    said = prepared(tmp_path, AskedEnvironment("exact", "", "2021-05-01", "asked.txt"), commands, monkeypatch)
+    assert "packages as of 2021-05-01: later uploads were left out" in said
+    assert any("--exclude-newer" in words and "2021-05-01" in words for words in commands.seen[count:])
+
+
+def test_what_was_installed_and_cannot_be_imported_is_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has the reason, and nothing of it is kept."""
+    commands = Commands({"six": "1.16.0"}, status=1)
+    with pytest.raises(EnvironmentUnusable, match="cannot be imported: ImportError: descriptors"):
+        prepared(tmp_path, AskedEnvironment("exact", file="asked.txt"), commands, monkeypatch)
+    assert [path for path in (tmp_path / "environments").iterdir() if path.is_dir()] == []
+
+
+def test_relaxed_takes_todays_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names stay, the pins go, and it is said."""
+    commands = Commands({"six": "1.17.0"})
+    said = prepared(tmp_path, AskedEnvironment("relaxed", file="asked.txt"), commands, monkeypatch)
+    (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
+    assert requirements.read_text().splitlines() == ["six"]
+    assert any(line.startswith("relaxed: today's versions") for line in said)
