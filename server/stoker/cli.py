@@ -125,7 +125,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if word in _COMMANDS), None)
-    for name in _COMMANDS:
+    # A command that comes first is the one; to import the others' modules would take longer than many a command.
+    for name in arguments[:1] if chosen is not None and arguments[0] == chosen else _COMMANDS:
         module = importlib.import_module(f"stoker.commands.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=_sentence(module.SUMMARY))
         command.set_defaults(run=module.run)
