@@ -172,7 +172,7 @@ def test_contradictions_are_refused_before_anything_is_sent(
     assert versions(cluster, namespace) == {}
 
 
-def test_a_service_without_a_gpu_fails_with_the_scheduler_s_sentence(
+def test_a_service_without_a_gpu_fails_with_the_sentence_of_the_scheduler(
     folder: Path, control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`error` has Azure's code, and the service that holds the GPUs is untouched."""
