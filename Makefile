@@ -11,7 +11,7 @@ MLFLOW := $(VENV)/mlflow
 MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cluster test-offline test-ray test-targets examples coverage lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test test-cluster test-offline test-ray test-targets examples coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -75,6 +75,11 @@ coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and
 	$(BIN)/coverage run $(PYTEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+H2SPEC_VERSION := v2.2.1+incompatible
+frames: install  ## the published tests of HTTP/2; builds h2spec with Go where it is not there yet
+	test -x $(BIN)/h2spec || GOBIN=$(abspath $(BIN)) go install github.com/summerwind/h2spec/cmd/h2spec@$(H2SPEC_VERSION)
+	H2SPEC=$(abspath $(BIN))/h2spec $(BIN)/python -m pytest tests/contract/test_h2spec.py
 
 lint: install
 	$(BIN)/ruff format --check .

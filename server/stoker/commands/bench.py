@@ -161,7 +161,7 @@ def _report(args: argparse.Namespace) -> Report:
     if args.protocols:
         return run_protocol_bench(ProtocolBenchOptions(**_given(args, "protocols", *_PROTOCOL_OPTIONS)))
     if args.grpc:
-        if find_spec("grpc") is None:
+        if find_spec("hpack") is None:
             raise InvalidSettings(f"--grpc needs packages that are missing here; {how_to_install('grpc')}")
         from stoker_bench.benches.grpc_bench import GrpcBenchOptions, run_grpc_bench
 

@@ -227,6 +227,7 @@ class _Frontend:
             # Not where it is off: it would cost every frontend its memory.
             from stoker.gateway.grpc.server import GrpcServer
 
+            assert self._page is not None, "started with it"
             self._grpc = GrpcServer(
                 gateway,
                 self._grpc_rules.address,
@@ -234,6 +235,7 @@ class _Frontend:
                 certificate=self._grpc_rules.certificate,
                 key=self._grpc_rules.key,
                 connection_age_s=self._grpc_rules.connection_age_s,
+                count_refused=self._page.count_accept_failure,
             )
             await self._grpc.start()
         self._channel.send(Listening())

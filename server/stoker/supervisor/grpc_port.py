@@ -15,7 +15,7 @@ from stoker.system.extras import how_to_install
 
 __all__ = ["address_of", "reserve_grpc_port"]
 
-_PACKAGES: Final = ("google.protobuf", "grpc", "grpc_health", "grpc_reflection")
+_PACKAGES: Final = ("google.protobuf", "hpack")
 
 
 def reserve_grpc_port(

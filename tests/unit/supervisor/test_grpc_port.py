@@ -58,8 +58,8 @@ def test_the_port_of_http_is_taken(http: socket.socket) -> None:
 
 def test_missing_packages_are_named(http: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra, the message says how to install it."""
-    monkeypatch.setattr(grpc_port, "_PACKAGES", ("grpc", "not_there.at_all"))
-    with pytest.raises(InvalidSettings, match=r" pip install .*'grpcio>="):
+    monkeypatch.setattr(grpc_port, "_PACKAGES", ("hpack", "not_there.at_all"))
+    with pytest.raises(InvalidSettings, match=r" pip install .*'hpack>="):
         reserve_grpc_port(ServerSettings(grpc_port=port), http)
 
 

@@ -1,222 +1,285 @@
-"""What every call has: its metadata, its ids, its deadline, and the status it ends with."""
+"""What every call has: its metadata, its ids, its deadline, its messages, and the status it ends with."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
-from urllib.parse import unquote
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-import grpc
-from google.protobuf.message import DecodeError
-
-from stoker.errors import BodyTooLarge, DeadlineExceeded, MalformedBody, StokerError
+from stoker.errors import BodyTooLarge, DeadlineExceeded, NotReady, RequestTimeout, StokerError
 from stoker.errors.serving import unforeseen
-from stoker.gateway.grpc.statuses import status_of
+from stoker.gateway.grpc.framing import Message, MessageReader, inflated, prefixed
+from stoker.gateway.grpc.heads import ANSWER_HEAD, CallHead, ok_trailers, refusal_fields, trailers_alone
 from stoker.gateway.http.request_ids import RequestIds
+from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.wire.http2.fields import Fields, encoded
 
-__all__ = [
-    "BEARER_METADATA",
-    "CallsUnderWay",
-    "RpcCall",
-    "authorization_of",
-    "fault",
-    "parsed",
-    "reader",
-    "refusing",
-    "shown",
-]
+if TYPE_CHECKING:
+    from stoker.gateway.grpc.room import Room
+    from stoker.wire.http2.connection import Connection
+    from stoker.wire.http2.stream import Stream
+
+__all__ = ["BEARER_METADATA", "Line", "Method", "RpcCall", "closing", "fault", "inflated_message"]
 
 logger = logging.getLogger(__name__)
 
 BEARER_METADATA: Final = "the metadata 'authorization: Bearer <{}>'"
 """What `stoker.keys.keyring.BEARER_HEADER` is over HTTP."""
 
-_DETAILS_CHARS: Final = 1024
-_LONG_ANSWER_BYTES: Final = 1 << 14
-"""An answer above this size may take several writes; the kernel has room for shorter ones at once."""
+_INLINE_BYTES: Final = 1 << 12
+"""Up to this size a compressed message is inflated on the loop: it becomes four MiB at most."""
+_ARRIVAL_S: Final = 10
+_SLOWEST_BYTES_S: Final = 1024
+_LONGEST_ARRIVAL_S: Final = 900
+_UNSENT_S: Final = 75
+"""As for bodies of HTTP: so long a message may take to arrive, more only as far as it arrives at this rate; and so
+long an answer may wait for a client that takes nothing of it."""
+
+
+class Line(Protocol):
+    """What calls know of the connection that they are on."""
+
+    http: Connection[CallHead]
+    address: str
+    room: Room
+
+    def flush_soon(self) -> None:
+        """Write what is in `http.out` at the end of this turn of the loop."""
+
+
+class Method(NamedTuple):
+    """A method that can be called.
+
+    Attributes:
+        begin: Makes a call of it.
+        max_bytes: The longest message that it reads.
+        too_long: Makes the error for a longer one, of its size and that.
+        answer: What answers it, for the kind of call that `begin` makes.
+    """
+
+    begin: Callable[[Line, Stream, CallHead, Method], RpcCall]
+    max_bytes: int
+    too_long: Callable[[int, int], BodyTooLarge]
+    answer: Any
 
 
 class RpcCall:
-    """One call or stream: who makes it, and how long they wait.
+    """One call or stream: who makes it, and how long they wait. It receives its stream.
 
     Attributes:
-        authorization: The value of the metadata `authorization`.
+        line: The connection.
+        head: What its head says.
+        method: What is called.
         ids: Its request id, from the metadata `x-request-id` or a fresh one.
-        write: Sends an answer of a stream.
-        context: What the library knows of it.
+        done: Whether it has ended for its caller: nothing more is sent.
+        counts: Whether the server waits for it when it stops.
     """
 
-    __slots__ = ("authorization", "context", "ids", "write")
+    __slots__ = (
+        "_deadline",
+        "_reader",
+        "_sent_bytes",
+        "_slow_sweeps",
+        "_stream",
+        "_unsent_sweeps",
+        "begun_ns",
+        "done",
+        "head",
+        "ids",
+        "line",
+        "method",
+    )
 
-    def __init__(self, context: Any) -> None:
-        """Read the metadata, and name the call in what goes out behind its answer.
+    counts = True
 
-        Raises:
-            RequestError: Its request id cannot be taken over.
-        """
-        self.context = context
-        self.write: Callable[[Any], Awaitable[None]] = context.write
-        metadata = dict(context.invocation_metadata())
-        self.authorization = authorization_of(metadata)
-        self.ids = RequestIds(metadata.get("x-request-id", "").encode("latin-1"))
-        context.set_trailing_metadata((("x-request-id", self.ids.request_id.decode("latin-1")),))
+    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
+        self.line = line
+        self.head = head
+        self.done = False
+        self._stream = stream
+        self.method = method
+        self._reader: MessageReader | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._sent_bytes = self._slow_sweeps = self._unsent_sweeps = 0
+        self.begun_ns = time.monotonic_ns()
+        try:
+            self.ids = RequestIds(head.request_id)
+        except StokerError as error:
+            self.ids = RequestIds()
+            self.refuse(error)
+
+    @property
+    def authorization(self) -> bytes:
+        """The value of the metadata `authorization`."""
+        return self.head.authorization
 
     @property
     def address(self) -> str:
-        """Where it comes from: an address, in the library's spelling if that is none of IP."""
-        peer = unquote(self.context.peer())
-        kind, _, place = peer.partition(":")
-        return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
+        """Where it comes from."""
+        return self.line.address
 
     def headers(self) -> dict[bytes, bytes]:
-        """Return its metadata as headers of HTTP, without those whose values are bytes."""
-        pairs = self.context.invocation_metadata()
-        texts = {name: value for name, value in pairs if isinstance(value, str)}
-        return {name.encode("latin-1"): value.encode("latin-1", "replace") for name, value in texts.items()}
+        """Return its metadata as headers of HTTP."""
+        return self.head.headers()
 
-    def patience_ns(self, timeout_ns: int | None) -> int | None:
-        """The time until the caller's deadline, or `timeout_ns` if that is shorter; None for neither.
+    def deadline_ns(self) -> int | None:
+        """When the caller stops waiting, as `time.monotonic_ns`; None for never.
 
         Raises:
             DeadlineExceeded: The deadline has passed.
         """
-        remaining_s = self.context.time_remaining()
-        if remaining_s is None:
-            return timeout_ns
-        if remaining_s <= 0:
+        if self.head.timeout_ns is None:
+            return None
+        deadline_ns = self.begun_ns + self.head.timeout_ns
+        if deadline_ns <= time.monotonic_ns():
             raise DeadlineExceeded
-        remaining_ns = int(remaining_s * 1e9)
-        return remaining_ns if timeout_ns is None else min(remaining_ns, timeout_ns)
+        return deadline_ns
 
+    def watch_deadline(self) -> None:
+        """End this call when its deadline passes; for those that nobody else ends then."""
+        if self.head.timeout_ns is not None and not self.done:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self.head.timeout_ns / 1e9, self.give_up, DeadlineExceeded())
 
-def authorization_of(metadata: dict[str, Any]) -> bytes:
-    """The value of `authorization` as HTTP has it."""
-    value: str = metadata.get("authorization", "")
-    return value.encode("latin-1", "replace")
+    # --- what its stream says ---
 
+    def take(self, part: bytes | memoryview, ended: bool) -> None:
+        """Take some content."""
+        if not self.done:
+            for item in self._read(part):
+                self.arrive(item)
+        if ended:
+            self.end()
 
-def reader(read: Callable[[bytes], Any], max_bytes: int | None = None) -> Callable[[bytes], Any]:
-    """A deserializer that returns the error to answer with, where gRPC would write one into the log.
+    def end(self) -> None:
+        """Take note that the caller has sent all."""
 
-    Args:
-        read: Reads a message.
-        max_bytes: The longest one that is read; None leaves that to gRPC.
-    """
+    def lost(self) -> None:
+        """Take note that the caller has gone."""
+        if not self.done:
+            self._finish()
+            self.abandon()
 
-    def read_or_say_why(content: bytes) -> Any:
-        if max_bytes is not None and len(content) > max_bytes:
-            return BodyTooLarge(f"the message has {len(content)} bytes; this method reads {max_bytes}")
-        try:
-            return read(content)
-        except StokerError as error:
-            return error.with_traceback(None)
-        except DecodeError as error:
-            return MalformedBody(f"the message cannot be read: {error}")
+    def drained(self) -> None:
+        """Go on where the caller had not taken all."""
 
-    return read_or_say_why
+    def arrive(self, item: Message | StokerError) -> None:
+        """Take a message, or the error in its place."""
+        raise NotImplementedError
 
+    def abandon(self) -> None:
+        """Give up what is under way for it; called once, if it has not been answered."""
 
-def parsed(request: Any) -> Any:
-    """Return a message that was read, or raise the error that `reader` has put in its place."""
-    if isinstance(request, StokerError):
-        raise request
-    return request
+    def close(self) -> None:
+        """End it if it would never end by itself: the server does."""
 
+    def _read(self, part: bytes | memoryview) -> list[Message | StokerError]:
+        if self._reader is None:
+            self._reader = MessageReader(self.method.max_bytes, self.method.too_long, self.line.room)
+        return self._reader.feed(part)
 
-class CallsUnderWay:
-    """The calls and streams that have begun and not ended.
+    # --- what it says ---
 
-    Attributes:
-        begun: How many have begun ever.
-    """
+    def send(self, message: bytes) -> None:
+        """Send a message, behind the head of the answer."""
+        if not self.done:
+            http = self.line.http
+            if self._stream.queue is None:
+                http.begin_answer(self._stream, ANSWER_HEAD)
+            http.send(self._stream, prefixed(message))
+            self.line.flush_soon()
 
-    def __init__(self) -> None:
-        self.begun = 0
-        self._count = 0
-        self._long: dict[Any, int] = {}
-        self._none_left: asyncio.Future[None] | None = None
+    def answer(self, message: bytes) -> None:
+        """Answer with one message, and end."""
+        if not self.done:
+            self._finish()
+            trailers = ok_trailers(self.ids.request_id)
+            self.line.http.answer(self._stream, ANSWER_HEAD, prefixed(message), trailers)
+            self.line.flush_soon()
 
-    def handler(
-        self, method: Callable[[Any, RpcCall], Awaitable[Any]]
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """The handler of a method: it ends a call with the status of the error that the method raises."""
+    def succeed(self) -> None:
+        """End without an error."""
+        self.end_with([(b"grpc-status", b"0")])
 
-        async def handle(request: Any, context: Any) -> Any:
-            self.begun += 1
-            self._count += 1
-            call = None
-            try:
-                call = RpcCall(context)
-                answer = await method(parsed(request), call)
-                if type(answer) is bytes:
-                    self.note_answer(answer, call)
-                return answer
-            except StokerError as error:
-                _refuse(context, error)
-            except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-                _refuse(context, fault(error, call, getattr(request, "model_name", "")))
-            finally:
-                self._count -= 1
-                if not self._count and self._none_left is not None and not self._none_left.done():
-                    self._none_left.set_result(None)
+    def refuse(self, error: StokerError) -> None:
+        """End with an error."""
+        self.end_with(refusal_fields(error))
 
-        return handle
+    def give_up(self, error: StokerError) -> None:
+        """End with an error, and give up what is under way."""
+        if not self.done:
+            self.refuse(error)
+            self.abandon()
 
-    def note_answer(self, answer: bytes, call: RpcCall) -> None:
-        """Take note of the connection on which a long answer goes out, until its call has ended."""
-        context = call.context
-        if len(answer) > _LONG_ANSWER_BYTES and context not in self._long:
-            self._long[context] = int(context.peer().rpartition(":")[2])
-            context.add_done_callback(self._long.pop)
+    def end_with(self, fields: Fields) -> None:
+        """End with these fields; the id of the request is added."""
+        if self.done:
+            return
+        self._finish()
+        block = encoded([*fields, (b"x-request-id", self.ids.request_id)])
+        begun = self._stream.queue is not None
+        self.line.http.end_answer(self._stream, block if begun else trailers_alone(block))
+        self.line.flush_soon()
+
+    def _finish(self) -> None:
+        self.done = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._reader is not None:
+            self._reader.close()
+
+    # --- time ---
 
     @property
-    def long_answers(self) -> set[int]:
-        """The peers' ports of the connections on which long answers may be being written."""
-        return set(self._long.values())
+    def arriving(self) -> bool:
+        """Whether the caller is to send more now."""
+        return not self.done and not self._stream.ended
 
-    async def finish(self, timeout_s: float) -> int:
-        """Wait until there are none; return how many are left after `timeout_s`."""
-        if self._count:
-            self._none_left = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._none_left,), timeout=timeout_s)
-        return self._count
+    def sweep(self) -> None:
+        """Look at it, as is done each second: end it if its message does not arrive, or its answer is not taken."""
+        stream = self._stream
+        if stream.queued_bytes and stream.sent_bytes == self._sent_bytes:
+            self._unsent_sweeps += 1
+            if self._unsent_sweeps > _UNSENT_S:
+                self.line.http.cancel(stream)
+                return
+        else:
+            self._sent_bytes, self._unsent_sweeps = stream.sent_bytes, 0
+        if not self.arriving:
+            self._slow_sweeps = 0
+            return
+        self._slow_sweeps += 1
+        arrived = 0 if self._reader is None else self._reader.arrived_bytes
+        if self._slow_sweeps > min(_ARRIVAL_S + arrived // _SLOWEST_BYTES_S, _LONGEST_ARRIVAL_S):
+            self.give_up(RequestTimeout("The message did not arrive in time."))
 
 
-def refusing(error: StokerError) -> grpc.RpcMethodHandler:
-    """A handler, for any method, that ends the call with an error and does not read its message."""
+async def inflated_message(call: RpcCall, message: Message) -> Message:
+    """Return what a compressed message holds.
 
-    async def refuse(_: Any, context: Any) -> None:
-        _refuse(context, error)
+    Raises:
+        StokerError: It cannot be read, or there is no room for it.
+    """
+    if message.hold is not None:
+        message.hold.release()
+    method = call.method
+    work = (message.content, call.head.encoding, method.max_bytes, method.too_long)
+    if len(message.content) <= _INLINE_BYTES:
+        content = inflated(*work)
+    else:
+        content = await beside_the_loop(inflated, *work)
+    return Message(content, False, call.line.room.take(len(content)))
 
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
-
-def fault(error: Exception, call: RpcCall | None = None, model: str = "") -> StokerError:
+def fault(error: Exception, call: RpcCall, model: str = "") -> StokerError:
     """Log an error that should not have been, and return what the caller is told."""
-    name = "without id" if call is None else call.ids.request_id.decode("latin-1")
+    name = call.ids.request_id.decode("latin-1")
     logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)
     return unforeseen(error)
 
 
-def _refuse(context: Any, error: StokerError) -> None:
-    """Set the status of a call that ends without an answer.
-
-    `context.abort` would raise, and the context keep the exception, whose frames keep the context and the message:
-    only a collection of garbage frees these, and a message may have 100 MiB.
-    """
-    metadata = (*(context.trailing_metadata() or ()), ("error-code", error.code))
-    if error.retry_after_s is not None:
-        metadata += (("retry-after", str(error.retry_after_s)),)
-    if error.error_id is not None:
-        metadata += (("error-id", error.error_id),)
-    context.set_code(status_of(error))
-    context.set_details(shown(error))
-    context.set_trailing_metadata(metadata)
-
-
-def shown(error: StokerError) -> str:
-    """The message of an error, cut to what clients take as metadata."""
-    text = str(error)
-    return text if len(text) <= _DETAILS_CHARS else text[: _DETAILS_CHARS - 1] + "…"
+def closing() -> NotReady:
+    """Return the error for what ends because the server does."""
+    return NotReady("The server is shutting down.", retry_after_s=1)

@@ -1,4 +1,4 @@
-"""The messages of the gRPC service, made from the compiled `open_inference.proto`.
+"""The messages of the gRPC services, made from the compiled `.proto` files beside this one.
 
 They live in a descriptor pool of their own. In the default pool of a process the package `inference` can be described
 once, and other packages (tritonclient, KServe) bring descriptions of it.
@@ -12,9 +12,13 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 __all__ = [
+    "HEALTH",
     "METHODS",
     "POOL",
+    "REFLECTION",
     "SERVICE",
+    "HealthCheckRequest",
+    "HealthCheckResponse",
     "ModelInferRequest",
     "ModelInferResponse",
     "ModelMetadataResponse",
@@ -23,31 +27,38 @@ __all__ = [
     "ServerLiveResponse",
     "ServerMetadataResponse",
     "ServerReadyResponse",
+    "ServerReflectionRequest",
+    "ServerReflectionResponse",
     "message",
 ]
 
 SERVICE: Final = "inference.GRPCInferenceService"
 """The full name of the service."""
 
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
+_COMPILED: Final = ("open_inference.binpb", "health.binpb", "reflection.binpb")
+
 
 def _pool() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    compiled = files(__package__).joinpath("open_inference.binpb").read_bytes()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(compiled).file:
-        pool.Add(file)
+    for name in _COMPILED:
+        compiled = files(__package__).joinpath(name).read_bytes()
+        for file in descriptor_pb2.FileDescriptorSet.FromString(compiled).file:
+            pool.Add(file)
     return pool
 
 
 POOL: Final = _pool()
-"""Describes the service, for reflection."""
+"""Describes the services, for reflection."""
 
 METHODS: Final[dict[str, Any]] = dict(POOL.FindServiceByName(SERVICE).methods_by_name)
 """The descriptors of its methods by name."""
 
 
-def message(name: str) -> Any:
-    """Return the class of a message of the package `inference`."""
-    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"inference.{name}"))
+def message(name: str, package: str = "inference") -> Any:
+    """Return the class of a message of a package."""
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{package}.{name}"))
 
 
 ModelInferRequest: Final = message("ModelInferRequest")
@@ -58,3 +69,8 @@ ModelStreamInferResponse: Final = message("ModelStreamInferResponse")
 ServerLiveResponse: Final = message("ServerLiveResponse")
 ServerMetadataResponse: Final = message("ServerMetadataResponse")
 ServerReadyResponse: Final = message("ServerReadyResponse")
+
+HealthCheckRequest: Final = message("HealthCheckRequest", "grpc.health.v1")
+HealthCheckResponse: Final = message("HealthCheckResponse", "grpc.health.v1")
+ServerReflectionRequest: Final = message("ServerReflectionRequest", "grpc.reflection.v1alpha")
+ServerReflectionResponse: Final = message("ServerReflectionResponse", "grpc.reflection.v1alpha")

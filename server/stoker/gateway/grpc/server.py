@@ -1,37 +1,37 @@
-"""The gRPC server of one frontend."""
+"""The gRPC server of one frontend: its port, its connections, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import os
+import socket
+import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
-
+from stoker.gateway.doors.descriptors import Descriptors
+from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.connections import Connections
-from stoker.gateway.grpc.health import Health
-from stoker.gateway.grpc.messages import POOL, SERVICE
-from stoker.gateway.grpc.servicer import Infer, InferenceServicer
-from stoker.gateway.scoring.inference import infer as scored
+from stoker.gateway.grpc.calls import Method
+from stoker.gateway.grpc.door import Door
+from stoker.gateway.grpc.servicer import InferenceServicer
+from stoker.gateway.grpc.watch import Times, Watch
 
 __all__ = ["GrpcServer"]
 
-_LINGER_S: Final = 1.0
-_LOOK_S: Final = 0.02
-_QUIET_S: Final = 0.25
-"""So long no call has begun: what callers had sent before they were sent away has been handed over."""
-_UNTOLD_QUIET_S: Final = 1.0
-"""The same while some are left who could not be sent away: they read nothing, or a long answer."""
-_TLS_PATIENCE_S: Final = 1.0
-"""How long to look for such a moment among callers who cannot be sent away."""
-_SERVERS: Final = 16
-"""How many servers of the library a frontend has, on one port; they share its event loop and the library's threads.
-Each of them asks for the next call only when it has been given the last one, a way through two threads and the event
-loop. So one server hands calls over singly, and the device's batches have one row, however many callers wait."""
-
+_ACCEPTED_A_TURN: Final = 16
+"""As many copies of the listening socket: the loop takes one connection from each in a turn."""
+_BACKLOG: Final = 2048
+_SWEEP_S: Final = 1.0
+_SETTLED_S: Final = 5.0
+"""At the end, a peer that does not say that it has read so is taken to have."""
+_UNREAD_S: Final = 75.0
+_YOUNGEST: Final = 0.9
+# Multiples of it, without their whole part, fill the space between 0 and 1 evenly, however many there are.
+_GOLDEN: Final = (5**0.5 - 1) / 2
 
 _HANDSHAKE_MS: Final = 10_000
 """A connection that has not begun to speak HTTP/2 by then is closed."""
@@ -45,16 +45,11 @@ _SILENT_PEER_MS: Final = 20_000
 class GrpcServer:
     """Answers the calls of one frontend, with health checks and reflection; belongs to one event loop.
 
-    Args:
+    Attributes:
         gateway: The frontend's services.
-        address: `HOST:PORT`; all servers of every frontend listen there, and the kernel spreads connections over
-            them (SO_REUSEPORT).
-        max_message_bytes: Longest message that is received; how many at once is not limited, see grpc.md.
-        certificate: PEM file of the certificate chain; None serves without TLS.
-        key: PEM file of its private key.
-        connection_age_s: How old connections become, give or take a tenth, by the library's own count; then they
-            take no further calls, and end with their last answer. 0 for any age.
-        infer: Scores tensors.
+        port: Where it listens.
+        doors: The open connections.
+        draining: Whether no more calls are to come.
     """
 
     def __init__(
@@ -66,90 +61,182 @@ class GrpcServer:
         certificate: Path | None = None,
         key: Path | None = None,
         connection_age_s: float = 0.0,
-        infer: Infer = scored,
+        count_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        self._servicer = InferenceServicer(gateway, infer)
-        self._health, described = Health(gateway), _described()
-        credentials = None
-        self._tls = certificate is not None and key is not None
-        if certificate is not None and key is not None:
-            pair = (key.read_bytes(), certificate.read_bytes())
-            credentials = grpc.ssl_server_credentials([pair])
-        self._servers: list[Any] = []
-        for _ in range(_SERVERS):
-            server = grpc.aio.server(options=_options(max_message_bytes, connection_age_s))
-            server.add_generic_rpc_handlers((self._servicer,))
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-            reflection.enable_server_reflection(described, server, POOL)
-            if credentials is None:
-                self.port: int = server.add_insecure_port(address)
-            else:
-                self.port = server.add_secure_port(address, credentials)
-            # Where any port will do, the others join the first.
-            address = f"{address.rpartition(':')[0]}:{self.port}"
-            self._servers.append(server)
+        """Take the port; `start` begins to listen.
+
+        Args:
+            gateway: The frontend's services.
+            address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections over them
+                (SO_REUSEPORT).
+            max_message_bytes: Longest message that is received.
+            certificate: PEM file of the certificate chain; None serves without TLS.
+            key: PEM file of its private key.
+            connection_age_s: How old connections become, give or take a tenth; then their callers are told to
+                connect anew, and they end with the last answer. 0 for any age.
+            count_refused: Called for each connection for which there is no descriptor.
+
+        Raises:
+            OSError: The port, the certificate or the key cannot be used.
+        """
+        self.gateway = gateway
+        self.doors: dict[Door, None] = {}
+        self.draining = False
+        self.find: Callable[[str], Method] = InferenceServicer(gateway, max_message_bytes).find
+        self._tls = None if certificate is None or key is None else _tls(certificate, key)
+        self._socket = _listening_socket(address)
+        self.port: int = self._socket.getsockname()[1]
+        self._age_s = connection_age_s
+        self._times = Times(
+            _HANDSHAKE_MS / 1000, _IDLE_MS / 1000, _LOOK_FOR_PEER_MS / 1000, _SILENT_PEER_MS / 1000, _UNREAD_S
+        )
+        self._descriptors = Descriptors(count_refused)
+        self._servers: list[asyncio.Server] = []
+        self._watches: dict[Door, Watch] = {}
+        self._made = 0
+        self._due: list[Door] = []
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._none_left = asyncio.Event()
+        self._ticker: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Begin to accept."""
-        for server in self._servers:
-            await server.start()
+        loop = asyncio.get_running_loop()
+        handshake_s = self._times.handshake_s if self._tls is not None else None
+        for _ in range(_ACCEPTED_A_TURN):
+            server = await loop.create_server(
+                self._door,
+                sock=socket.socket(fileno=os.dup(self._socket.fileno())),
+                backlog=_BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=handshake_s,
+            )
+            self._servers.append(server)
+        self._ticker = loop.call_later(_SWEEP_S, self._tick)
 
     async def stop(self, timeout_s: float) -> int:
-        """Accept nothing new, answer what is under way, end; return how many were cut off after `timeout_s`."""
-        now = asyncio.get_running_loop().time
-        deadline_s = now() + timeout_s
-        await self._send_callers_away(min(timeout_s, _TLS_PATIENCE_S) if self._tls else timeout_s)
-        left_s = max(0.0, deadline_s - now())
-        self._health.close()
-        stopping = asyncio.ensure_future(self._stop(left_s + _LINGER_S))
-        cut_off = await self._servicer.finish(left_s)
-        # The last answers are on their way; those who ask for reflection would stay for ever.
-        await self._stop(_LINGER_S if not cut_off else None)
-        await stopping
+        """Accept nothing new, answer what has been sent, end; return how many were cut off after `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        self.draining = True
+        await self._stop_listening(min(HANDSHAKE_S, timeout_s))
+        for door in list(self.doors):
+            door.http.drain()
+            door.flush()
+        await self._wait(min(loop.time() + _SETTLED_S, deadline_s))
+        for door in list(self.doors):
+            door.http.settle()
+            door.flush()
+        await self._wait(deadline_s)
+        cut_off = sum(door.under_way for door in self.doors)
+        for door in list(self.doors):
+            door.abort()
+        if self._ticker is not None:
+            self._ticker.cancel()
         return cut_off
 
-    async def _send_callers_away(self, timeout_s: float) -> None:
-        """Return when nobody calls any more: from then on the library may be stopped, which kills what arrives."""
-        now = asyncio.get_running_loop().time
-        connections, servicer = Connections(self.port), self._servicer
-        connections.stop_accepting()
-        begun, quiet_since_s, deadline_s = servicer.begun, now(), now() + timeout_s
-        while now() < deadline_s:
-            await asyncio.sleep(min(_LOOK_S, timeout_s))
-            if servicer.begun != begun:
-                begun, quiet_since_s = servicer.begun, now()
-            untold = None if self._tls else connections.send_away(servicer.long_answers)
-            if not untold:
-                servicer.close_streams()
-                self._health.close()
-            if now() - quiet_since_s >= (_UNTOLD_QUIET_S if untold else _QUIET_S):
-                return
+    # --- what doors ask of their house ---
 
-    async def _stop(self, grace_s: float | None) -> None:
-        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+    def admits(self, door: Door, descriptor: int) -> bool:
+        """Whether there is room for a new connection with this descriptor; then it is looked after."""
+        if self._descriptors.refuses(descriptor):
+            return False
+        now_s, retires_s = asyncio.get_running_loop().time(), math.inf
+        if self._age_s:
+            # Connections that were made together are not to end together, nor any two that follow each other.
+            self._made += 1
+            share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._made * _GOLDEN % 1)
+            retires_s = now_s + self._age_s * share
+        self.doors[door] = None
+        self._watches[door] = Watch(door, self._times, now_s, retires_s)
+        return True
+
+    def left(self, door: Door) -> None:
+        """Take note that a connection has ended."""
+        self.doors.pop(door, None)
+        self._watches.pop(door, None)
+        if not self.doors:
+            self._none_left.set()
+
+    def flush_soon(self, door: Door) -> None:
+        """Call a door's `flush` at the end of this turn of the loop."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._due.append(door)
+
+    def _flush(self) -> None:
+        due, self._due = self._due, []
+        for door in due:
+            door.flush()
+
+    # --- connections ---
+
+    def _door(self) -> Door:
+        return Door(self)
+
+    def _tick(self) -> None:
+        # First, so that whatever fails below is tried again.
+        loop = asyncio.get_running_loop()
+        self._ticker = loop.call_later(_SWEEP_S, self._tick)
+        self._descriptors.look()
+        now_s = loop.time()
+        for door in list(self.doors):
+            self._watches[door].look(now_s)
+
+    async def _stop_listening(self, handshake_s: float) -> None:
+        """Stop accepting, but take every connection that the kernel has accepted already."""
+        drop_new_connections(self._socket)
+        await asyncio.sleep(handshake_s)
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                break
+            accepting = asyncio.ensure_future(self._accept(connection))
+            if self._tls is None:
+                await accepting
+            else:
+                # Its client may take its time for the handshake.
+                self._accepting.add(accepting)
+                accepting.add_done_callback(self._accepting.discard)
+        self._socket.close()
+
+    async def _accept(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(self._door, connection, ssl=self._tls)
+
+    async def _wait(self, deadline_s: float) -> None:
+        """Wait until no connection is left, or until a time."""
+        loop = asyncio.get_running_loop()
+        self._none_left.clear()
+        left_s = deadline_s - loop.time()
+        if self.doors and left_s > 0:
+            waiting = asyncio.ensure_future(self._none_left.wait())
+            await asyncio.wait((waiting,), timeout=left_s)
+            waiting.cancel()
 
 
-def _options(max_message_bytes: int, connection_age_s: float) -> list[tuple[str, int]]:
-    age = [("grpc.max_connection_age_ms", round(connection_age_s * 1000))] if connection_age_s else []
-    return [
-        *age,
-        ("grpc.so_reuseport", 1),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.max_connection_idle_ms", _IDLE_MS),
-        ("grpc.keepalive_time_ms", _LOOK_FOR_PEER_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.ping_timeout_ms", _SILENT_PEER_MS),
-        # Or it asks only as often as data are sent.
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
+def _listening_socket(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, int(port)))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
-def _described() -> list[str]:
-    """Names of the services that reflection tells of."""
-    names = [SERVICE]
-    for module in (health_pb2, reflection_pb2):
-        POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        names += [service.full_name for service in module.DESCRIPTOR.services_by_name.values()]
-    return names
+def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key, password="")
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -2,52 +2,74 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
-
-import grpc
 
 from stoker import errors
 
-__all__ = ["status_of"]
+__all__ = ["Status", "status_of"]
 
-_STATUSES: Final[dict[type[errors.StokerError], grpc.StatusCode]] = {
-    errors.StokerError: grpc.StatusCode.INTERNAL,
-    errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
-    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
-    errors.NotFound: grpc.StatusCode.NOT_FOUND,
-    errors.UnknownService: grpc.StatusCode.NOT_FOUND,
-    errors.NotSupported: grpc.StatusCode.UNIMPLEMENTED,
-    errors.MethodNotAllowed: grpc.StatusCode.UNIMPLEMENTED,
-    errors.UnsupportedEncoding: grpc.StatusCode.UNIMPLEMENTED,
-    errors.RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.BodyTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.ImageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.NotReady: grpc.StatusCode.UNAVAILABLE,
-    errors.DeviceLost: grpc.StatusCode.UNAVAILABLE,
-    errors.DeviceOutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.ScoringTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+
+class Status(IntEnum):
+    """How a call ends."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+_STATUSES: Final[dict[type[errors.StokerError], Status]] = {
+    errors.StokerError: Status.INTERNAL,
+    errors.RequestError: Status.INVALID_ARGUMENT,
+    errors.Unauthorized: Status.UNAUTHENTICATED,
+    errors.Forbidden: Status.PERMISSION_DENIED,
+    errors.NotFound: Status.NOT_FOUND,
+    errors.UnknownService: Status.NOT_FOUND,
+    errors.NotSupported: Status.UNIMPLEMENTED,
+    errors.MethodNotAllowed: Status.UNIMPLEMENTED,
+    errors.UnsupportedEncoding: Status.UNIMPLEMENTED,
+    errors.RequestTimeout: Status.DEADLINE_EXCEEDED,
+    errors.BodyTooLarge: Status.RESOURCE_EXHAUSTED,
+    errors.ImageTooLarge: Status.RESOURCE_EXHAUSTED,
+    errors.Overloaded: Status.RESOURCE_EXHAUSTED,
+    errors.NotReady: Status.UNAVAILABLE,
+    errors.DeviceLost: Status.UNAVAILABLE,
+    errors.DeviceOutOfMemory: Status.RESOURCE_EXHAUSTED,
+    errors.DeadlineExceeded: Status.DEADLINE_EXCEEDED,
+    errors.ScoringTimeout: Status.DEADLINE_EXCEEDED,
 }
 """By class; a class that is not here has the status of the nearest one above it in the tree."""
 
 
 _RELAYED: Final = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    409: grpc.StatusCode.ABORTED,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    400: Status.INVALID_ARGUMENT,
+    401: Status.UNAUTHENTICATED,
+    403: Status.PERMISSION_DENIED,
+    404: Status.NOT_FOUND,
+    409: Status.ABORTED,
+    501: Status.UNIMPLEMENTED,
+    503: Status.UNAVAILABLE,
+    504: Status.DEADLINE_EXCEEDED,
 }
 """By the status for HTTP, of errors that another process had, and whose class is not known here."""
 
 
-def status_of(error: errors.StokerError) -> grpc.StatusCode:
+def status_of(error: errors.StokerError) -> Status:
     """Return the status that a call ends with which raised this error."""
     if error.status != type(error).status:
-        return _RELAYED.get(error.status, grpc.StatusCode.INTERNAL)
+        return _RELAYED.get(error.status, Status.INTERNAL)
     return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)

@@ -136,10 +136,12 @@ class Call(Ticket):
         received_ns: When its body was complete.
         write: Returns header lines (without the length) and body for its outputs by name. A dialect may set it when
             it submits the call; the arrays are valid only until it returns.
+        asked: What its door knows of the request, for a dialect of that door; set before it is submitted.
     """
 
-    __slots__ = ("_again", "_ids", "_respond", "_service", "dialect", "received_ns", "write")
+    __slots__ = ("_again", "_ids", "_respond", "_service", "asked", "dialect", "received_ns", "write")
 
+    asked: Any
     write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]]
 
     def __init__(
@@ -260,11 +262,11 @@ class Call(Ticket):
             self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
         self.answer(200, lines, body)
 
-    def answer_bare(self) -> None:
-        """Answer with 200 and nothing else: its dialect has taken the outputs itself."""
+    def answer_bare(self, body: bytes = b"") -> None:
+        """Answer with 200 and a body, without header lines; or with nothing, if its dialect has taken the outputs."""
         parse_ns, total_ns = self.enqueued_ns - self.received_ns, time.monotonic_ns() - self.received_ns
         self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
-        self.answer(200, b"", b"")
+        self.answer(200, b"", body)
 
     def complete_empty(self, exchange: Exchange) -> None:
         """Answer a request without rows: nothing has to be run for it."""

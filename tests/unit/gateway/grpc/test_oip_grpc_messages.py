@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc_tools
+import pytest
 from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_tools import protoc
 from tritonclient.grpc import service_pb2
 
@@ -27,13 +30,14 @@ def fields(message: Any) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def test_compiled_file_is_up_to_date(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["open_inference", "health", "reflection"])
+def test_compiled_file_is_up_to_date(name: str, tmp_path: Path) -> None:
     """Compiling the `.proto` again gives what is in the repository; its first lines say how."""
     compiled = tmp_path / "compiled"
     include = Path(grpc_tools.__file__).parent / "_proto"
     arguments = ["protoc", f"-I{FOLDER}", f"-I{include}", f"--descriptor_set_out={compiled}"]
-    assert protoc.main([*arguments, "open_inference.proto"]) == 0
-    committed = (FOLDER / "open_inference.binpb").read_bytes()
+    assert protoc.main([*arguments, f"{name}.proto"]) == 0
+    committed = (FOLDER / f"{name}.binpb").read_bytes()
     assert described(committed) == described(compiled.read_bytes())
 
 
@@ -49,6 +53,21 @@ def test_names_and_numbers_are_the_published_ones() -> None:
         assert fields(message).items() <= theirs[name].items(), name
     for method in service.method:
         assert method == methods[method.name] or _same(method, methods[method.name]), method.name
+
+
+@pytest.mark.parametrize(("name", "published"), [("health", health_pb2), ("reflection", reflection_pb2)])
+def test_the_standard_services_are_the_published_ones(name: str, published: Any) -> None:
+    """Every message, field and method, and no other."""
+    file = descriptor_pb2.FileDescriptorProto()
+    published.DESCRIPTOR.CopyToProto(file)
+    parts = described((FOLDER / f"{name}.binpb").read_bytes())
+    theirs = {part.name: part for part in (*file.message_type, *file.service)}
+    assert parts.keys() == theirs.keys()
+    for part, their in theirs.items():
+        if isinstance(their, descriptor_pb2.DescriptorProto):
+            assert fields(parts[part]) == fields(their)
+        else:
+            assert parts[part] == their
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -5,14 +5,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.gateway.protocols.infer_dialect import InferDialect
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.inference import _Tensors
 
 
 class Agenda:
@@ -166,11 +164,13 @@ def test_an_own_timeout_counts_from_the_arrival(joined: Joined) -> None:
         answers.append(answer)
     hasty = Answer()
 
-    async def called() -> _Tensors:
-        return _Tensors({name: np.zeros((1, 2), np.float32)}, 75_000_000)
+    class Hasty(InferDialect):
+        """Its callers say how long they wait, as those of gRPC do."""
 
-    tensors = asyncio.run(called())
-    limited.service.score(b"", None, hasty, joined.clock(), dialect=tensors)
+        def timeout_ns(self, *_: Any) -> int:
+            return 75_000_000
+
+    limited.service.score(b"", None, hasty, joined.clock(), dialect=Hasty(None))
     joined.clock.advance_ms(50)
     limited.agenda.run(timers=True)
     assert [answer.status for answer in answers] == [0, 504, 0, 0]

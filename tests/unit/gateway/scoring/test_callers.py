@@ -6,9 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
-from stoker.gateway.grpc.calls import RpcCall
 from stoker.gateway.http.body_budget import Caller
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.service import Service
@@ -54,30 +51,3 @@ def test_where_no_key_is_needed_none_makes_a_caller() -> None:
     """An invented key is worth nothing there."""
     made = service(auth=False)
     assert caller_of(made, b"Bearer whatever", ADDRESS) == caller_of(made, b"", ADDRESS) == Caller.at(ADDRESS)
-
-
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:10.0.0.1:4711", ADDRESS),
-        ("ipv6:%5B2001:db8::1%5D:4711", "2001:db8::1"),
-        ("ipv6:[::1]:4711", "::1"),
-        ("unix:/run/a:b", "unix:/run/a:b"),
-    ],
-)
-def test_the_library_of_grpc_spells_addresses_its_own_way(peer: str, address: str) -> None:
-    """The port is of a connection, not of a caller."""
-
-    class Context:
-        write = None
-
-        def peer(self) -> str:
-            return peer
-
-        def invocation_metadata(self) -> tuple[()]:
-            return ()
-
-        def set_trailing_metadata(self, _: object) -> None:
-            """Take the request's id."""
-
-    assert RpcCall(Context()).address == address

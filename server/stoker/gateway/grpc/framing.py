@@ -1,0 +1,153 @@
+"""Messages within the content of a call: five bytes before each say its length, and whether it is compressed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from stoker.errors import BodyTooLarge, MalformedBody, StokerError
+from stoker.gateway.grpc.room import Hold, Room
+from stoker.gateway.http.encodings import inflater_for
+
+__all__ = ["PREFIX_BYTES", "Message", "MessageReader", "inflated", "prefixed"]
+
+PREFIX_BYTES: Final = 5
+
+
+class Message(NamedTuple):
+    """A message that has arrived.
+
+    Attributes:
+        content: Its bytes.
+        compressed: Whether they are compressed.
+        hold: The room that it has taken; None if it is small.
+    """
+
+    content: bytes
+    compressed: bool
+    hold: Hold | None
+
+
+class MessageReader:
+    """Takes the content of one call apart.
+
+    Args:
+        max_bytes: The longest message that is read.
+        too_long: Makes the error for a longer one.
+        room: Where it is held while it arrives.
+
+    Attributes:
+        arrived_bytes: How much has arrived of the message that is not whole.
+    """
+
+    def __init__(self, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge], room: Room) -> None:
+        self._max_bytes = max_bytes
+        self._too_long = too_long
+        self._room = room
+        self._prefix = b""
+        self._parts: list[bytes | memoryview] = []
+        self._missing_bytes = -1
+        self._compressed = False
+        self._skipped = False
+        self._hold: Hold | None = None
+        self.arrived_bytes = 0
+
+    @property
+    def between(self) -> bool:
+        """Whether no message is there in part."""
+        return self._missing_bytes < 0 and not self._prefix
+
+    def feed(self, part: bytes | memoryview) -> list[Message | StokerError]:
+        """Take some content; return the messages that end in it, and an error in the place of each that is refused.
+
+        The rest of one that is refused is skipped as it comes.
+        """
+        found: list[Message | StokerError] = []
+        while part:
+            if self._missing_bytes < 0:
+                needed = PREFIX_BYTES - len(self._prefix)
+                self._prefix += part[:needed]
+                part = part[needed:]
+                if len(self._prefix) < PREFIX_BYTES:
+                    break
+                refusal = self._begin()
+                if refusal is not None:
+                    found.append(refusal)
+            else:
+                taken, part = part[: self._missing_bytes], part[self._missing_bytes :]
+                self._missing_bytes -= len(taken)
+                self.arrived_bytes += len(taken)
+                if not self._skipped:
+                    self._parts.append(taken)
+            if not self._missing_bytes:
+                self._end(found)
+        return found
+
+    def close(self) -> None:
+        """Give back what the message has taken that is not whole."""
+        self._parts.clear()
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
+
+    def _begin(self) -> StokerError | None:
+        """Read the bytes before a message."""
+        flag, size = self._prefix[0], int.from_bytes(self._prefix[1:], "big")
+        self._prefix = b""
+        self._missing_bytes, self._compressed, self._skipped = size, bool(flag), False
+        self.arrived_bytes = 0
+        try:
+            if flag > 1:
+                raise MalformedBody("the content is no messages of gRPC")
+            if size > self._max_bytes:
+                raise self._too_long(size, self._max_bytes)
+            self._hold = self._room.take(size)
+        except StokerError as error:
+            self._skipped = True
+            return error.with_traceback(None)
+        return None
+
+    def _end(self, found: list[Message | StokerError]) -> None:
+        self._missing_bytes = -1
+        if self._skipped:
+            return
+        # A copy of what is one part too: it may be a view of all that was received with it.
+        found.append(Message(b"".join(self._parts), self._compressed, self._hold))
+        self._parts, self._hold = [], None
+
+
+def inflated(
+    content: bytes, encoding: bytes, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge]
+) -> bytes:
+    """Return what a compressed message holds; to be run beside the loop where it may be long.
+
+    Args:
+        content: The compressed message.
+        encoding: How it is compressed.
+        max_bytes: The longest that is read.
+        too_long: Makes the error for a longer one.
+
+    Raises:
+        MalformedBody: It is not what the encoding says.
+        BodyTooLarge: It becomes too long.
+    """
+    inflater = inflater_for([encoding])
+    if inflater is None:
+        raise MalformedBody("a message is compressed, and grpc-encoding does not say how")
+    pieces, size = [], 0
+    try:
+        for piece in inflater.feed(content):
+            size += len(piece)
+            if size > max_bytes:
+                raise too_long(size, max_bytes)
+            pieces.append(piece)
+    except zlib.error as error:
+        raise MalformedBody(f"the compressed message is corrupt: {error}") from None
+    inflater.finish()
+    return b"".join(pieces)
+
+
+def prefixed(message: bytes) -> bytes:
+    """Return a message as content."""
+    return b"".join((b"\0", len(message).to_bytes(4, "big"), message))

@@ -1,0 +1,148 @@
+"""What the header fields of a call say, and the fields that answer it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from stoker.errors import MalformedBody, NotSupported, StokerError, UnsupportedEncoding
+from stoker.gateway.grpc.statuses import Status, status_of
+from stoker.wire.http2.fields import Fields, encoded
+
+__all__ = [
+    "ANSWER_HEAD",
+    "CallHead",
+    "head_reader",
+    "ok_trailers",
+    "refusal_fields",
+    "shown",
+    "trailers_alone",
+]
+
+_DETAILS_CHARS: Final = 1024
+_OK_STATUS: Final = b"\x88"
+"""`:status: 200` by its place in HPACK's table."""
+ANSWER_HEAD: Final = _OK_STATUS + encoded([(b"content-type", b"application/grpc")])
+_OK: Final = encoded([(b"grpc-status", b"0")]) + b"\0\x0cx-request-id%c%b"
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNIT_NS: Final = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
+_ENCODINGS: Final = (b"", b"identity", b"gzip", b"deflate")
+_UNQUOTED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+class CallHead(NamedTuple):
+    """What the head of a call says.
+
+    Attributes:
+        method: What is called, as the server has found it; None if there is no such method.
+        authorization: The value of the metadata `authorization`.
+        timeout_ns: How long the caller waits; None for any time.
+        encoding: How compressed messages are compressed; empty if none is.
+        request_id: The value of `x-request-id`.
+        metadata: All fields that are no pseudo fields, by name; the last of several.
+        error: What is wrong with the call; None for nothing.
+        content_bytes: Its content-length.
+    """
+
+    method: Any
+    authorization: bytes
+    timeout_ns: int | None
+    encoding: bytes
+    request_id: bytes
+    metadata: dict[bytes, bytes]
+    error: StokerError | None
+    content_bytes: int | None
+
+    def headers(self) -> dict[bytes, bytes]:
+        """Return its metadata as headers of HTTP, without those whose values are bytes."""
+        return {name: value for name, value in self.metadata.items() if not name.endswith(b"-bin")}
+
+
+def head_reader(find: Callable[[str], Any]) -> Callable[[Fields], CallHead]:
+    """Return what makes a head of the fields of a call.
+
+    Args:
+        find: Finds a method by the path of its calls; raises NotSupported if there is none.
+    """
+
+    def read(fields: Fields) -> CallHead:
+        metadata = dict(fields)
+        method, timeout_ns, error = None, None, None
+        try:
+            _check_kind(metadata)
+            method = find(metadata[b":path"].decode("latin-1"))
+            timeout_ns = _timeout_ns(metadata.get(b"grpc-timeout"))
+        except StokerError as wrong:
+            error = wrong.with_traceback(None)
+        length = metadata.get(b"content-length")
+        return CallHead(
+            method,
+            metadata.get(b"authorization", b""),
+            timeout_ns,
+            metadata.get(b"grpc-encoding", b""),
+            metadata.get(b"x-request-id", b""),
+            {name: value for name, value in fields if not name.startswith(b":")},
+            error,
+            int(length) if length is not None and re.fullmatch(rb"[0-9]{1,18}", length) else None,
+        )
+
+    return read
+
+
+def _check_kind(metadata: dict[bytes, bytes]) -> None:
+    kind = metadata.get(b"content-type", b"")
+    if metadata[b":method"] != b"POST" or not kind.startswith(b"application/grpc"):
+        raise NotSupported("This port speaks gRPC: POST with the content type application/grpc.")
+    if kind[16:17] not in (b"", b";") and kind != b"application/grpc+proto":
+        raise NotSupported("Messages are read as application/grpc or application/grpc+proto.")
+    if metadata.get(b"grpc-encoding", b"") not in _ENCODINGS:
+        raise UnsupportedEncoding("Messages are read as they are, or compressed by gzip or deflate.")
+
+
+def _timeout_ns(value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    said = _TIMEOUT.fullmatch(value)
+    if said is None:
+        raise MalformedBody("grpc-timeout is no time: up to eight digits and a unit")
+    return int(said[1]) * _UNIT_NS[said[2]]
+
+
+def shown(error: StokerError) -> str:
+    """The message of an error, cut to what clients take as metadata."""
+    text = str(error)
+    return text if len(text) <= _DETAILS_CHARS else text[: _DETAILS_CHARS - 1] + "…"
+
+
+def ok_trailers(request_id: bytes) -> bytes:
+    """Return the fields behind an answer, encoded; an id has at most 100 bytes."""
+    return _OK % (len(request_id), request_id)
+
+
+def refusal_fields(error: StokerError, status: Status | None = None) -> Fields:
+    """Return the fields that end a call with an error, in the terms of gRPC.
+
+    Args:
+        error: The error.
+        status: Its status, if that is not the one that its class has.
+    """
+    said = quote(shown(error), safe=_UNQUOTED, errors="replace").encode()
+    fields = [
+        (b"grpc-status", b"%d" % (status_of(error) if status is None else status)),
+        (b"grpc-message", said),
+        (b"error-code", error.code.encode()),
+    ]
+    if error.retry_after_s is not None:
+        fields.append((b"retry-after", b"%d" % error.retry_after_s))
+    if error.error_id is not None:
+        fields.append((b"error-id", error.error_id.encode()))
+    if isinstance(error, UnsupportedEncoding):
+        fields.append((b"grpc-accept-encoding", b"identity,gzip,deflate"))
+    return fields
+
+
+def trailers_alone(trailers: bytes) -> bytes:
+    """Return the head of an answer that has no messages and ends at once, encoded."""
+    return ANSWER_HEAD + trailers

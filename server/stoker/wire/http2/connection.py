@@ -1,0 +1,399 @@
+"""A server's connection of HTTP/2 (RFC 9113): what a client sends, as requests, and what it may not send.
+
+Nothing here waits or knows a socket: its owner gives it what has arrived, and writes what is in `out`. Whatever a
+client sends costs its own connection alone, and takes a bounded part of memory and time:
+
+- frames, blocks of header fields, streams that are open at once, and what their receivers have not taken
+- frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM, tiny DATA, unknown ones) are counted.
+  `patience` is what is left of them; what is sent earns some more, and its owner gives it back now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+from stoker.wire.http2.control import (
+    check_begins,
+    check_priority,
+    peer_settings,
+    ping_payload,
+    reset_code,
+    unpadded,
+    window_increment,
+)
+from stoker.wire.http2.fields import Fields, HeadReader, checked_trailers
+from stoker.wire.http2.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    HEAD_BYTES,
+    LARGEST_STREAM,
+    PADDED,
+    PREFACE,
+    PRIORITY_FIELDS,
+    ConnectionFault,
+    ErrorCode,
+    Kind,
+    Setting,
+    StreamFault,
+    frame,
+    goaway,
+    rst_stream,
+    window_update,
+)
+from stoker.wire.http2.limits import (
+    COPIED_BYTES,
+    GREETING,
+    MAX_BLOCK_BYTES,
+    MAX_CONTINUATIONS,
+    MAX_FRAME_BYTES,
+    MAX_STREAMS,
+    MOST_KEPT,
+    PATIENCE,
+    STREAM_WINDOW_BYTES,
+    TINY_BYTES,
+    WINDOW_BYTES,
+)
+from stoker.wire.http2.sending import Sender
+from stoker.wire.http2.stream import Receiver, Stream
+
+__all__ = ["Connection", "Head"]
+
+_DRAINING: Final = b"draining"
+_ASKING: Final = b"are you "
+
+
+class Head(Protocol):
+    """What is kept of the fields of a request."""
+
+    @property
+    def content_bytes(self) -> int | None:
+        """Its content-length."""
+
+
+HeadT = TypeVar("HeadT", bound=Head)
+
+
+class Connection(Sender, Generic[HeadT]):
+    """The server's side of a connection.
+
+    Attributes:
+        failed: Whether nothing more is to be read: what is in `out` is the last.
+        greeted: Whether the client has begun to speak HTTP/2.
+        settled: Whether it has been told which requests are the last that are answered.
+        heard: Whether anything has come since somebody has set this to False.
+        stuck: Whether no frame has become whole since somebody has set this to True.
+    """
+
+    def __init__(self, read: Callable[[Fields], HeadT], begin: Callable[[Stream, HeadT], Receiver]) -> None:
+        """Begin, with the server's greeting.
+
+        Args:
+            read: Makes of the fields of a request what is kept of them.
+            begin: Called with each new stream; returns what takes its request. It may answer at once.
+        """
+        super().__init__()
+        self.patience = PATIENCE
+        self.failed = self.greeted = self.settled = self.heard = self.stuck = False
+        self.on_settled: Callable[[], None] = lambda: None
+        self._begin = begin
+        self._heads = HeadReader(read)
+        self._last = 0
+        self._received_bytes = 0
+        self._rest: list[bytes] = []
+        self._rest_bytes = self._needed_bytes = 0
+        self._block: list[bytes] | None = None
+        self._block_stream = self._block_flags = self._block_bytes = 0
+        self._drains = False
+        self.out.append(GREETING)
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a frame, or a block of fields, is there in part."""
+        return bool(self._rest) or self._block is not None or not self.greeted
+
+    # --- what its owner does ---
+
+    def receive(self, data: bytes) -> None:
+        """Take what has arrived."""
+        if self.failed:
+            return
+        self.heard = True
+        try:
+            self._feed(data)
+        except ConnectionFault as fault:
+            self.fail(fault.code, str(fault))
+
+    def fail(self, code: ErrorCode, reason: str) -> None:
+        """End the connection at once; the receivers of its streams are told."""
+        if self.failed:
+            return
+        self.failed = True
+        self.out.append(goaway(self._last, code, reason.encode()))
+        self.lose()
+
+    def lose(self) -> None:
+        """Tell the receivers of all streams that nobody waits."""
+        for stream in list(self.streams.values()):
+            self._lose(stream)
+
+    def drain(self) -> None:
+        """Ask the client to begin nothing more; what it sends before it has read that is answered."""
+        if not self._drains and not self.failed:
+            self._drains = True
+            self.out += (goaway(LARGEST_STREAM), frame(Kind.PING, 0, 0, _DRAINING))
+
+    def settle(self) -> None:
+        """Say which requests are the last; done when the client has read that it is to begin none."""
+        if not self.settled and not self.failed:
+            self._drains = self.settled = True
+            self.out.append(goaway(self._last))
+            self.on_settled()
+
+    def ask(self) -> None:
+        """Make a client that says nothing say that it is there."""
+        self.out.append(frame(Kind.PING, 0, 0, _ASKING))
+
+    def cancel(self, stream: Stream) -> None:
+        """Give a stream up whose answer its client does not take."""
+        self.reset(stream, ErrorCode.CANCEL)
+
+    def release(self, stream: Stream) -> None:
+        """Hold a stream no longer: its client may send on."""
+        stream.held = False
+        if stream.received_bytes >= STREAM_WINDOW_BYTES // 2 and not stream.ended:
+            self._give_room(stream)
+
+    # --- frames ---
+
+    def _feed(self, data: bytes) -> None:
+        if self._rest:
+            self._rest.append(data)
+            self._rest_bytes += len(data)
+            if self._rest_bytes < self._needed_bytes:
+                return
+            data = b"".join(self._rest)
+            self._rest.clear()
+        self.stuck = False
+        position, end = (0, len(data)) if self.greeted else (self._greet(data), len(data))
+        needed = HEAD_BYTES if self.greeted else len(PREFACE) + HEAD_BYTES
+        while end - position >= HEAD_BYTES and self.greeted and not self.failed:
+            size_kind, flags, number = HEAD.unpack_from(data, position)
+            start = position + HEAD_BYTES
+            stop = start + (size_kind >> 8)
+            kind = size_kind & 0xFF
+            if stop - start > MAX_FRAME_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "frame is too long")
+            if stop > end:
+                needed = stop - position
+                break
+            number &= LARGEST_STREAM
+            if self._block is not None and (kind != Kind.CONTINUATION or number != self._block_stream):
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block is not continued")
+            if kind == 0:
+                self._take_data(data, start, stop, flags, number)
+            elif kind == 1:
+                self._take_headers(data, start, stop, flags, number)
+            else:
+                self._take_other(kind, flags, number, data[start:stop])
+            position = stop
+            needed = HEAD_BYTES
+        if position < end and not self.failed:
+            self._rest.append(data[position:] if position else data)
+            self._rest_bytes, self._needed_bytes = end - position, needed
+
+    def _greet(self, data: bytes) -> int:
+        """Read the client's preface; return how long it is, and 0 if it is not whole."""
+        if not PREFACE.startswith(data[: len(PREFACE)]):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "connection does not speak HTTP/2")
+        if len(data) < len(PREFACE) + HEAD_BYTES:
+            return 0
+        self.greeted = True
+        check_begins(data[len(PREFACE) + 3], data[len(PREFACE) + 4])
+        return len(PREFACE)
+
+    def _take_data(self, data: bytes, start: int, stop: int, flags: int, number: int) -> None:
+        size = stop - start
+        self._received_bytes += size
+        if self._received_bytes >= WINDOW_BYTES // 2:
+            self.out.append(window_update(0, self._received_bytes))
+            self._received_bytes = 0
+        if flags & PADDED:
+            start, stop = unpadded(data, start, stop)
+        ended = bool(flags & END_STREAM)
+        if size < TINY_BYTES and not ended:
+            self._be_patient()
+        stream = self.streams.get(number)
+        if stream is None or stream.ended:
+            self._take_stray(number, stream)
+            return
+        if stream.left_bytes is not None or stream.held:
+            try:
+                stream.check(size, stop - start, ended)
+            except StreamFault as fault:
+                self.reset(stream, fault.code)
+                return
+        stream.received_bytes += size
+        stream.ended = ended
+        content_bytes = stop - start
+        # A view keeps all that has arrived with it.
+        copied = content_bytes <= COPIED_BYTES or content_bytes * MOST_KEPT < len(data)
+        stream.receiver.take(data[start:stop] if copied else memoryview(data)[start:stop], ended)
+        if stream.received_bytes >= STREAM_WINDOW_BYTES // 2 and not (ended or stream.held):
+            self._give_room(stream)
+
+    def _give_room(self, stream: Stream) -> None:
+        if stream.number in self.streams:
+            self.out.append(window_update(stream.number, stream.received_bytes))
+            stream.received_bytes = 0
+
+    def _take_stray(self, number: int, stream: Stream | None) -> None:
+        """Content of a stream that takes none."""
+        if number in self._dropped:
+            return
+        self._check_begun(number)
+        self._be_patient()
+        if stream is None:
+            self.out.append(rst_stream(number, ErrorCode.STREAM_CLOSED))
+        else:
+            self.reset(stream, ErrorCode.STREAM_CLOSED)
+
+    def _take_headers(self, data: bytes, start: int, stop: int, flags: int, number: int) -> None:
+        if not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "stream has a number of the server's")
+        if flags & PADDED:
+            start, stop = unpadded(data, start, stop)
+        if flags & PRIORITY_FIELDS:
+            check_priority(number, data[start:stop])
+            start += 5
+        self._block_flags = flags
+        if flags & END_HEADERS:
+            self._take_block(number, data[start:stop])
+            return
+        self._block, self._block_stream, self._block_bytes = [data[start:stop]], number, stop - start
+
+    def _continue(self, flags: int, number: int, part: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "nothing is continued")
+        block.append(part)
+        self._block_bytes += len(part)
+        if self._block_bytes > MAX_BLOCK_BYTES or len(block) > MAX_CONTINUATIONS:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block is too long")
+        if flags & END_HEADERS:
+            self._block = None
+            self._take_block(number, b"".join(block))
+
+    def _take_block(self, number: int, block: bytes) -> None:
+        if len(block) > MAX_BLOCK_BYTES:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block is too long")
+        ended = bool(self._block_flags & END_STREAM)
+        if number <= self._last:
+            self._take_trailers(number, block, ended)
+            return
+        self._last = number
+        try:
+            head = self._heads.head(block)
+            stream = Stream(number, self._stream_window_bytes, head.content_bytes)
+            if ended:
+                stream.check_end()
+        except StreamFault as fault:
+            self._refuse(number, fault.code)
+            return
+        if self.settled or len(self.streams) >= MAX_STREAMS:
+            self._refuse(number, ErrorCode.REFUSED_STREAM)
+            return
+        self.streams[number] = stream
+        receiver = self._begin(stream, head)
+        if number in self.streams:
+            stream.receiver = receiver
+            if ended:
+                receiver.end()
+
+    def _take_trailers(self, number: int, block: bytes, ended: bool) -> None:
+        stream = self.streams.get(number)
+        if stream is None and number not in self._dropped:
+            code = ErrorCode.STREAM_CLOSED if number == self._last else ErrorCode.PROTOCOL_ERROR
+            raise ConnectionFault(code, "stream has ended")
+        fields = self._heads.fields(block)
+        self._be_patient()
+        if stream is None:
+            return
+        try:
+            stream.check_end(fields_follow=not ended)
+            checked_trailers(fields)
+        except StreamFault as fault:
+            self.reset(stream, fault.code)
+            return
+        stream.receiver.end()
+
+    def _take_other(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == Kind.CONTINUATION:
+            self._continue(flags, number, payload)
+            return
+        self._be_patient()
+        if kind == Kind.WINDOW_UPDATE:
+            self._take_room(number, payload)
+        elif kind == Kind.RST_STREAM:
+            self._take_reset(number, payload)
+        elif kind == Kind.PING:
+            self._take_ping(flags, number, payload)
+        elif kind == Kind.SETTINGS:
+            self._take_settings(flags, number, payload)
+        elif kind == Kind.PRIORITY:
+            check_priority(number, payload, alone=True)
+        elif kind == Kind.PUSH_PROMISE or (kind == Kind.GOAWAY and (number or len(payload) < 8)):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame that a client does not send")
+
+    def _take_room(self, number: int, payload: bytes) -> None:
+        more_bytes = window_increment(payload)
+        stream = self.streams.get(number)
+        if number and stream is None:
+            self._check_begun(number)
+            return
+        if stream is None:
+            self._widen(more_bytes)
+        elif not self._widen_stream(stream, more_bytes):
+            self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR if more_bytes else ErrorCode.PROTOCOL_ERROR)
+
+    def _take_reset(self, number: int, payload: bytes) -> None:
+        reset_code(payload)
+        self._check_begun(number)
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._lose(stream)
+
+    def _take_ping(self, flags: int, number: int, payload: bytes) -> None:
+        ping_payload(number, payload)
+        if not flags & ACK:
+            self.out.append(frame(Kind.PING, ACK, 0, payload))
+        elif payload == _DRAINING and self._drains:
+            self.settle()
+
+    def _take_settings(self, flags: int, number: int, payload: bytes) -> None:
+        said = peer_settings(flags, number, payload)
+        if not flags & ACK:
+            # Before what they let go.
+            self.out.append(frame(Kind.SETTINGS, ACK, 0))
+        for name, value in said:
+            if name == Setting.INITIAL_WINDOW_SIZE:
+                self._set_stream_windows(value)
+            elif name == Setting.MAX_FRAME_SIZE:
+                self._frame_bytes = min(value, MAX_FRAME_BYTES)
+
+    def _check_begun(self, number: int) -> None:
+        if number > self._last or not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "stream has not begun")
+
+    def _refuse(self, number: int, code: ErrorCode) -> None:
+        """Begin no stream."""
+        self._be_patient()
+        self.out.append(rst_stream(number, code))
+        self._drop(number)
+
+    def _be_patient(self) -> None:
+        self.patience -= 1
+        if self.patience < 0:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that move nothing")

@@ -1,0 +1,53 @@
+"""How much a client may send, and what it is told of that."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stoker.wire.http2.fields import MAX_LIST_BYTES
+from stoker.wire.http2.frames import INITIAL_WINDOW_BYTES, Setting, settings, window_update
+
+__all__ = [
+    "COPIED_BYTES",
+    "GREETING",
+    "MAX_BLOCK_BYTES",
+    "MAX_CONTINUATIONS",
+    "MAX_FRAME_BYTES",
+    "MAX_STREAMS",
+    "MOST_KEPT",
+    "PATIENCE",
+    "STREAM_WINDOW_BYTES",
+    "TINY_BYTES",
+    "WINDOW_BYTES",
+]
+
+MAX_FRAME_BYTES: Final = 1 << 16
+MAX_STREAMS: Final = 256
+"""How many streams may be open at once."""
+MAX_BLOCK_BYTES: Final = MAX_LIST_BYTES
+"""The longest block of header fields, as it is sent."""
+MAX_CONTINUATIONS: Final = 16
+
+STREAM_WINDOW_BYTES: Final = 1 << 20
+"""How much a client may send on a stream that is held."""
+WINDOW_BYTES: Final = 1 << 22
+"""How much it may have on its way on all streams together."""
+
+PATIENCE: Final = 1000
+"""How many frames may move nothing before somebody looks."""
+TINY_BYTES: Final = 256
+"""A frame with less content, and more to follow, is such a one."""
+COPIED_BYTES: Final = 1 << 12
+"""Content up to this size is copied; of more, receivers get a view of what has arrived,"""
+MOST_KEPT: Final = 8
+"""unless that is so many times as much."""
+
+GREETING: Final = settings(
+    {
+        Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+        Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+        Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+        Setting.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
+    }
+) + window_update(0, WINDOW_BYTES - INITIAL_WINDOW_BYTES)
+"""What a server says first."""

@@ -1,0 +1,244 @@
+"""The sending side of a connection: answers as frames, no faster than the client and its socket take them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from stoker.wire.http2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    INITIAL_WINDOW_BYTES,
+    LARGEST_WINDOW_BYTES,
+    SMALLEST_MAX_FRAME_BYTES,
+    ConnectionFault,
+    ErrorCode,
+    Kind,
+    rst_stream,
+)
+from stoker.wire.http2.stream import NOBODY, Stream
+
+__all__ = ["Sender"]
+
+_DATA: Final = int(Kind.DATA)
+_HEADERS: Final = int(Kind.HEADERS)
+_LAST: Final = END_STREAM | END_HEADERS
+_TRAILERS: Final = -1
+"""In a queue: the HEADERS that end a stream."""
+_TURN_BYTES: Final = 1 << 18
+_MOST_DROPPED: Final = 512
+_EARNED_BY_ANSWER: Final = 4
+_EARNED_BY_DATA: Final = 2
+_EARNING_BYTES: Final = 1024
+
+
+class Sender:
+    """What is sent on one connection.
+
+    Attributes:
+        out: Frames that are to be written to the socket, in this order; its owner takes them.
+        writable: Whether the socket takes more; its owner sets it.
+        streams: The open streams by their numbers.
+        patience: How many more frames may come that move nothing; see `Connection`.
+    """
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+        self.writable = True
+        self.streams: dict[int, Stream] = {}
+        self.patience = 0
+        self._window_bytes = INITIAL_WINDOW_BYTES
+        self._stream_window_bytes = INITIAL_WINDOW_BYTES
+        self._frame_bytes = SMALLEST_MAX_FRAME_BYTES
+        self._waiting: dict[Stream, None] = {}
+        self._dropped: dict[int, None] = {}
+
+    @property
+    def sending(self) -> bool:
+        """Whether something is left to send that can be sent as soon as the socket takes it."""
+        return bool(self._waiting) and self._window_bytes > 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What all answers have left to send."""
+        return sum(stream.queued_bytes for stream in self.streams.values())
+
+    def answer(self, stream: Stream, block: bytes, content: bytes, trailers: bytes) -> None:
+        """Send a whole answer.
+
+        Args:
+            stream: Where; it has no answer yet.
+            block: The head of the answer, encoded.
+            content: Its content.
+            trailers: The fields behind it, encoded.
+        """
+        size, number = len(content), stream.number
+        if number not in self.streams:
+            return
+        if (
+            size <= stream.window_bytes
+            and size <= self._window_bytes
+            and size <= self._frame_bytes
+            and not self._waiting
+            and self.writable
+        ):
+            self._window_bytes -= size
+            self.out.append(
+                b"".join(
+                    (
+                        HEAD.pack(len(block) << 8 | _HEADERS, END_HEADERS, number),
+                        block,
+                        HEAD.pack(size << 8, 0, number),
+                        content,
+                        HEAD.pack(len(trailers) << 8 | _HEADERS, _LAST, number),
+                        trailers,
+                    )
+                )
+            )
+            self._end(stream)
+            return
+        self.begin_answer(stream, block)
+        self.send(stream, content)
+        self.end_answer(stream, trailers)
+
+    def begin_answer(self, stream: Stream, block: bytes) -> None:
+        """Send the head of an answer whose content comes later."""
+        self._queue(stream, _HEADERS, block)
+
+    def send(self, stream: Stream, content: bytes) -> None:
+        """Send more of the content of an answer."""
+        self._queue(stream, _DATA, content)
+
+    def end_answer(self, stream: Stream, trailers: bytes) -> None:
+        """End an answer with these fields; they are all of it where nothing came before."""
+        stream.answered = True
+        self._queue(stream, _TRAILERS, trailers)
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Give a stream up."""
+        self.out.append(rst_stream(stream.number, code))
+        self._drop(stream.number)
+        self._lose(stream)
+
+    def pump(self) -> None:
+        """Send what can be sent now of what waits, in turns, but no more than one write should have."""
+        turn_bytes = _TURN_BYTES
+        while self._waiting and self.writable and turn_bytes > 0:
+            stream = next(iter(self._waiting))
+            sent_bytes = self._send_some(stream)
+            if sent_bytes is None:
+                # The client has no room for anybody.
+                return
+            turn_bytes -= sent_bytes
+
+    def _queue(self, stream: Stream, kind: int, payload: bytes) -> None:
+        if stream.number not in self.streams:
+            return
+        if stream.queue is None:
+            stream.queue = deque()
+        stream.queue.append((kind, payload))
+        stream.queued_bytes += len(payload)
+        self._waiting[stream] = None
+        self.pump()
+
+    def _send_some(self, stream: Stream) -> int | None:
+        """Send the next frame of a stream, and let the others have their turn; None if no content can be sent."""
+        queue = stream.queue
+        assert queue, "those who wait have something to send"
+        kind, payload = queue[0]
+        size, flags = len(payload), END_HEADERS
+        if kind == _DATA:
+            flags = 0
+            if size:
+                if self._window_bytes <= 0:
+                    return None
+                size = min(size, self._window_bytes, stream.window_bytes, self._frame_bytes)
+                if size <= 0:
+                    # Its client says when it goes on.
+                    del self._waiting[stream]
+                    return 0
+            self._window_bytes -= size
+            stream.window_bytes -= size
+            if size >= _EARNING_BYTES:
+                self.patience += _EARNED_BY_DATA
+        elif kind == _TRAILERS:
+            kind, flags = _HEADERS, _LAST
+        self.out += (HEAD.pack(size << 8 | kind, flags, stream.number), bytes(payload[:size]))
+        stream.queued_bytes -= size
+        stream.sent_bytes += size
+        del self._waiting[stream]
+        if size < len(payload):
+            queue[0] = (kind, memoryview(payload)[size:])
+        else:
+            queue.popleft()
+        if flags == _LAST:
+            self._end(stream)
+        elif queue:
+            self._waiting[stream] = None
+        elif stream.tells_drained:
+            stream.receiver.drained()
+        return size + HEAD.size
+
+    def _end(self, stream: Stream) -> None:
+        """Forget a stream that has been answered."""
+        stream.answered = True
+        stream.receiver = NOBODY
+        self.patience += _EARNED_BY_ANSWER
+        del self.streams[stream.number]
+        if not stream.ended:
+            # The rest of the request is of no use (RFC 9113, section 8.1).
+            self.out.append(rst_stream(stream.number, ErrorCode.NO_ERROR))
+            self._drop(stream.number)
+
+    def _lose(self, stream: Stream) -> None:
+        """Forget a stream that will not be answered, and tell its receiver."""
+        self.streams.pop(stream.number, None)
+        self._waiting.pop(stream, None)
+        receiver, stream.receiver = stream.receiver, NOBODY
+        receiver.lost()
+
+    def _drop(self, number: int) -> None:
+        """Remember a stream of which more may be on its way: that is no fault."""
+        self._dropped[number] = None
+        if len(self._dropped) > _MOST_DROPPED:
+            del self._dropped[next(iter(self._dropped))]
+
+    def _widen(self, more_bytes: int) -> None:
+        """Take note that more may be sent on the connection.
+
+        Raises:
+            ConnectionFault: It is none, or more than there can be.
+        """
+        if not more_bytes:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "window grows by nothing")
+        self._window_bytes += more_bytes
+        if self._window_bytes > LARGEST_WINDOW_BYTES:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "window is too large")
+        self.pump()
+
+    def _widen_stream(self, stream: Stream, more_bytes: int) -> bool:
+        """Take note that more may be sent on a stream; False if that is nothing, or more than there can be."""
+        stream.window_bytes += more_bytes
+        if not more_bytes or stream.window_bytes > LARGEST_WINDOW_BYTES:
+            return False
+        if stream.queue:
+            self._waiting[stream] = None
+            self.pump()
+        return True
+
+    def _set_stream_windows(self, window_bytes: int) -> None:
+        """Take note of the window that each stream has, those that are open too.
+
+        Raises:
+            ConnectionFault: One of theirs becomes too large.
+        """
+        change = window_bytes - self._stream_window_bytes
+        self._stream_window_bytes = window_bytes
+        for stream in list(self.streams.values()):
+            stream.window_bytes += change
+            if stream.window_bytes > LARGEST_WINDOW_BYTES:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "window is too large")
+            if stream.queue:
+                self._waiting[stream] = None
+        self.pump()

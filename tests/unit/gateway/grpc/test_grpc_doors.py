@@ -1,0 +1,328 @@
+"""Connections of the gRPC port, spoken to in frames: slow ones, rude ones, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.puppets import metric_memory
+from tests.unit.wire.http2.talk import data, frames_of, headers
+
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.grpc.door import Door
+from stoker.gateway.grpc.framing import prefixed
+from stoker.gateway.grpc.messages import HEALTH, SERVICE
+from stoker.gateway.grpc.servicer import InferenceServicer
+from stoker.gateway.grpc.watch import Times, Watch
+from stoker.wire.http2.fields import Fields, encoded
+from stoker.wire.http2.frames import (
+    ACK,
+    END_STREAM,
+    PREFACE,
+    ErrorCode,
+    Kind,
+    frame,
+    settings,
+    window_update,
+)
+
+pytestmark = pytest.mark.anyio
+
+TIMES = Times(handshake_s=10, idle_s=300, silence_s=60, answer_s=20, unread_s=75)
+PATH = b":path"
+
+
+@dataclass
+class PuppetTransport:
+    """A socket whose peer reads nothing unless the test does.
+
+    Attributes:
+        written: What was written.
+        unread_bytes: How much of it the peer has not taken.
+        end: How the connection was ended.
+    """
+
+    written: bytearray = field(default_factory=bytearray)
+    unread_bytes: int = 0
+    end: str = ""
+
+    def get_extra_info(self, name: str) -> Any:
+        return {"peername": ("10.0.0.1", 7), "socket": self}.get(name)
+
+    def fileno(self) -> int:
+        return 3
+
+    def write(self, content: bytes) -> None:
+        self.written += content
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread_bytes
+
+    def is_closing(self) -> bool:
+        return bool(self.end)
+
+    def close(self) -> None:
+        self.end = self.end or "closed"
+
+    def abort(self) -> None:
+        self.end = "aborted"
+
+
+class House:
+    """A server of one connection, looked after by a clock of the test's."""
+
+    def __init__(self, retires_s: float = 1e9) -> None:
+        self.gateway = Gateway({}, metric_memory())
+        self.draining = False
+        self.find = InferenceServicer(self.gateway, 1 << 20).find
+        self.transport = PuppetTransport()
+        self.door = Door(self)
+        self.watch = Watch(self.door, TIMES, 0.0, retires_s)
+        self.now_s = 0.0
+        self.door.connection_made(self.transport)
+
+    def admits(self, *_: object) -> bool:
+        return True
+
+    def left(self, _: Door) -> None:
+        """It is the only one."""
+
+    def flush_soon(self, door: Door) -> None:
+        asyncio.get_running_loop().call_soon(door.flush)
+
+    def pass_s(self, seconds: int) -> None:
+        """Let time pass, in which it is looked at each second."""
+        for _ in range(seconds):
+            self.now_s += 1
+            self.watch.look(self.now_s)
+
+    def send(self, *sent: bytes) -> None:
+        self.door.data_received(b"".join(sent))
+
+    def read(self) -> list[tuple[int, int, int, bytes]]:
+        """The frames that were written since the last look."""
+        written, self.transport.written = bytes(self.transport.written), bytearray()
+        return list(frames_of(written))
+
+    def goaways(self) -> list[bytes]:
+        """What the connection was ended with."""
+        return [payload[8:] for kind, _, _, payload in self.read() if kind == Kind.GOAWAY]
+
+
+def call(path: str, *more: tuple[bytes, bytes]) -> bytes:
+    """The fields of a call, as a block."""
+    fields: Fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode())]
+    return encoded([*fields, (b"content-type", b"application/grpc"), (b"te", b"trailers"), *more])
+
+
+@pytest.fixture
+async def house() -> House:
+    """A connection that has been greeted."""
+    made = House()
+    made.send(PREFACE, settings({}))
+    made.read()
+    return made
+
+
+LIVE = f"/{SERVICE}/ServerLive"
+INFER = f"/{SERVICE}/ModelInfer"
+WATCH = f"/{HEALTH}/Watch"
+
+
+async def turns(count: int = 5) -> None:
+    """Let what is due happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def statuses(frames: list[tuple[int, int, int, bytes]]) -> Iterator[bytes]:
+    """The status of each call that has ended."""
+    for kind, flags, _, payload in frames:
+        if kind == Kind.HEADERS and flags & END_STREAM:
+            _, _, rest = payload.partition(b"grpc-status")
+            yield rest[1 : 1 + rest[0]]
+
+
+async def test_what_is_sent_in_one_turn_is_written_at_once(house: House) -> None:
+    """Answers to many calls are one write."""
+    writes: list[int] = []
+    house.transport.write = lambda content: writes.append(len(content))  # type: ignore[method-assign]
+    house.send(*(headers(n, call(LIVE)) + data(n, prefixed(b""), ends=True) for n in range(1, 21, 2)))
+    await turns()
+    assert len(writes) == 1
+
+
+async def test_calls_leave_no_circles_behind(house: House) -> None:
+    """Nothing of them waits for a collection of garbage."""
+    house.send(headers(1, call(LIVE)), data(1, prefixed(b""), ends=True))
+    await turns()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(3, 43, 2):
+            path = (LIVE, INFER, "/none", WATCH)[number // 2 % 4]
+            house.send(headers(number, call(path)), data(number, prefixed(b"\xff"), ends=True))
+            await turns()
+        assert not house.door.http.streams
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert found == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (call("/nobody/knows"), b"12"),
+        (call(LIVE, (b"grpc-encoding", b"snappy")), b"12"),
+        (call(LIVE, (b"grpc-timeout", b"5")), b"3"),
+        (call(LIVE, (b"x-request-id", b"x" * 101)), b"3"),
+        (call(LIVE).replace(b"application/grpc", b"application/json"), b"12"),
+    ],
+)
+async def test_calls_are_refused_for_their_heads(house: House, fields: bytes, status: bytes) -> None:
+    """Their messages need not be sent, and the connection goes on."""
+    house.send(headers(1, fields))
+    await turns()
+    frames = house.read()
+    assert list(statuses(frames)) == [status]
+    assert (Kind.RST_STREAM, 0, 1, bytes(4)) in frames
+    house.send(headers(3, call(LIVE)), data(3, prefixed(b""), ends=True))
+    await turns()
+    assert list(statuses(house.read())) == [b"0"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", b"3"),
+        (prefixed(b"") * 2, b"3"),
+        (b"\x07\0\0\0\0", b"3"),
+        (b"\1\0\0\0\1x", b"3"),
+        (b"\0\0", b"3"),
+    ],
+)
+async def test_a_call_has_one_message(house: House, content: bytes, status: bytes) -> None:
+    """None, two, and what is none are told so."""
+    house.send(headers(1, call(LIVE)), data(1, content, ends=True))
+    await turns(10)
+    assert list(statuses(house.read())) == [status]
+
+
+async def test_a_deadline_ends_what_nobody_else_ends(house: House) -> None:
+    """Calls of health that are watched, too."""
+    house.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, prefixed(b""), ends=True))
+    await turns()
+    assert list(statuses(house.read())) == [b"4"]
+
+
+# --- slow ones ---
+
+
+async def test_a_connection_has_to_begin() -> None:
+    """Within the time for it."""
+    made = House()
+    made.pass_s(9)
+    assert not made.transport.end
+    made.send(PREFACE[:10])
+    made.pass_s(1)
+    assert (made.goaways(), made.transport.end) == ([b"handshake timeout"], "closed")
+
+
+async def test_a_connection_without_calls_is_closed(house: House) -> None:
+    """Not one on which somebody watches, as long as the peer is there."""
+    house.send(headers(1, call(WATCH)), data(1, prefixed(b""), ends=True))
+    for _ in range(500):
+        house.pass_s(1)
+        for kind, flags, _, payload in house.read():
+            if kind == Kind.PING and not flags & ACK:
+                house.send(frame(Kind.PING, ACK, 0, payload))
+    assert not house.transport.end
+    house.send(frame(Kind.RST_STREAM, 0, 1, bytes(4)))
+    for _ in range(299):
+        house.pass_s(1)
+        house.send(frame(Kind.PING, ACK, 0, bytes(8)))
+    assert not house.transport.end
+    house.pass_s(2)
+    assert (house.goaways(), house.transport.end) == ([b"connection idle"], "closed")
+
+
+async def test_a_peer_that_has_gone_is_noticed(house: House) -> None:
+    """It is asked after a minute, and has a while to answer."""
+    house.send(headers(1, call(WATCH)), data(1, prefixed(b""), ends=True))
+    house.pass_s(80)
+    assert not house.transport.end
+    house.pass_s(2)
+    assert (house.goaways(), house.transport.end) == ([b"ping_timeout"], "closed")
+    house.door.connection_lost(None)
+    assert not house.door.http.streams
+
+
+async def test_messages_that_drip_are_given_up(house: House) -> None:
+    """Byte by byte for ten seconds, and longer only as far as they arrive."""
+    house.send(headers(1, call(LIVE)))
+    house.send(headers(3, call(LIVE)), data(3, prefixed(bytes(1 << 19))[: 20 << 10]))
+    slowly = prefixed(bytes(99))
+    for at in range(11):
+        house.send(data(1, slowly[at : at + 1]))
+        house.pass_s(1)
+    assert list(statuses(house.read())) == [b"4"]
+    house.pass_s(18)
+    assert not house.read()
+    house.pass_s(2)
+    assert list(statuses(house.read())) == [b"4"]
+    assert not house.door.http.streams
+
+
+async def test_frames_that_drip_end_the_connection(house: House) -> None:
+    """So does a head that is never whole."""
+    for _ in range(80):
+        house.send(frame(Kind.DATA, 0, 1, bytes(200))[:1] if house.now_s == 0 else b"\0")
+        house.pass_s(1)
+    assert house.transport.end == "closed"
+
+
+async def test_answers_that_nobody_takes_are_given_up(house: House) -> None:
+    """Where the peer gives no room, the stream; where its socket takes nothing, the connection."""
+    house.send(settings({4: 0}), headers(1, call(LIVE)), data(1, prefixed(b""), ends=True))  # type: ignore[dict-item]
+    await turns()
+    for _ in range(74):
+        house.send(window_update(0, 1))
+        house.pass_s(1)
+    assert house.door.http.streams
+    for _ in range(4):
+        house.send(window_update(0, 1))
+        house.pass_s(1)
+    assert not house.door.http.streams
+    assert (Kind.RST_STREAM, 0, 1, ErrorCode.CANCEL.to_bytes(4)) in house.read()
+    house.transport.unread_bytes = 100
+    for _ in range(77):
+        house.send(window_update(0, 1))
+        house.pass_s(1)
+    assert house.transport.end == "aborted"
+
+
+async def test_nothing_is_sent_to_a_socket_that_is_full(house: House) -> None:
+    """Answers wait on their streams, of which there are so many; then no more are begun."""
+    house.door.pause_writing()
+    for number in range(1, 1001, 2):
+        house.send(headers(number, call("/none"), END_STREAM))
+    frames = house.read()
+    assert {kind for kind, *_ in frames} == {Kind.RST_STREAM}
+    assert len(frames) == 500 - 256
+    house.door.resume_writing()
+    assert len(list(statuses(house.read()))) == 256
+
+
+async def test_old_connections_are_told_to_go() -> None:
+    """They are closed when their calls have been answered."""
+    made = House(retires_s=5)
+    made.send(PREFACE, settings({}))
+    made.pass_s(4)
+    assert not made.goaways()
+    made.pass_s(1)
+    assert made.goaways() == [b""]
