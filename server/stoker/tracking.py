@@ -8,7 +8,6 @@ run.metrics["accuracy"]
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +19,14 @@ from stoker.errors import RunFailed
 from stoker.launch.adoption import adopt
 from stoker.launch.configuration import read_duration_s
 from stoker.launch.following import follow
+from stoker.launch.interactive import InteractiveRun
 from stoker.launch.submission import Request
 from stoker.launch.submission import resume as resume_run
 from stoker.launch.submission import submit as submit_request
 from stoker.runs.definition import Definition
-from stoker.runs.failures import FailureCode, RunFailure
 from stoker.runs.files import copy_files, run_files
 from stoker.runs.folder import RunFolder
-from stoker.runs.record import INTERACTIVE, RunRecord, checked_experiment, new_run_id
-from stoker.runs.states import Collected, Ended, RunState, Status, next_state
+from stoker.runs.states import RunState, Status
 from stoker.runs.store import RunStore
 from stoker.runs.summary import RunSummary
 from stoker.workspace import Workspace
@@ -284,44 +282,15 @@ def start_run(
         tags: Labels.
         workspace: The workspace directory.
     """
-    found = Workspace.find(None if workspace is None else Path(workspace)).create()
-    now_ms = _now_ms()
-    record = RunRecord(
-        new_run_id(checked_experiment(experiment), now_ms, secrets.token_hex(4)),
-        experiment,
-        now_ms,
-        Definition(Path(sys.argv[0]).name or "interactive"),
-        INTERACTIVE,
-        tags=dict(tags or {}),
-    )
-    state = RunState(Status.RUNNING, now_ms, submitted_ms=now_ms, started_ms=now_ms)
-    locks: list[int | None] = []
-    folder = RunStore(found.runs_dir).create(record, state, lambda staged: locks.append(staged.take()))
-    folder.attempt(1).mkdir()
-    recorder = records.Recorder(folder.attempt(1), folder.path)
+    found = Workspace.find(None if workspace is None else Path(workspace))
+    begun = InteractiveRun(found, experiment, tags, script=Path(sys.argv[0]).name or "interactive")
     try:
-        yield ActiveRun(folder, found, recorder)
+        yield ActiveRun(begun.folder, found, begun.recorder)
     except BaseException as error:
-        _end(
-            folder,
-            recorder,
-            state,
-            Ended(1, RunFailure(FailureCode.SCRIPT_FAILED, f"{type(error).__name__}: {error}")),
-        )
+        begun.end(f"{type(error).__name__}: {error}")
         raise
     else:
-        _end(folder, recorder, state, Ended(0))
-    finally:
-        for lock in locks:
-            if lock is not None:
-                folder.give_back(lock)
-
-
-def _end(folder: RunFolder, recorder: records.Recorder, state: RunState, observation: Ended) -> None:
-    recorder.flush()
-    for one in (observation, Collected()):
-        state = next_state(state, one, _now_ms())
-    folder.write_state(state)
+        begun.end()
 
 
 def get_run(reference: str, workspace: str | os.PathLike[str] | None = None) -> Run:

@@ -25,6 +25,7 @@ class InteractiveRun:
         workspace: Where its folder will be.
         experiment: The experiment.
         tags: Labels.
+        script: Name of the program.
         clock: The time.
 
     Attributes:
@@ -40,6 +41,7 @@ class InteractiveRun:
         workspace: Workspace,
         experiment: str,
         tags: Mapping[str, str] | None = None,
+        script: str = "",
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or Clock()
@@ -49,7 +51,7 @@ class InteractiveRun:
             new_run_id(name, now_ms, secrets.token_hex(4)),
             name,
             now_ms,
-            Definition(script=""),
+            Definition(script),
             INTERACTIVE,
             tags=dict(tags or {}),
         )
