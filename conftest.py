@@ -1,7 +1,9 @@
 """What all tests share."""
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +19,18 @@ def pytest_configure() -> None:
     settings.load_profile("patient")
     # `make examples`: four times as many where a test does not say how many.
     settings.register_profile("long", settings.get_profile("patient"), max_examples=400)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs may set logging up, with a stream that is closed when the test has ended."""
+    root = logging.getLogger()
+    level, before = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in list(root.handlers):
+        if handler not in before:
+            root.removeHandler(handler)
 
 
 @pytest.fixture

@@ -121,10 +121,10 @@ def write_script(folder: Path, text: str, name: str = "score.py") -> Path:
     return script
 
 
-def write_doubler(path: Path) -> Path:
-    """Write y = 2 x for rows of 4 float32 numbers."""
+def write_doubler(path: Path, by: float = 2) -> Path:
+    """Write y = 2 x for rows of 4 float32 numbers, or times another number."""
     node = helper.make_node("Mul", ["x", "two"], ["y"])
-    return _save(path, [node], {"two": np.array(2, np.float32)}, 4, 4)
+    return _save(path, [node], {"two": np.array(by, np.float32)}, 4, 4)
 
 
 def write_marked(path: Path, version: int) -> Path:

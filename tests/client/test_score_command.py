@@ -179,7 +179,7 @@ def test_an_image_needs_its_folder(arguments: tuple[str, ...]) -> None:
 def test_a_folder_without_the_test_files_is_named(server: PuppetServer, tmp_path: Path) -> None:
     """The message says which file was looked for."""
     with pytest.raises(
-        InvalidSettings, match=r"has neither t10k-images-idx3-ubyte\.gz nor t10k-images-idx3-ubyte"
+        OperatorError, match=r"has neither t10k-images-idx3-ubyte\.gz nor t10k-images-idx3-ubyte"
     ):
         run("--mnist", 0, "--data-dir", tmp_path)
 

@@ -18,11 +18,13 @@ from tests.tiny_models import write_doubler, write_mlp, write_picky
 from tritonclient.utils import InferenceServerException
 
 PATH = "/api/v1/service/doubler/score"
+_LOAD_S = 60
 
 
 def _post(server: LiveServer, path: str, body: bytes = b"", key: str | None = None) -> Answer:
-    """POST with a key."""
+    """POST with a key; what is loaded beside others gives way to whatever wants the cores."""
     with server.connect() as connection:
+        connection.socket.settimeout(_LOAD_S)
         return connection.ask(request("POST", path, [] if key is None else [bearer(key)], body))
 
 
@@ -86,13 +88,21 @@ class _Calls:
                     self.answered += self.failure is None
 
 
+def _decisions(server: LiveServer) -> list[tuple[str, str]]:
+    """What was decided of the versions of the model, as its events have it."""
+    asked = request("GET", "/v2/repository/models/doubler/events", [bearer(server.key)], b"")
+    with server.connect() as connection:
+        events = connection.ask(asked).json()
+    return [(event["version"], event["event"]) for event in events if "parity" in event["event"]]
+
+
 def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
-    """No request and no call fails while a version takes over, nor while one does not load; others go on."""
+    """No request fails while a version takes over, nor while one does not load or would answer otherwise."""
     repository = tmp_path / "repository"
     write_doubler(repository / "doubler" / "1" / "model.onnx")
     write_mlp(repository / "mlp" / "1" / "model.onnx", seed=1)
     grpc_port = free_port()
-    server = serve(repository, "--frontends", "1", "--grpc-port", str(grpc_port))
+    server = serve(repository, "--frontends", "1", "--grpc-port", str(grpc_port), "--parity", "require")
     admin = run_stoker("keys", "show", "admin", "--workspace", server.workspace).stdout.strip()
 
     def ask(action: str, name: str = "doubler") -> Answer:
@@ -109,9 +119,17 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
         failed = ask("load")
         assert (failed.status, _states(server)["2"]) == (500, "READY")
         assert "failed to load 'doubler', version 3" in failed.json()["error"]
+        write_doubler(repository / "doubler" / "4" / "model.onnx", by=3)
+        other = ask("load")
+        assert (other.status, _states(server)["2"]) == (500, "READY")
+        assert "version 4: it does not answer as version 2" in other.json()["error"]
+        assert _decisions(server) == [("2", "parity_passed"), ("4", "parity_failed")]
+        (repository / "doubler" / "4" / "model.onnx").unlink()
+        (repository / "doubler" / "4").rmdir()
         assert ask("unload", "mlp").status == 200
         assert ask("versions/1/load").status == 200
-        assert _states(server) == {"1": "READY", "2": "READY", "3": "UNAVAILABLE"}
+        left_out = dict.fromkeys(("3", "4"), "UNAVAILABLE")
+        assert _states(server) == {"1": "READY", "2": "READY", **left_out}
         outcomes = callers.stop()
 
     assert [outcome for outcome in outcomes if not outcome.right] == []

@@ -11,7 +11,7 @@ from hpack.table import HeaderTable
 
 from stoker.wire.http2.frames import ConnectionFault, ErrorCode, StreamFault
 
-__all__ = ["MAX_LIST_BYTES", "Fields", "HeadReader", "checked_trailers", "encoded"]
+__all__ = ["MAX_LIST_BYTES", "Fields", "HeadReader", "checked_request", "checked_trailers", "encoded"]
 
 MAX_LIST_BYTES: Final = 1 << 14
 """The longest header list that is read: names and values, and 32 bytes for each (RFC 9113, section 6.5.2)."""
