@@ -238,10 +238,13 @@ def test_a_secret_is_in_no_file_that_others_read(project: Project) -> None:
     ]
     assert holding
     assert all(path.stat().st_mode & 0o077 == 0 for path in holding), holding
-    shown = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", "runs", "show", folder.id], capture_output=True, check=True
-    )
-    assert b"hunter2" not in shown.stdout + shown.stderr
+    for more in ([], ["--json"]):
+        shown = subprocess.run(
+            [sys.executable, "-m", "stoker.cli", "runs", "show", folder.id, *more],
+            capture_output=True,
+            check=True,
+        )
+        assert b"hunter2" not in shown.stdout + shown.stderr
 
 
 def test_the_command_has_the_exit_status_of_the_run(project: Project) -> None:

@@ -100,8 +100,10 @@ def show_run(args: argparse.Namespace) -> int:
     folder = _found(args, args.reference)
     record, state = folder.record(), folder.state()
     if args.json:
-        content = {
-            **record.to_json(),
+        content = record.to_json()
+        # Their values may be secrets, and what is printed is passed on.
+        content["definition"]["variables"] = sorted(record.definition.variables)
+        content |= {
             "state": state.to_json(),
             "tags": folder.tags(),
             "properties": folder.properties(),
