@@ -13,7 +13,8 @@ from stoker.runs.summary import Numbers, numbers_of
 
 __all__ = ["Difference", "compare_runs"]
 
-_OMITTED = frozenset({"environment", "arguments"})
+_OMITTED = frozenset({"environment", "arguments", "variables"})
+_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,16 @@ def _parameters(folder: RunFolder) -> dict[str, str]:
     definition = folder.record().definition
     facts = {name: str(value) for name, value in definition.to_json().items() if name not in _OMITTED}
     facts.update(_arguments(definition.arguments))
+    facts.update({f"variable {name}": _masked(value) for name, value in definition.variables.items()})
     for line in folder.event_lines():
         if line.get("e") == "param":
             facts[str(line.get("k"))] = str(line.get("v"))
     return facts
+
+
+def _masked(value: str) -> str:
+    """What tells two values apart, and is too little to find a secret by."""
+    return "#" + hashlib.sha256(value.encode()).hexdigest()[:_DIGITS]
 
 
 def _arguments(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -33,6 +33,7 @@ def make_run(store: RunStore) -> MakeRun:
         status: Status = Status.COMPLETED,
         metrics: Iterable[Mapping[str, Any]] = (),
         arguments: tuple[str, ...] = (),
+        variables: Mapping[str, str] | None = None,
         snapshot: str = "",
     ) -> RunFolder:
         created_ms = 1_700_000_000_000 + 10 * number
@@ -40,7 +41,7 @@ def make_run(store: RunStore) -> MakeRun:
             f"{experiment}_{created_ms // 1000}_{number:08x}",
             experiment,
             created_ms,
-            Definition("train.py", arguments),
+            Definition("train.py", arguments, variables=variables or {}),
             snapshot=snapshot,
         )
         state = RunState(status, since_ms=created_ms + 5, submitted_ms=created_ms, ended_ms=created_ms + 5)

@@ -36,6 +36,16 @@ def test_differences_are_named_by_kind(make_run: MakeRun, tmp_path: Path) -> Non
     assert compare_runs([one, one], snapshots.folder) == []
 
 
+def test_variables_are_told_apart_without_being_told(make_run: MakeRun, tmp_path: Path) -> None:
+    """Their values may be secrets."""
+    one = make_run(1, variables={"TOKEN": "hunter2", "SAME": "1"})
+    two = make_run(2, variables={"TOKEN": "hunter3", "SAME": "1"})
+    (found,) = compare_runs([one, two], tmp_path)
+    assert (found.group, found.name) == ("parameter", "variable TOKEN")
+    assert len(set(found.values)) == 2
+    assert "hunter" not in repr(found)
+
+
 def test_a_point_is_at_its_step_or_place() -> None:
     """Steps are those that the script gave; what is not finite has a place and no point."""
     lines = [
