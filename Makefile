@@ -72,7 +72,8 @@ test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this m
 
 coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach
 	rm -rf .coverage
-	$(BIN)/coverage run $(PYTEST)
+	# A thread that is traced takes no exception of another one, so these would hang.
+	$(BIN)/coverage run $(PYTEST) --ignore=tests/unit/scripts/test_watchdog.py
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
