@@ -32,23 +32,18 @@ HOW_TO = SHARED / "azure"
 KEY = "a-key-that-is-long-enough"
 
 
+def binding(namespace: str) -> list[str]:
+    """The command that lets `aks-gpu` stand for a namespace."""
+    command = ["compute", "bind", "aks-gpu", "--context", "test", "--namespace", namespace]
+    return [*command, "--image", "stoker:1"]
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, namespace: str) -> Path:
     """The folder of the deploying code, in whose workspace `aks-gpu` stands for the namespace."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
-    bound = [
-        "compute",
-        "bind",
-        "aks-gpu",
-        "--context",
-        "test",
-        "--namespace",
-        namespace,
-        "--image",
-        "stoker:1",
-    ]
-    assert main(bound) == 0
+    assert main(binding(namespace)) == 0
     Path("model").mkdir()
     Path("model/weights").write_text("1")
     Model.register(Workspace.from_config(), "model", "tf-dnn-mnist")
@@ -239,18 +234,7 @@ def test_the_address_of_a_service_is_that_of_its_nodes_or_a_port_of_this_process
     service.wait_for_deployment()
     assert service.run('{"data": [1, 2]}') == {"data": [1, 2]}
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/api/v1/service/digits/score", service.scoring_uri)
-    bound = [
-        "compute",
-        "bind",
-        "aks-gpu",
-        "--context",
-        "test",
-        "--namespace",
-        namespace,
-        "--image",
-        "stoker:1",
-    ]
-    assert main([*bound, "--service-type", "NodePort"]) == 0
+    assert main([*binding(namespace), "--service-type", "NodePort"]) == 0
     service.update(num_replicas=1)
     service.wait_for_deployment()
     ports = control_plane.get(f"/api/v1/namespaces/{namespace}/services/digits")["spec"]["ports"]

@@ -258,19 +258,7 @@ class _Builder:
 
     def _run(self, command: Sequence[str]) -> None:
         path = self._recipe.specification.path
-        done = subprocess.run(
-            command,
-            cwd=path.parent,
-            env=self._installer.variables(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-            # Should this process be killed, nobody else begins before the installer has ended too.
-            pass_fds=(self._lock,),
-        )
+        done = self._installer.run(command, self._lock, path.parent)
         if done.returncode == 0:
             return
         said = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])

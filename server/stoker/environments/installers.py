@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,30 @@ class Installer:
             option for option in options if not self.uv or option.partition(" ")[0] not in _ARGUMENTS_OF_UV
         ]
         return "".join(f"{line}\n" for line in (*kept, *lines))
+
+    def run(
+        self, command: Sequence[str | Path], lock: int, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of its commands; what it prints, errors too, is the standard output of the result.
+
+        Args:
+            command: The command.
+            lock: Descriptor of the lock under which the environment is built.
+            cwd: Where it runs; by default where this process does.
+        """
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=self.variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            # Should this process be killed, nobody else begins before the installer has ended too.
+            pass_fds=(lock,),
+        )
 
     def variables(self) -> dict[str, str]:
         """The environment variables in which its commands run."""

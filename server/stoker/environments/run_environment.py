@@ -181,18 +181,7 @@ class _Builder:
         return next(self._venv.glob("lib/python3*/site-packages"))
 
     def _run(self, command: Sequence[str | Path]) -> None:
-        done = subprocess.run(
-            command,
-            env=self._installer.variables(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-            # Should this process be killed, nobody else begins before the installer has ended too.
-            pass_fds=(self._lock,),
-        )
+        done = self._installer.run(command, self._lock)
         with self._log.open("a", encoding="utf-8") as log:
             log.write(done.stdout)
         if done.returncode != 0:
