@@ -11,7 +11,7 @@ MLFLOW := $(VENV)/mlflow
 MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cluster test-offline test-ray test-targets examples coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test test-bench test-cluster test-offline test-ray test-targets examples coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -41,6 +41,10 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python $(PYTEST)
+
+# What is measured means nothing here, only that it is.
+test-bench: install  ## whole benches, each with its servers, as short as they can be
+	$(BIN)/python $(PYTEST) loadtests/tests/benches
 
 # One process: they share a control plane.
 test-cluster: install  ## what needs a Kubernetes control plane, which Go builds here the first time
