@@ -78,11 +78,37 @@ def _unchanged(call: Call) -> Found:
 
 
 def _cast(call: Call) -> Found:
-    whole = call.integer("to", 0) not in {1, 10, 11, 16}
-    content = call.content(0)
-    if whole:
-        content = tuple(int(number) if isinstance(number, float) else number for number in content)
-    return call.shape(0), content
+    change = _CASTS.get(call.integer("to", 0))
+    return None if change is None else (call.shape(0), tuple(map(change, call.content(0))))
+
+
+def _as_truth(number: Number) -> Number:
+    # A size is never 0 here.
+    return 1 if isinstance(number, Size) else None if number is None else int(bool(number))
+
+
+def _as_float(number: Number) -> Number:
+    if isinstance(number, int | float):
+        return float(number) if abs(number) <= _MOST_OF_FLOAT else None
+    return number
+
+
+def _as_integer(number: Number) -> Number:
+    if isinstance(number, int | float):
+        return int(number) if abs(number) <= _MOST_OF_INT32 else None
+    return number
+
+
+_MOST_OF_FLOAT: Final = 2**24
+_MOST_OF_INT32: Final = 2**31 - 1
+_CASTS: Final[dict[int, Callable[[Number], Number]]] = {
+    1: _as_float,
+    6: _as_integer,
+    7: lambda number: int(number) if isinstance(number, int | float) else number,
+    9: _as_truth,
+    11: _as_float,
+}
+"""By the number of the type; narrower ones wrap round or round, and are not followed."""
 
 
 def _gather(call: Call) -> Found:
