@@ -74,10 +74,10 @@ test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and fo
 test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
 	$(BIN)/python -m pytest tests/ray
 
-coverage: install lint $(KSERVE)/.installed  ## all of test, and which lines and branches the tests reach
+coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, and which lines and branches they reach
 	rm -rf .coverage
-	# A thread that is traced takes no exception of another one, so these would hang.
-	$(BIN)/coverage run $(PYTEST) --ignore=tests/unit/scripts/test_watchdog.py
+	$(BIN)/coverage run $(PYTEST) -m "not interrupts"
+	$(BIN)/coverage run -m pytest -m targets tests/targets
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

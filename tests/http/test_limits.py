@@ -137,6 +137,7 @@ def test_the_identity_encoding_is_none(served: Served, encoding: str) -> None:
     assert answer.status == 200
 
 
+@pytest.mark.interrupts
 @pytest.mark.parametrize("door", DOORS)
 def test_a_request_that_is_not_answered_in_time_is_504(held: Served, narrow_key: str, door: str) -> None:
     """Past `timeout_ms` the caller gets 504, whether the request runs or waits, and the server goes on."""

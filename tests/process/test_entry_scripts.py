@@ -84,6 +84,7 @@ def test_what_a_script_writes_is_in_the_log_with_the_id_of_the_request(server: L
         assert line in lines
 
 
+@pytest.mark.interrupts
 def test_a_run_that_takes_too_long_is_interrupted(server: LiveServer) -> None:
     """Its caller is answered at the deadline; the process lives on and serves the next one."""
     (pid,) = server.device_pids()
@@ -93,6 +94,7 @@ def test_a_run_that_takes_too_long_is_interrupted(server: LiveServer) -> None:
     assert server.device_pids() == [pid]
 
 
+@pytest.mark.interrupts
 def test_a_run_that_cannot_be_interrupted_costs_its_process(server: LiveServer) -> None:
     """The log says so, the supervisor starts another, and the server goes on."""
     (pid,) = server.device_pids()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import pytest
 import tritonclient.grpc as triton
 from tests.http.raw_http import Answer, bearer, request
 from tests.live_server import LiveServer, free_port, run_stoker, wait_until
@@ -206,6 +207,7 @@ def run(raw_data): ...
 """
 
 
+@pytest.mark.interrupts
 def test_a_script_that_hangs_while_it_is_loaded_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
     """Who asked for it is told what to do, its process is gone, the log shows where it hung, and all else goes on."""
     repository = tmp_path / "repository"

@@ -15,6 +15,8 @@ from stoker.scripts import watchdog
 from stoker.scripts.watchdog import Watchdog
 from stoker.system.process_end import ExitCode
 
+pytestmark = pytest.mark.interrupts
+
 
 class Watched:
     """A watchdog whose clock is turned by hand, and a call on a thread of its own.
