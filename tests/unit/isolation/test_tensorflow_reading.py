@@ -49,6 +49,7 @@ class Zoo:
             "examples": tf.TensorSpec([None], tf.string, "x"),
         }
         _add_plain(self)
+        _add_shapes(self)
         _add_layers(self)
         _add_control_flow(self)
         _add_texts(self)
@@ -177,6 +178,99 @@ def _add_plain(zoo: Zoo) -> None:
         "apart",
         lambda x: tf.quantization.fake_quant_with_min_max_vars(x, 0.0, 6.0),
     )
+
+
+def _add_shapes(zoo: Zoo) -> None:
+    tf = zoo.tf
+    random = np.random.default_rng(9)
+    w = zoo.keep(tf.Variable(random.random((4, 4)), dtype=tf.float32))
+    add = zoo.add
+
+    def turned(x: Any) -> Any:
+        """The rows in the middle."""
+        return tf.transpose(x, [1, 0, 2])
+
+    def listed(x: Any) -> Any:
+        """The steps of each row, one after the other, through a list of tensors."""
+        steps = tf.TensorArray(tf.float32, 6).unstack(turned(x))
+        doubled = tf.TensorArray(tf.float32, 6, element_shape=[None, 4])
+        for place in tf.range(6):
+            doubled = doubled.write(place, steps.read(place) * 2.0)
+        return turned(doubled.stack())
+
+    add("a_new_axis", "vectors", "apart", lambda x: tf.expand_dims(x, 0)[0] + tf.expand_dims(x, -1)[..., 0])
+    add("an_axis_less", "sequences", "apart", lambda x: tf.squeeze(x[:, :1], [1]))
+    add("any_axis_less", "sequences", "unknown", lambda x: tf.squeeze(x[:, :1]), "Squeeze")
+    add("an_axis_less_before", "sequences", "apart", lambda x: tf.squeeze(turned(x)[:1], [0]))
+    add(
+        "a_part_with_dots",
+        "images",
+        "apart",
+        lambda x: x[..., 2:4, 0] + x[:, tf.newaxis, ..., 1][:, 0, :, 2:4],
+    )
+    add("a_part_of_the_middle", "sequences", "apart", lambda x: tf.transpose(turned(x)[1:3, :, 2]))
+    add("a_slice", "sequences", "apart", lambda x: tf.slice(x, [0, 1, 0], [-1, 2, 4]))
+    add("a_slice_of_the_rows", "sequences", "unknown", lambda x: x[1:] - tf.slice(x, [0, 0, 0], [2, 6, 4]))
+    add("padded_rows", "vectors", "apart", lambda x: tf.pad(x, [[0, 0], [1, 2]], constant_values=3.0))
+    add("padded_batch", "vectors", "unknown", lambda x: tf.pad(x, [[1, 0], [0, 0]]), "Pad")
+    add("mirrored", "vectors", "apart", lambda x: tf.pad(x, [[0, 0], [1, 2]], "REFLECT"))
+    add("joined", "vectors", "apart", lambda x: tf.concat([x, x * 2], -1))
+    add("joined_rows", "vectors", "unknown", lambda x: tf.concat([x, x], 0)[: tf.shape(x)[0]])
+    add("stacked", "vectors", "apart", lambda x: tf.stack([x, x + 1], 1))
+    add("stacked_in_front", "vectors", "apart", lambda x: tf.reduce_sum(tf.stack([x, x + 1]), 0))
+    add("unstacked", "sequences", "apart", lambda x: tf.add_n(tf.unstack(x, axis=1)))
+    add("parted", "vectors", "apart", lambda x: tf.split(x, 2, -1)[1])
+    add("parted_unevenly", "vectors", "apart", lambda x: tf.split(x, [1, 3], 1)[1])
+    add("parted_rows", "vectors", "unknown", lambda x: tf.concat(tf.split(x, 3, 0)[::-1], 0))
+    add("filled", "vectors", "apart", lambda x: x + tf.fill([tf.shape(x)[0], 4], 2.0))
+    add("tiled", "vectors", "apart", lambda x: tf.tile(x, [1, 3]))
+    add("tiled_rows", "vectors", "unknown", lambda x: tf.tile(x, [2, 1])[tf.shape(x)[0] :])
+    add("broadcast", "vectors", "apart", lambda x: tf.broadcast_to(x[:, :1], [tf.shape(x)[0], 4]))
+    add("listed", "sequences", "apart", tf.function(listed))
+    add(
+        "products_of_steps",
+        "sequences",
+        "apart",
+        lambda x: tf.matmul(x, w) + tf.matmul(x, x, adjoint_a=True)[:, :1],
+    )
+    add("times_a_table", "sequences", "apart", lambda x: tf.matmul(w[None, :2], x, transpose_b=True))
+    add("from_the_left", "vectors", "mixed", lambda x: tf.matmul(w[:, :3], x)[:3], "MatMul")
+    add("einsum_with_dots", "sequences", "apart", lambda x: tf.einsum("...c,cd->...d", x, w))
+    add("einsum_of_each", "sequences", "apart", lambda x: tf.einsum("abc,adc->abd", x, x))
+    add("einsum_of_pairs", "vectors", "unknown", lambda x: tf.einsum("ab,cb->ac", x, x) @ x, "Einsum")
+    add("columns", "vectors", "apart", lambda x: tf.gather(x, [2, 0], axis=1))
+    add("rows_by_place", "vectors", "unknown", lambda x: tf.gather(x, [2, 1, 0]), "GatherV2")
+    add(
+        "own_columns",
+        "vectors",
+        "apart",
+        lambda x: tf.gather(x, tf.argmax(x, 1)[:, None], axis=1, batch_dims=1),
+    )
+    add("steps_of_the_middle", "sequences", "apart", lambda x: turned(tf.gather(turned(x), [1, 0], axis=0)))
+    add("points", "indices", "apart", lambda x: tf.gather_nd(w * 2.0, tf.reshape(x % 4, [-1, 5, 1])[:, :2]))
+    add("points_of_rows", "indices", "unknown", lambda x: tf.gather_nd(x, [[0], [1], [2]]), "GatherNd")
+    add("hot_in_front", "indices", "apart", lambda x: tf.transpose(tf.one_hot(x, 8, axis=0), [1, 0, 2]))
+    add("argmax", "vectors", "apart", lambda x: tf.argmax(x, -1))
+    add("argmax_of_rows", "numbers", "mixed", lambda x: x + tf.cast(tf.argmax(x), tf.float32), "ArgMax")
+    add("biased", "images", "apart", lambda x: tf.nn.bias_add(x, [1.0, 2.0]))
+    add(
+        "biased_rows",
+        "vectors",
+        "unknown",
+        lambda x: tf.transpose(tf.nn.bias_add(tf.transpose(x), [1.0, 2, 3])),
+    )
+    add("chosen_alike", "vectors", "apart", lambda x: tf.where(x > 0.5, x, w[0]))
+    add("chosen_of_as_many", "vectors", "unknown", lambda x: tf.where(x > 0.5, x, w[:3]), "SelectV2")
+    add(
+        "convolved_backwards",
+        "images",
+        "apart",
+        lambda x: tf.nn.conv2d_transpose(x, tf.ones([2, 2, 3, 2]), [tf.shape(x)[0], 16, 16, 3], 2),
+    )
+    add("resized", "images", "apart", lambda x: tf.image.resize(x, [4, 4]))
+    add("sums_in_the_middle", "sequences", "apart", lambda x: tf.reduce_sum(turned(x), 0, keepdims=False))
+    add("scaled_by_the_batch", "vectors", "mixed", tf.linalg.l2_normalize, "Sum")
+    add("scaled_by_row", "vectors", "apart", lambda x: tf.linalg.l2_normalize(x, 1))
 
 
 def _add_layers(zoo: Zoo) -> None:
