@@ -8,10 +8,12 @@ PARTS := clients clients/stoker_run models loadtests
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 MLFLOW := $(VENV)/mlflow
+TRITON := $(VENV)/triton
+TRITON_NEEDS := tests/triton/requirements.txt
 MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-bench test-cluster test-offline test-ray test-targets examples coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install serve test test-bench test-cluster test-offline test-ray test-targets test-triton examples coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -58,6 +60,14 @@ $(MLFLOW)/.installed: $(MLFLOW_NEEDS) $(STAMP)
 
 test-targets: install $(MLFLOW)/.installed  ## training runs with real processes, killed ones among them, on each kind of compute target
 	$(BIN)/python -m pytest -m targets tests/targets
+
+$(TRITON)/.installed: $(TRITON_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(TRITON)
+	VIRTUAL_ENV=$(TRITON) $(BIN)/uv pip install --no-config --quiet --no-deps -r $(TRITON_NEEDS)
+	touch $@
+
+test-triton: install $(TRITON)/.installed  ## Triton's load generator, perf_analyzer, against a server
+	$(BIN)/python -m pytest -rs tests/triton
 
 examples: install  ## the property tests of bodies, messages and plans with four times as many examples
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_in_time.py \

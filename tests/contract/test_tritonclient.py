@@ -61,6 +61,33 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
     assert [info["name"] for info in told["inputs"]] == ["a", "b"]
 
 
+def test_the_configuration_of_a_model(client: triton.InferenceServerClient) -> None:
+    """What Triton's tools ask first: the sizes of one row, the largest batch, and whether callers share one."""
+    assert client.get_model_config("scores", headers=key()) == {
+        "name": "scores",
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "version_policy": {"specific": {"versions": [1]}},
+        "max_batch_size": 64,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "format": "FORMAT_NONE", "dims": [4]}],
+        "output": [{"name": "y", "data_type": "TYPE_FP32", "label_filename": "", "dims": [3]}],
+        "instance_group": [{"name": "scores_0", "kind": "KIND_AUTO"}],
+        "model_transaction_policy": {"decoupled": False},
+        "dynamic_batching": {"preferred_batch_size": [], "max_queue_delay_microseconds": 0},
+    }
+    # A number for each row has a shape of no sizes, which Triton writes so.
+    (sums, _) = client.get_model_config("pair", "1", headers=key())["output"]
+    assert (sums["dims"], sums["reshape"]) == ([1], {"shape": []})
+    alone = client.get_model_config("scaled", headers=key())
+    assert (alone["max_batch_size"], "dynamic_batching" in alone) == (0, False)
+    assert [given["dims"] for given in alone["input"]] == [[3], [1]]
+    assert client.get_model_config("sequence", headers=key())["input"][0]["dims"] == [-1]
+    script = client.get_model_config("script", headers=key())
+    assert (script["backend"], script["max_batch_size"], script["input"]) == ("python", 0, [])
+    with pytest.raises(InferenceServerException, match="not found"):
+        client.get_model_config("unknown", headers=key())
+
+
 @pytest.mark.parametrize("binary_in", [False, True])
 @pytest.mark.parametrize("binary_out", [False, True])
 def test_json_and_binary(client: triton.InferenceServerClient, binary_in: bool, binary_out: bool) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+import tritonclient.http as triton_http
+from google.protobuf.json_format import ParseDict
 from tests.contract.protocol_models import DATATYPES, MATRIX, write_models
 from tests.live_server import PRIMARY, LiveServer, free_port, run_stoker, wait_until
 from tests.tiny_models import BATCHED_SCRIPT, BODY_SCRIPT, HOLD, Gate, write_doubler, write_script
@@ -109,6 +111,17 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
             {"name": "twice", "datatype": "INT64", "shape": ["-1", "3"]},
         ],
     }
+
+
+@pytest.mark.parametrize("model", ["scores", "pair", "texts", "scaled", "script", "batched"])
+def test_configurations_are_those_of_http(
+    served: Served, client: triton.InferenceServerClient, model: str
+) -> None:
+    """The same fields with the same values, for models with rows and without."""
+    told = client.get_model_config(model, "1", headers=KEY).config
+    with triton_http.InferenceServerClient(f"127.0.0.1:{served.server.port}") as http:
+        expected = http.get_model_config(model, headers=KEY)
+    assert ParseDict(expected, type(told)()) == told
 
 
 def test_rows_are_scored(client: triton.InferenceServerClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stoker.hosting import Hosting
 from stoker.keys.keyring import Keys
 from stoker.settings.endpoint import Endpoint
 from stoker.terms import Terms
@@ -86,6 +87,7 @@ class ServiceRules:
         framework: `onnx`, `tensorflow` or `script`.
         slot: Its slot in the metrics.
         terms: What its requests are allowed, and what is told of it: this frontend's share.
+        hosting: Where it runs, and in what batches.
         keys: The keys that the operator gave; None for those of the files.
     """
 
@@ -95,4 +97,5 @@ class ServiceRules:
     framework: str
     slot: int
     terms: Terms
+    hosting: Hosting
     keys: Keys | None = None

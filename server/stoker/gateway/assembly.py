@@ -43,7 +43,12 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
     metrics = page.model(rules.slot)
     metrics.clear_gauges()
     facts = ServiceFacts(
-        rules.name, str(rules.version), rules.framework, terms.description, _own_swagger(terms.swagger_files)
+        rules.name,
+        str(rules.version),
+        rules.framework,
+        terms.description,
+        _own_swagger(terms.swagger_files),
+        rules.hosting,
     )
     limits = Limits(
         terms.timeout_ms, server.max_body_bytes, terms.max_concurrent_requests, terms.max_queue_wait_ms

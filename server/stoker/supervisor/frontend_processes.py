@@ -42,6 +42,7 @@ from stoker.control.frontend_messages import (
     ToFrontend,
 )
 from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
+from stoker.hosting import Hosting
 from stoker.keys.keyring import Keys
 from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.body_memory import body_memory
@@ -303,6 +304,13 @@ class FrontendProcesses:
             framework=servable.framework,
             slot=model.slot,
             terms=model.terms.share_of(process.page, len(self.processes)),
+            hosting=Hosting(
+                model.placement.devices,
+                servable.instances,
+                servable.max_batch_rows,
+                model.max_delay_ms,
+                servable.batch_buckets,
+            ),
             keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
         )
 

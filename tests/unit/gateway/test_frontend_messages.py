@@ -43,6 +43,7 @@ from stoker.control.frontend_messages import (
 from stoker.control.frontend_rules import AdminRules, ServerRules, ServiceRules
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
+from stoker.hosting import Hosting
 from stoker.metrics.memory import MetricMemory
 from stoker.terms import Terms
 from stoker.verdict import Verdict
@@ -158,6 +159,7 @@ def _service(name: str, number: int) -> ServiceRules:
         framework="onnx",
         slot=number,
         terms=Terms(timeout_ms=1000, max_queue_wait_ms=0),
+        hosting=Hosting(("cpu", "cuda:1"), 2, 64, 0.5, (8, 64)),
     )
 
 

@@ -12,6 +12,7 @@ from tests.tiny_models import write_doubler
 from stoker.control.frontend_rules import ServerRules, ServiceRules
 from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
+from stoker.hosting import Hosting
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.memory import MetricMemory
@@ -60,7 +61,7 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     page = MetricMemory(fd).page(0)
     os.close(fd)
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, 1000, settings.endpoint)
-    rules = ServiceRules(0, "green", 1, "onnx", 0, Terms())
+    rules = ServiceRules(0, "green", 1, "onnx", 0, Terms(), Hosting())
     primary = Keyring(workspace.keys_dir, "shop").show().primary
     assert assemble(rules, page, server).access.allows(f"Bearer {primary}".encode())
     report = reported(Servable("green", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)

@@ -19,6 +19,7 @@ __all__ = [
     "SERVICE",
     "HealthCheckRequest",
     "HealthCheckResponse",
+    "ModelConfigResponse",
     "ModelInferRequest",
     "ModelInferResponse",
     "ModelMetadataResponse",
@@ -61,6 +62,7 @@ def message(name: str, package: str = "inference") -> Any:
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{package}.{name}"))
 
 
+ModelConfigResponse: Final = message("ModelConfigResponse")
 ModelInferRequest: Final = message("ModelInferRequest")
 ModelInferResponse: Final = message("ModelInferResponse")
 ModelMetadataResponse: Final = message("ModelMetadataResponse")

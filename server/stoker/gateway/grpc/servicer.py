@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from stoker import __version__
 from stoker.echo import cut
 from stoker.errors import BodyTooLarge, MalformedBody, NotReady, NotSupported, UnknownService
+from stoker.gateway.describing.model_config import model_config, platform
 from stoker.gateway.grpc.calls import BEARER_METADATA, Method, RpcCall
 from stoker.gateway.grpc.health import Health, WatchCall
 from stoker.gateway.grpc.infer import InferCall, Scoring
@@ -19,6 +21,7 @@ from stoker.gateway.grpc.messages import (
     REFLECTION,
     SERVICE,
     HealthCheckRequest,
+    ModelConfigResponse,
     ModelMetadataResponse,
     ModelReadyResponse,
     ServerLiveResponse,
@@ -31,7 +34,7 @@ from stoker.gateway.grpc.repository import RepositoryMethods
 from stoker.gateway.grpc.streams import InferStream, Streams
 from stoker.gateway.grpc.unary import CoroutineCall
 from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.gateway.protocols.oip import EXTENSIONS, platform
+from stoker.gateway.protocols.oip import EXTENSIONS
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
@@ -43,7 +46,6 @@ _PREFIX: Final = f"/{SERVICE}/"
 _MAX_SHORT_BYTES: Final = 1 << 20
 """The longest message of methods that infer nothing: they are read before anybody is asked for a key."""
 _EXTENSIONS: Final = {
-    "ModelConfig": "model_configuration",
     "SystemSharedMemory": "system_shared_memory",
     "CudaSharedMemory": "cuda_shared_memory",
     "TraceSetting": "trace",
@@ -71,6 +73,7 @@ class InferenceServicer:
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
             "ModelStatistics": repository.statistics,
             "RepositoryIndex": repository.index,
             "RepositoryModelLoad": repository.load,
@@ -143,6 +146,12 @@ class InferenceServicer:
                 for info in infos:
                     side.add(name=info.name, datatype=DATATYPES[info.dtype], shape=info.shape)
         return answer
+
+    async def _model_config(self, request: Any, call: RpcCall) -> Any:
+        service = self._gateway.find(request.name, request.version or None)
+        check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
+        config = model_config(service, self._gateway.models[service.name].served)
+        return ParseDict({"config": config}, ModelConfigResponse())
 
 
 def _answering(kind: Any, answer: _Answer) -> Callable[[bytes, RpcCall], Awaitable[bytes]]:

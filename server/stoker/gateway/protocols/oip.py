@@ -19,6 +19,7 @@ from stoker.errors import (
     NotSupported,
     StokerError,
 )
+from stoker.gateway.describing.model_config import model_config, platform
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.answers import code_line, error_body, error_lines, split_lines
 from stoker.gateway.http.compression import compressed
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 
     from stoker.gateway.scoring.call import Dialect
 
-__all__ = ["EXTENSIONS", "oip_routes", "platform"]
+__all__ = ["EXTENSIONS", "oip_routes"]
 
 EXTENSIONS: Final = (
     "classification",
+    "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
@@ -49,17 +51,7 @@ EXTENSIONS: Final = (
 )
 """The extensions that are spoken; see the server metadata."""
 
-_PLATFORMS: Final = {
-    "onnx": "onnxruntime_onnx",
-    "tensorflow": "tensorflow_savedmodel",
-    "script": "stoker_script",
-}
 _Handler = Callable[[Request], Awaitable[Response]]
-
-
-def platform(framework: str) -> str:
-    """Return the protocol's name of a framework."""
-    return _PLATFORMS.get(framework, framework)
 
 
 def oip_routes(gateway: Gateway) -> list[Route]:
@@ -76,6 +68,7 @@ def oip_routes(gateway: Gateway) -> list[Route]:
         *(_get(path + "/stats", routes.statistics) for path in models),
         *_repository_routes(RepositoryApi(gateway)),
         *(_get(path, routes.metadata) for path in models),
+        *(_get(path + "/config", routes.config) for path in models),
         *(_get(path + "/ready", routes.model_ready) for path in models),
         *(
             Route(path + "/infer", DialectEndpoint(gateway, routes.find, error_answer, compressed))
@@ -107,13 +100,12 @@ _DECLINED: Final = (
     "systemsharedmemory/{rest:path}",
     "cudasharedmemory/{rest:path}",
 )
-_DECLINED_OF_MODELS: Final = ("config", "trace/setting", "generate", "generate_stream")
+_DECLINED_OF_MODELS: Final = ("trace/setting", "generate", "generate_stream")
 _DECLINED_NAMES: Final = {
     "logging": "logging",
     "trace": "trace",
     "systemsharedmemory": "system_shared_memory",
     "cudasharedmemory": "cuda_shared_memory",
-    "config": "model_configuration",
     "generate": "generate",
     "generate_stream": "generate",
 }
@@ -179,6 +171,11 @@ class _Routes:
                 **({"parameters": parameters} if parameters else {}),
             }
         )
+
+    async def config(self, request: Request) -> Response:
+        service = self._service(request.path_params)
+        self._check_access(request, (service,))
+        return JSONResponse(model_config(service, self._gateway.models[service.name].served))
 
     async def statistics(self, request: Request) -> Response:
         parameters = request.path_params

@@ -47,21 +47,22 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
     requests = totals.requests()
     succeeded = requests.pop(200)
     stages = totals.stage_ns()
-    queued_rows, queue_ns = stages["queue"]
+    batches = sum((*totals.dispatches().values(), *totals.target_dispatches().values()))
     return {
         "name": name,
         "version": version,
         "last_inference": totals.last_scored_ms,
         "inference_count": totals.rows,
-        "execution_count": sum(totals.dispatches().values()),
+        "execution_count": batches,
         "inference_stats": {
             "success": {"count": succeeded, "ns": stages["total"][1]},
             # How long those took is not measured.
             "fail": {"count": sum(requests.values()), "ns": 0},
-            "queue": {"count": queued_rows, "ns": queue_ns},
-            "compute_input": {"count": stages["parse"][0], "ns": stages["parse"][1]},
-            "compute_infer": {"count": totals.batch_rows().sum, "ns": totals.row_compute_ns},
-            "compute_output": dict(_NOTHING),
+            "queue": _of_requests(succeeded, *stages["queue"]),
+            "compute_input": _of_requests(succeeded, *stages["parse"]),
+            "compute_infer": _of_requests(succeeded, totals.batch_rows().sum, totals.row_compute_ns),
+            # Answers are written within the time of `success`, and that is not measured apart.
+            "compute_output": _of_requests(succeeded, 0, 0),
             "cache_hit": dict(_NOTHING),
             "cache_miss": dict(_NOTHING),
         },
@@ -69,3 +70,8 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
         "batch_stats": [],
         "memory_usage": [],
     }
+
+
+def _of_requests(requests: int, count: float, ns: int) -> dict[str, int]:
+    """So many requests at the mean of what was counted, which may be rows: Triton's tools want one count for all."""
+    return {"count": requests, "ns": round(ns * requests / count) if count else 0}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.hosting import Hosting
+
 __all__ = ["Limits", "ServiceFacts"]
 
 
@@ -19,6 +21,7 @@ class ServiceFacts:
         framework: `onnx`, `tensorflow` or `script`; empty if that is not known.
         description: The operator's words for its Swagger; None has words made for it.
         swagger: Descriptions that the user has written, by Swagger version; they win over those that are made.
+        hosting: Where it runs, and in what batches.
     """
 
     name: str
@@ -26,6 +29,7 @@ class ServiceFacts:
     framework: str = ""
     description: str | None = None
     swagger: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    hosting: Hosting = field(default_factory=Hosting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_tools import protoc
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from stoker.gateway.grpc import messages
 
@@ -23,8 +23,9 @@ def described(content: bytes) -> dict[str, Any]:
 
 
 def fields(message: Any) -> dict[str, tuple[Any, ...]]:
-    """Number, type and label of each field, with the messages inside a message."""
+    """Number, type and label of each field, with the messages and the words inside a message."""
     found = {field.name: (field.number, field.type, field.label, field.type_name) for field in message.field}
+    found |= {f"{kind.name}.{word.name}": (word.number,) for kind in message.enum_type for word in kind.value}
     for nested in message.nested_type:
         found |= {f"{nested.name}.{name}": field for name, field in fields(nested).items()}
     return found
@@ -43,12 +44,19 @@ def test_compiled_file_is_up_to_date(name: str, tmp_path: Path) -> None:
 
 def test_names_and_numbers_are_the_published_ones() -> None:
     """Every message, field and method is there in tritonclient's description too, with the same number and type."""
-    published = descriptor_pb2.FileDescriptorProto()
+    published, configuration = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
     service_pb2.DESCRIPTOR.CopyToProto(published)
-    theirs = {message.name: fields(message) for message in published.message_type}
+    model_config_pb2.DESCRIPTOR.CopyToProto(configuration)
+    theirs = {
+        message.name: fields(message) for message in (*published.message_type, *configuration.message_type)
+    }
     methods = {method.name: method for method in published.service[0].method}
     parts = described((FOLDER / "open_inference.binpb").read_bytes())
     service = parts.pop("GRPCInferenceService")
+    types = {word.name: word.number for word in configuration.enum_type[0].value}
+    assert {
+        word.name: word.number for word in messages.POOL.FindEnumTypeByName("inference.DataType").values
+    } == types
     for name, message in parts.items():
         assert fields(message).items() <= theirs[name].items(), name
     for method in service.method:

@@ -364,7 +364,6 @@ async def test_reflection_describes_every_service() -> None:
 @pytest.mark.parametrize(
     ("name", "extension"),
     [
-        ("ModelConfig", "model_configuration"),
         ("SystemSharedMemoryStatus", "system_shared_memory"),
         ("CudaSharedMemoryRegister", "cuda_shared_memory"),
         ("TraceSetting", "trace"),
