@@ -90,8 +90,8 @@ def test_the_deployment_code_of_the_how_to_runs_unchanged(
     assert cluster.list("v1", "Pod", namespace, fields="status.phase=Pending") == []
 
 
-def test_the_keywords_are_found_in_the_live_objects(
-    folder: Path, control_plane: ControlPlane, namespace: str
+def test_keywords_of_the_deployment_code_are_found_in_the_live_objects(
+    folder: Path, control_plane: ControlPlane, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was asked for is what the API server has, after its defaults; tags change without new pods."""
     service = deploy(
@@ -110,7 +110,10 @@ def test_the_keywords_are_found_in_the_live_objects(
         primary_key=KEY,
         tags={"team": "a"},
         description="Digits.",
+        enable_app_insights=True,
     )
+    # What the cluster has not is no reason to refuse code that runs on Azure.
+    assert "enable_app_insights has no effect: the cluster knows no PodMonitor" in capsys.readouterr().out
     service.wait_for_deployment()
     found = deployment(control_plane, namespace)
     pod = found["spec"]["template"]["spec"]
@@ -156,6 +159,13 @@ def test_the_keywords_are_found_in_the_live_objects(
             "autoscale_m(in|ax)_replicas",
         ),
         ({"memory_gb_limit": 0.01, "memory_gb": 0.01}, "is too little"),
+        ({"autoscale_enabled": False}, "num_replicas must be given"),
+        ({"autoscale_refresh_seconds": 2}, "must not be given unless"),
+        ({"gpu_cores": -1}, "must be a whole number from 0"),
+        ({"scoring_timeout_ms": 0}, "must be a whole number from 1"),
+        ({"namespace": "a_b"}, "must be 1 to 63 small letters"),
+        ({"auth_enabled": False, "primary_key": KEY}, "keys are given, but none are asked for"),
+        ({"collect_model_data": True}, "name a claim with --collect-to"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_sent(

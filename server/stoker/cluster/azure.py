@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from stoker.azure_config import DeploymentConfig
 from stoker.cluster.plan import ClusterPlan
+from stoker.cluster.values import store_port
 from stoker.errors import InvalidSettings
 
 __all__ = ["plan_of", "planned"]
@@ -89,6 +90,8 @@ def planned(
     server |= {"auth": configuration.takes_keys, "token_auth": configuration.takes_tokens}
     model = {field: values[keyword] for keyword, field in _MODEL.items() if keyword in values}
     plan = {**fields, **given}
+    # Azure's own words for it: an init container that downloads.
+    plan["fetched_once"] = values.get("blobfuse_enabled") is False
     plan["server"] = {**server, **given.get("server", {})}
     plan["model_defaults"] = {**model, **given.get("model_defaults", {})}
     plan["notes"] = (*given.get("notes", ()), *_notes(values, plan))
@@ -106,7 +109,9 @@ def _notes(values: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
         )
     if "max_request_wait_time" in values and "replica_max_concurrent_requests" not in values:
         yield "max_request_wait_time has no effect without replica_max_concurrent_requests"
-    if "blobfuse_enabled" in values:
-        yield "blobfuse_enabled has no effect: --models says how models reach the pods"
+    if "blobfuse_enabled" in values and store_port(plan.get("models", "image")) is None:
+        yield "blobfuse_enabled has no effect: --models says how models reach the pods, and they are in no store"
+    elif values.get("blobfuse_enabled"):
+        yield "blobfuse_enabled mounts nothing: pods fetch their models from the store"
     if plan.get("pod_monitor") and "enable_app_insights" in values:
         yield "enable_app_insights is a PodMonitor, which Prometheus' operator brings; without it: --no-pod-monitor"

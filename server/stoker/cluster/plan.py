@@ -59,6 +59,7 @@ class ClusterPlan:
         tags, properties: What Azure keeps beside a service.
         description: What the service is for.
         compute_target: The compute target that it was planned for.
+        fetched_once: Whether models of a store are fetched before the server starts, and not followed.
         notes: What the operator is told, a line each.
 
     Raises:
@@ -189,6 +190,7 @@ class ClusterPlan:
     properties: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
     compute_target: str | None = None
+    fetched_once: bool = False
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -209,7 +211,8 @@ class ClusterPlan:
     def followed_models(self) -> str | None:
         """The ConfigMap with the address of the models, where pods follow it: from a store, by servers that poll."""
         polls = float(self.server.get("poll_s", 0)) > 0
-        return f"{self.instance}-models" if polls and store_port(self.models) is not None else None
+        is_followed = polls and not self.fetched_once and store_port(self.models) is not None
+        return f"{self.instance}-models" if is_followed else None
 
     @property
     def keys_secret(self) -> str:

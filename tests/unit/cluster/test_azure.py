@@ -1,11 +1,11 @@
 """Deployments of Azure Kubernetes Service as plans."""
 
-import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.cluster.keywords import EFFECTS, PRESENT, changed, flat
+from tests.unit.cluster.keywords import planned as keyword_plan
 
 from stoker.azure_config import DeploymentConfig
 from stoker.azure_config.fields import fields_of
@@ -36,173 +36,50 @@ def container(plan: ClusterPlan) -> dict[str, Any]:
     return first
 
 
-def annotation(plan: ClusterPlan, name: str) -> Any:
-    return found(plan, "Deployment")["metadata"].get("annotations", {}).get(f"stoker.dev/{name}")
-
-
 SCALED = {"autoscale_enabled": True}
 HPA = {"autoscaler": "hpa"}
-EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
-    # keyword: what is given with it, what Azure has no keyword for, and what is looked at
-    "num_replicas": ({"num_replicas": 100}, {}, lambda p: found(p, "Deployment")["spec"]["replicas"] == 100),
-    "autoscale_enabled": (SCALED, HPA, lambda p: "replicas" not in found(p, "Deployment")["spec"]),
-    "autoscale_min_replicas": (
-        {**SCALED, "autoscale_min_replicas": 2},
-        HPA,
-        lambda p: found(p, "HorizontalPodAutoscaler")["spec"]["minReplicas"] == 2,
-    ),
-    "autoscale_max_replicas": (
-        {**SCALED, "autoscale_max_replicas": 7},
-        HPA,
-        lambda p: found(p, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 7,
-    ),
-    "autoscale_refresh_seconds": (
-        {**SCALED, "autoscale_refresh_seconds": 3},
-        {"autoscaler": "keda", "namespace": "a"},
-        lambda p: found(p, "ScaledObject")["spec"]["pollingInterval"] == 3,
-    ),
-    "autoscale_target_utilization": (
-        {**SCALED, "autoscale_target_utilization": 50},
-        HPA,
-        lambda p: (
-            annotation(p, "autoscale-target-utilization") == "50"
-            and "'averageValue': '500m'" in str(found(p, "HorizontalPodAutoscaler"))
-        ),
-    ),
-    "cpu_cores": ({"cpu_cores": 2}, {}, lambda p: container(p)["resources"]["requests"]["cpu"] == "2"),
-    "memory_gb": ({"memory_gb": 4}, {}, lambda p: container(p)["resources"]["requests"]["memory"] == "4G"),
-    "cpu_cores_limit": (
-        {"cpu_cores_limit": 2},
-        {},
-        lambda p: container(p)["resources"]["limits"]["cpu"] == "2",
-    ),
-    "memory_gb_limit": (
-        {"memory_gb_limit": 2},
-        {},
-        lambda p: container(p)["resources"]["limits"]["memory"] == "2G",
-    ),
-    "gpu_cores": (
-        {"gpu_cores": 2},
-        {},
-        lambda p: (
-            container(p)["resources"]["limits"]["nvidia.com/gpu"] == 2
-            and pod_file(p)["device"] == ["cuda:0", "cuda:1"]
-        ),
-    ),
-    "scoring_timeout_ms": ({"scoring_timeout_ms": 5000}, {}, lambda p: pod_file(p)["timeout_ms"] == 5000),
-    "replica_max_concurrent_requests": (
-        {"replica_max_concurrent_requests": 4, "num_replicas": 3},
-        {},
-        lambda p: pod_file(p)["models"][0]["max_concurrent_requests"] == 4,
-    ),
-    "max_request_wait_time": (
-        {"max_request_wait_time": 250},
-        {},
-        lambda p: pod_file(p)["models"][0]["max_queue_wait_ms"] == 250,
-    ),
-    "auth_enabled": ({"auth_enabled": False}, {}, lambda p: "keys_dir" not in pod_file(p)),
-    "token_auth_enabled": (
-        {"token_auth_enabled": True},
-        {},
-        lambda p: (pod_file(p)["auth"], pod_file(p)["token_auth"]) == (False, True),
-    ),
-    "primary_key": (
-        {"primary_key": "primary-of-the-tests"},
-        {},
-        lambda p: found(p, "Secret")["stringData"]["primary"] == "primary-of-the-tests",
-    ),
-    "secondary_key": (
-        {"secondary_key": "second-of-the-tests"},
-        {},
-        lambda p: found(p, "Secret")["stringData"] == {"secondary": "second-of-the-tests"},
-    ),
-    "period_seconds": (
-        {"period_seconds": 20},
-        {},
-        lambda p: container(p)["livenessProbe"]["periodSeconds"] == 20,
-    ),
-    "initial_delay_seconds": (
-        {"initial_delay_seconds": 310},
-        {},
-        lambda p: container(p)["livenessProbe"]["initialDelaySeconds"] == 310,
-    ),
-    "timeout_seconds": (
-        {"timeout_seconds": 5},
-        {},
-        lambda p: container(p)["livenessProbe"]["timeoutSeconds"] == 5,
-    ),
-    "success_threshold": (
-        {"success_threshold": 2},
-        {},
-        lambda p: (
-            "successThreshold" not in container(p)["livenessProbe"]
-            and "success_threshold 2 is 1" in p.notes[-1]
-        ),
-    ),
-    "failure_threshold": (
-        {"failure_threshold": 5},
-        {},
-        lambda p: container(p)["livenessProbe"]["failureThreshold"] == 5,
-    ),
-    "namespace": (
-        {"namespace": "models"},
-        {},
-        lambda p: found(p, "Service")["metadata"]["namespace"] == "models",
-    ),
-    "compute_target_name": (
-        {"compute_target_name": "aks"},
-        {},
-        lambda p: annotation(p, "compute-target") == "aks",
-    ),
-    "collect_model_data": (
-        {"collect_model_data": True},
-        {"collect_to": "records"},
-        lambda p: pod_file(p)["collect"] is True,
-    ),
-    "blobfuse_enabled": (
-        {"blobfuse_enabled": False},
-        {},
-        lambda p: "blobfuse_enabled has no effect" in p.notes[-1],
-    ),
-    "tags": (
-        {"tags": {"stage": "test", "owner": "Ada Lovelace"}},
-        {},
-        lambda p: (
-            json.loads(annotation(p, "tags")) == {"stage": "test", "owner": "Ada Lovelace"}
-            and found(p, "Deployment")["metadata"]["labels"]["tags.stoker.dev/stage"] == "test"
-            and "tags.stoker.dev/owner" not in found(p, "Deployment")["metadata"]["labels"]
-        ),
-    ),
-    "properties": (
-        {"properties": {"commit": "1e5"}},
-        {},
-        lambda p: json.loads(annotation(p, "properties")) == {"commit": "1e5"},
-    ),
-    "description": (
-        {"description": "digits"},
-        {},
-        lambda p: annotation(p, "description") == pod_file(p)["models"][0]["description"] == "digits",
-    ),
-    "enable_app_insights": ({"enable_app_insights": True}, {}, lambda p: found(p, "PodMonitor")),
-}
 
 
 def test_each_of_the_keywords_has_its_place() -> None:
-    """All 31 keywords of `AksWebservice.deploy_configuration` are in the table below."""
+    """All 31 keywords of `AksWebservice.deploy_configuration` are in the table."""
     assert sorted(EFFECTS) == sorted(field.keyword for field in fields_of("aks"))
     assert len(EFFECTS) == 31
 
 
-@pytest.mark.parametrize("keyword", EFFECTS)
-def test_each_keyword_is_in_the_objects_and_only_where_it_was_given(keyword: str) -> None:
-    """What it means is found in the objects, or said where it can mean nothing."""
-    keywords, given, effect = EFFECTS[keyword]
-    assert effect(planned(given, **keywords))
-    without = {name: value for name, value in keywords.items() if name != keyword}
-    if not (without.keys() & {"autoscale_enabled"}) and keyword != "autoscale_enabled":
-        # Where there is nothing, there is nothing to look at.
-        with contextlib.suppress(KeyError, StopIteration, IndexError, TypeError):
-            assert not effect(planned({}, **without))
+@pytest.mark.parametrize("keyword", [keyword for keyword in EFFECTS if keyword != "namespace"])
+def test_each_of_the_keywords_changes_what_it_means_and_nothing_else(keyword: str) -> None:
+    """All that differs in the objects is what the table says, or a sentence where it can mean nothing."""
+    effect = EFFECTS[keyword]
+    before, after = (keyword_plan(keyword, "models", given=given) for given in (False, True))
+    expected = dict(effect.changes)
+    for place in [place for place in expected if place.startswith("Secret/")]:
+        # Without a given key the Secret is somebody else's.
+        expected[place.partition(" ")[0]] = PRESENT
+        assert flat(objects_of(after))[place] == expected.pop(place)
+    assert changed(objects_of(before), objects_of(after)) == expected
+    assert any(effect.said in note for note in set(after.notes) - set(before.notes)) or not effect.said
+
+
+def test_the_keyword_namespace_moves_all_objects() -> None:
+    """Each object of the service is in it."""
+    objects = objects_of(keyword_plan("namespace", "models", given=True))
+    assert {content["metadata"]["namespace"] for content in objects} == {EFFECTS["namespace"].value}
+
+
+def test_the_keywords_of_the_queue_are_those_of_the_router_too() -> None:
+    """Requests that a pod may not have wait in the router, as long as they may; it gives a request its time."""
+    keywords = {
+        "replica_max_concurrent_requests": 4,
+        "max_request_wait_time": 250,
+        "scoring_timeout_ms": 5000,
+    }
+    before, after = planned({"router": True}), planned({"router": True}, **keywords)
+    router = {
+        place.partition("router.yaml.")[2]: value
+        for place, value in changed(objects_of(before), objects_of(after)).items()
+        if place.startswith("ConfigMap/digits-router")
+    }
+    assert router == {"max_concurrent_requests": 4, "max_queue_wait_ms": 250, "timeout_ms": 5000}
 
 
 def test_the_how_to() -> None:

@@ -30,6 +30,10 @@ __all__ = ["deploy"]
 
 _FILES: Final = "files"
 _REGISTERED: Final = "azureml-models"
+_MONITOR: Final = ("monitoring.coreos.com/v1", "PodMonitor")
+_NOT_MONITORED: Final = (
+    "enable_app_insights has no effect: the cluster knows no PodMonitor; each pod has its metrics at /metrics"
+)
 _NOT_KEPT: Final = {"primary_key", "secondary_key", "tags", "properties"}
 
 
@@ -98,6 +102,8 @@ def _planned(
     size = vm_size_of(workspace, plan.compute_name)
     if size is not None and has_machines(cluster, size):
         given["node_selector"] = {INSTANCE_TYPE: size, **(given.get("node_selector") or {})}
+    if configuration.values.get("enable_app_insights") and not cluster.knows(*_MONITOR):
+        given |= {"pod_monitor": False, "notes": (_NOT_MONITORED,)}
     return plan_of(configuration, given, gpu_environment=_wants_gpus(plan))
 
 
