@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,9 +38,9 @@ def installed(control_plane: ControlPlane, definition: dict[str, Any]) -> Iterat
     control_plane.create(_PATH, definition)
     versions = [one["name"] for one in spec["versions"] if one["served"]]
     for version in versions:
-        control_plane.eventually(
-            f"/apis/{spec['group']}/{version}", lambda found: found and _lists(found, spec["names"]["plural"])
-        )
+        group = f"/apis/{spec['group']}/{version}"
+        control_plane.eventually(group, lambda found: found and _lists(found, spec["names"]["plural"]))
+        _await_storage(control_plane, f"{group}/{spec['names']['plural']}")
     try:
         yield
     finally:
@@ -51,6 +52,14 @@ def installed(control_plane: ControlPlane, definition: dict[str, Any]) -> Iterat
                 f"/apis/{spec['group']}/{version}",
                 lambda found: not found or not _lists(found, spec["names"]["plural"]),
             )
+
+
+def _await_storage(control_plane: ControlPlane, path: str) -> None:
+    """The kind is listed before it can be kept."""
+    deadline_s = time.monotonic() + 30.0
+    while not (answer := control_plane.api.get(path)).is_success:
+        assert time.monotonic() < deadline_s, answer.text
+        time.sleep(0.05)
 
 
 def _lists(found: dict[str, Any], plural: str) -> bool:

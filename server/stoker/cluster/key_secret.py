@@ -17,6 +17,7 @@ from stoker.keys.keyring import Keys, Slot
 __all__ = ["ensure_keys", "read_keys", "read_signing_secret", "replace_key"]
 
 _SECRET_BYTES: Final = 32
+_GENERATION: Final = "generation"
 
 
 def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "changed"] | None:
@@ -42,6 +43,7 @@ def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "chan
         made = {"primary": keys.primary, "secondary": keys.secondary, **said}
         if signs:
             made["signing"] = secrets.token_hex(_SECRET_BYTES)
+        made[_GENERATION] = "1"
         metadata = {**shared_metadata(plan, plan.keys_secret), "namespace": namespace}
         content = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
         cluster.create({**content, "stringData": made})
@@ -52,7 +54,7 @@ def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "chan
         changed["signing"] = secrets.token_hex(_SECRET_BYTES)
     if not changed:
         return None
-    cluster.merge(reference, {"data": {slot: _encoded(key) for slot, key in changed.items()}})
+    _change(cluster, reference, found, changed)
     return "changed"
 
 
@@ -70,17 +72,32 @@ def read_keys(cluster: Cluster, namespace: str, service: str) -> Keys:
     return keys
 
 
-def replace_key(cluster: Cluster, namespace: str, service: str, slot: Slot, value: str | None = None) -> None:
+def replace_key(cluster: Cluster, namespace: str, service: str, slot: Slot, value: str | None = None) -> int:
     """Replace a key, by a random one unless a value is given.
 
+    Returns:
+        The number that the keys have from now on, which servers show once they hold.
+
     Raises:
-        ClusterError: There is no Secret with keys.
+        ClusterError: There is no Secret with keys, or somebody else changes it at this moment.
         InvalidSettings: The value cannot be a key.
     """
-    _data(cluster, namespace, service)
+    found = _found(cluster, namespace, service)
     keys = Keys.generate() if value is None else Keys(value, value)
     reference = Reference("v1", "Secret", namespace, f"{service}-keys")
-    cluster.merge(reference, {"data": {slot: _encoded(getattr(keys, slot))}})
+    return _change(cluster, reference, found, {slot: getattr(keys, slot)})
+
+
+def _change(
+    cluster: Cluster, reference: Reference, found: Mapping[str, Any], changed: Mapping[str, str]
+) -> int:
+    """Write keys under the next number, unless the Secret has changed meanwhile: a number stands for one content."""
+    before = _decoded((found.get("data") or {}).get(_GENERATION)) or ""
+    generation = 1 + (int(before) if before.isascii() and before.isdigit() else 0)
+    data = {name: _encoded(text) for name, text in {**changed, _GENERATION: str(generation)}.items()}
+    version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+    cluster.merge(reference, {"metadata": version, "data": data})
+    return generation
 
 
 def read_signing_secret(cluster: Cluster, namespace: str, service: str) -> bytes:
@@ -100,11 +117,15 @@ def read_signing_secret(cluster: Cluster, namespace: str, service: str) -> bytes
 
 
 def _data(cluster: Cluster, namespace: str, service: str) -> Mapping[str, Any]:
+    data: Mapping[str, Any] = _found(cluster, namespace, service).get("data") or {}
+    return data
+
+
+def _found(cluster: Cluster, namespace: str, service: str) -> Mapping[str, Any]:
     found = cluster.find(Reference("v1", "Secret", namespace, f"{service}-keys"))
     if found is None:
         raise ClusterError(f"there is no Secret {service}-keys in {namespace}: {service} takes no keys there")
-    data: Mapping[str, Any] = found.get("data") or {}
-    return data
+    return found
 
 
 def _encoded(key: str) -> str:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from stoker.cluster.access import Cluster, Reference
+from stoker.cluster.key_following import KEYS_WITHIN_S, Unshown, await_generation
 from stoker.cluster.key_secret import read_keys, read_signing_secret, replace_key
 from stoker.cluster.objects.metadata import ANNOTATIONS
 from stoker.cluster.standing import PATIENCE_S, Seen, Standing, is_ready, standing
@@ -145,22 +146,38 @@ class ClusterService:
         """
         return read_signing_secret(self._cluster, self.namespace, self._endpoint)
 
-    def regenerate_key(self, slot: Slot, value: str | None = None) -> None:
-        """Replace a key, and have the nodes look at the Secret at once, instead of within a minute and a half.
+    def regenerate_key(
+        self, slot: Slot, value: str | None = None, *, within_s: float = KEYS_WITHIN_S
+    ) -> Unshown:
+        """Replace a key, have the nodes look at the Secret at once, and wait until all that can score take it.
 
         Args:
             slot: Which one.
             value: The new key; a random one by default.
+            within_s: Give up waiting after this time.
+
+        Returns:
+            The pods that have not shown by then that they do, and why; none if all have.
 
         Raises:
             ClusterError: It takes no keys.
             InvalidSettings: The value cannot be a key.
         """
-        replace_key(self._cluster, self.namespace, self._endpoint, slot, value)
+        endpoint = self._endpoint
+        generation = replace_key(self._cluster, self.namespace, endpoint, slot, value)
+        key = read_keys(self._cluster, self.namespace, endpoint).primary
         changed = {"metadata": {"annotations": {f"{ANNOTATIONS}/keys-changed": self._clock().isoformat()}}}
-        for pod in self.pods():
+        of_the_endpoint = ["app.kubernetes.io/name=stoker", f"app.kubernetes.io/part-of={endpoint}"]
+
+        def pods() -> list[dict[str, Any]]:
+            # All versions of an endpoint have the same keys.
+            versions = self._cluster.list("v1", "Pod", self.namespace, ",".join(of_the_endpoint))
+            return versions or self.pods()
+
+        for pod in pods():
             if "deletionTimestamp" not in pod["metadata"]:
                 self._cluster.merge(self._cluster.reference(pod), changed)
+        return await_generation(self._cluster, pods, generation, key, within_s=within_s)
 
     # --- where it is ---
 

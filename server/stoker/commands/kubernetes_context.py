@@ -70,6 +70,19 @@ def add_actions(actions: _Actions) -> None:
     forward = _of_service(actions, "forward", "lead a port of this machine to the pods of a service")
     forward.add_argument("--port", type=int, default=0, metavar="PORT", help="the port (default: a free one)")
     forward.set_defaults(kubernetes_run=_forward)
+    keys = _of_service(actions, "keys", "print the keys of a service, or replace one in all of its pods")
+    keys.add_argument(
+        "slot", nargs="?", choices=["primary", "secondary"], help="print this key and nothing else"
+    )
+    keys.add_argument(
+        "--regenerate",
+        action="store_true",
+        help="replace it first, and wait until all pods that can score take the new one; exit code 1 if they do not",
+    )
+    keys.add_argument(
+        "--key", metavar="VALUE", help="the new key, 16 to 512 characters; '-' reads it from standard input"
+    )
+    keys.set_defaults(kubernetes_run=_keys)
     canary = _of_service(
         actions, "canary", "give the versions of an endpoint other shares of its requests", "the endpoint"
     )
@@ -195,6 +208,27 @@ def _logs(args: argparse.Namespace) -> int:
         if args.follow:
             sys.stdout.flush()
     return 0
+
+
+def _keys(args: argparse.Namespace) -> int:
+    from stoker.errors import InvalidSettings
+
+    if args.slot is None and (args.regenerate or args.key):
+        raise InvalidSettings("say which key is replaced: primary or secondary")
+    if args.key and not args.regenerate:
+        raise InvalidSettings("--key is the new key of --regenerate; give both, or neither")
+    service, unshown = _service(args), {}
+    if args.regenerate:
+        value = sys.stdin.readline().strip() if args.key == "-" else args.key
+        unshown = dict(service.regenerate_key(args.slot, value))
+    keys = service.keys()
+    if args.slot is None:
+        sys.stdout.write(f"primary    {keys.primary}\nsecondary  {keys.secondary}\n")
+    else:
+        sys.stdout.write(f"{getattr(keys, args.slot)}\n")
+    for pod, trouble in unshown.items():
+        _note(f"the pod {pod} may still take the key of before: {trouble}")
+    return _FAILED if unshown else 0
 
 
 def _forward(args: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
 """Keys in files that somebody else keeps, such as a Secret that Kubernetes mounts: read at the start, and followed.
 
 The folder has a file for each key, called `primary`, `secondary`, `admin` and `signing`, with nothing but the key in
-it. Only their hashes, and the secret that signs tokens, are written into the workspace, from which frontends read
-them; see `stoker.keys.keyring`.
+it. `generation` may hold the number of the keys, which says nothing of them and is shown once they hold. Only the
+keys' hashes, and the secret that signs tokens, are written into the workspace, from which frontends read them; see
+`stoker.keys.keyring`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = ["KeysFolder", "MountedKeys"]
 logger = logging.getLogger(__name__)
 
 _FILES: Final = ("primary", "secondary", "admin", "signing")
+_GENERATION: Final = "generation"
+_MOST_GENERATIONS: Final = 2**53
 # Kubernetes replaces all files of a mounted Secret at once, by letting this link lead elsewhere.
 _ALL_AT_ONCE: Final = "..data"
 _SECRET_BYTES: Final = 32
@@ -35,11 +38,13 @@ class MountedKeys:
         keys: The keys of callers.
         admin: The key for loading and unloading models; None without a file.
         signing: The secret that signs tokens; None without a file.
+        generation: The number that whoever keeps them gives them; 0 without a file.
     """
 
     keys: Keys = field(repr=False)
     admin: Keys | None = field(default=None, repr=False)
     signing: bytes | None = field(default=None, repr=False)
+    generation: int = field(default=0, compare=False)
 
     @classmethod
     def read(cls, folder: Path, *, signs: bool) -> MountedKeys:
@@ -52,6 +57,8 @@ class MountedKeys:
         Raises:
             InvalidSettings: One that is needed is missing, or one cannot be a key.
         """
+        # First: what changes while the files are read makes the keys newer than their number, never older.
+        generation = _number(_text(folder / _GENERATION))
         texts = {name: text for name in _FILES if (text := _text(folder / name))}
         keys = Keys.given(texts.get("primary"), texts.get("secondary"))
         if keys is None:
@@ -62,7 +69,8 @@ class MountedKeys:
             raise InvalidSettings(
                 f"there is no secret that signs tokens in {folder}; write 64 hexadecimal digits into its file signing"
             )
-        return cls(keys, Keys(admin, admin) if admin else None, _secret(signing, folder) if signing else None)
+        secret = _secret(signing, folder) if signing else None
+        return cls(keys, Keys(admin, admin) if admin else None, secret, generation)
 
 
 class KeysFolder:
@@ -86,6 +94,12 @@ class KeysFolder:
         self._lock = Lock()
         self._seen = _mark(folder)
         self._keys = MountedKeys.read(folder, signs=signs)
+        self._generation = self._keys.generation
+
+    @property
+    def generation(self) -> int:
+        """The number of the keys that hold in all frontends; 0 if nobody gives them one."""
+        return self._generation
 
     @property
     def has_admin_key(self) -> bool:
@@ -125,11 +139,13 @@ class KeysFolder:
             return
         with self._lock:
             if keys == self._keys:
+                self._generation = keys.generation
                 return
             self._keys = keys
             for owner in self._owners:
                 self._publish(owner)
             self.provide_admin_key()
+            self._generation = keys.generation
         logger.info("the keys in %s have changed; from now on the new ones are valid", self._folder)
 
     def _publish(self, owner: str) -> None:
@@ -149,6 +165,10 @@ def _text(file: Path) -> str:
         raise InvalidSettings(f"the key in {file} cannot be read: {error}") from error
 
 
+def _number(text: str) -> int:
+    return min(int(text), _MOST_GENERATIONS) if text.isascii() and text.isdigit() else 0
+
+
 def _secret(text: str, folder: Path) -> bytes:
     try:
         secret = bytes.fromhex(text)
@@ -166,7 +186,7 @@ def _mark(folder: Path) -> object:
     try:
         return os.readlink(folder / _ALL_AT_ONCE)  # noqa: PTH115  # the text of the link, not a path
     except OSError:
-        return tuple(_stamp(folder / name) for name in _FILES)
+        return tuple(_stamp(folder / name) for name in (*_FILES, _GENERATION))
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

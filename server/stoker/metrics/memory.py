@@ -24,6 +24,7 @@ from stoker.metrics.layout import (
     BEATS_BLOCK,
     DEVICE_SLOTS,
     GPUS_BLOCK,
+    KEYS_GENERATION_BLOCK,
     LARGE_BODIES_BLOCK,
     LAST_SCORED_BLOCK,
     MEMORY_BYTES,
@@ -129,6 +130,10 @@ class MetricPage:
         """Set how much of large bodies this frontend holds, and how much it may."""
         start = LARGE_BODIES_BLOCK.offset
         self._words[start], self._words[start + 1] = held_bytes, budget_bytes
+
+    def set_keys_generation(self, generation: int) -> None:
+        """Set the number of the keys that hold."""
+        self._words[KEYS_GENERATION_BLOCK.offset] = generation
 
     def beat(self) -> None:
         """Show that the event loop of the process turns."""

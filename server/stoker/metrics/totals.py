@@ -30,6 +30,7 @@ from stoker.metrics.layout import (
     GPUS_BLOCK,
     HELD_REQUESTS_BLOCK,
     IN_FLIGHT_BLOCK,
+    KEYS_GENERATION_BLOCK,
     LARGE_BODIES_BLOCK,
     LAST_SCORED_BLOCK,
     NON_FINITE_BLOCK,
@@ -88,6 +89,11 @@ class Totals:
         """What frontends hold of large bodies now, and how much they may."""
         held, budget = self._words[LARGE_BODIES_BLOCK.offset : LARGE_BODIES_BLOCK.end].tolist()
         return held, budget
+
+    @property
+    def keys_generation(self) -> int:
+        """The number of the keys that hold; 0 if nobody gives them one."""
+        return int(self._words[KEYS_GENERATION_BLOCK.offset])
 
     def gpus(self) -> list[GpuReading]:
         """What was last read of each GPU."""

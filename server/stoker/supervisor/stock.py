@@ -144,6 +144,11 @@ class Stock:
         if self._keys_folder is not None:
             self._keys_folder.look()
 
+    @property
+    def keys_generation(self) -> int:
+        """The number of the keys in that folder that hold; 0 if there is none, or they have none."""
+        return 0 if self._keys_folder is None else self._keys_folder.generation
+
     def provide_admin_key(self) -> None:
         """Make the key for loading and unloading models; where nothing can be written there is none.
 

@@ -103,6 +103,7 @@ class Supervisor:
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
         self._requests = Requests(self._rollout, self._fleet.frontends, self._background, self._reload)
         self._trials = Trials(catalogue, self._rollout, memory)
+        self._stock = stock
         self._watch = Watch(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
         self._announced = False
@@ -125,6 +126,7 @@ class Supervisor:
             self._succession.predecessor.watch(self._leave, gone)
         self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
         self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
+        self._background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
         self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.look)
         starting = loop.create_task(self._start())
         stopped = loop.create_task(self._background.stopped())
@@ -234,6 +236,10 @@ class Supervisor:
         if not self._background.stopping:
             self._fleet.frontends.end_hung()
         return not self._background.stopping
+
+    async def _show_keys(self) -> bool:
+        self._page.set_keys_generation(self._stock.keys_generation)
+        return True
 
     async def _read_gpus(self) -> bool:
         try:

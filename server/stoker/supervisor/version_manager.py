@@ -55,6 +55,10 @@ class Stock(Protocol):
     def look_at_keys(self) -> None:
         """Follow the keys that are kept in a folder of the operator's."""
 
+    @property
+    def keys_generation(self) -> int:
+        """The number of the keys in that folder that hold."""
+
     def offers(self) -> Mapping[str, Offer]:
         """The models that the settings name, as they are now."""
 

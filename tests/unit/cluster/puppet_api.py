@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ class PuppetApi:
     Attributes:
         objects: What it has, by path.
         logs: What pods have written, by name.
+        metrics: What the metrics of pods answer, by name: of each the next one, and the last one again.
         denied: Resources that the account may not touch.
         sent: The methods and paths of all requests that would change something.
     """
@@ -39,20 +41,38 @@ class PuppetApi:
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, str] = {}
+        self.metrics: dict[str, list[str]] = {}
+        self._tunnels: list[socket.socket] = []
         self.denied: set[str] = set()
         self.sent: list[tuple[str, str]] = []
         self._version = 0
 
     def cluster(self) -> Cluster:
         """The cluster as code under test knows it."""
-        return Cluster(self.request, "puppet", "models")
+        return Cluster(self.request, "puppet", "models", tunnel=self._tunnel)
+
+    def _tunnel(self, namespace: str, pod: str, port: int) -> socket.socket:
+        """A connection to a pod that answers whatever it is asked with its metrics, and ends."""
+        del namespace, port
+        said = self.metrics.get(pod, [""])
+        content = (said.pop(0) if len(said) > 1 else said[0]).encode()
+        near, far = socket.socketpair()
+        far.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content))
+        self._tunnels.append(far)
+        return near
+
+    def close(self) -> None:
+        """Close what it keeps open."""
+        for one in self._tunnels:
+            one.close()
 
     def put(self, kind: str, name: str, **content: Any) -> dict[str, Any]:
         """Have an object; one of a namespace is in `models`."""
         (api_version,) = [group for group, kinds in _KINDS.items() if kind in kinds]
         place = "" if kind in _IN_NO_NAMESPACE else "/namespaces/models"
         root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-        metadata = {"name": name, "labels": {}, **content.pop("metadata", {})}
+        own = {"namespace": "models"} if kind == "Pod" else {}
+        metadata = {"name": name, "labels": {}, **own, **content.pop("metadata", {})}
         found = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
         self.objects[f"{root}{place}/{_plural(kind)}/{name}"] = found
         return found

@@ -64,6 +64,8 @@ def test_a_service_is_applied_and_looked_after(api: PuppetApi, capsys: pytest.Ca
         "  digits-1  starts     no node  stoker:1",
         "digits-1  begun",
     ]
+    assert main(["kubernetes", "keys", "digits", "--regenerate"]) == 2
+    assert main(["kubernetes", "keys", "digits", "primary", "--key", "-"]) == 2
     assert main(["kubernetes", "check"]) == 0
     assert main(["kubernetes", "delete", "digits"]) == 0
     assert main(["kubernetes", "delete", "digits"]) == 2

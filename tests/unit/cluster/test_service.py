@@ -82,8 +82,11 @@ def test_keys_are_made_once_read_and_replaced() -> None:
     assert (service(api).keys().primary, service(api).keys().secondary) == (KEY, made["secondary"])
     assert len(service(api).signing_secret()) == 32
     ready_pod(api, "digits-1")
-    service(api).regenerate_key("primary")
+    assert service(api).regenerate_key("primary") == {"digits-1": "its Stoker does not tell"}
+    api.close()
     assert service(api).keys().primary not in (KEY, made["primary"])
+    # Made, a key given, a secret for tokens, and this one.
+    assert base64.b64decode(api.objects[secret]["data"]["generation"]) == b"4"
     pod = api.objects["/api/v1/namespaces/models/pods/digits-1"]
     assert pod["metadata"]["annotations"] == {"stoker.dev/keys-changed": NOW.isoformat()}
     api.objects[secret]["data"] = {}

@@ -51,6 +51,20 @@ def test_keys_of_a_folder_are_those_of_each_service(tmp_path: Path) -> None:
     assert not folder.has_admin_key
 
 
+def test_the_number_of_the_keys_is_shown_once_they_hold(tmp_path: Path) -> None:
+    """It is that of keys that are known to frontends, also of the same keys; what is no number is none."""
+    folder = KeysFolder(written(tmp_path / "f", primary=OLD, generation="3"), tmp_path / "keys", signs=False)
+    assert folder.generation == 3
+    for keys, shown in (
+        ({"generation": "4"}, 4),
+        ({"primary": "short", "generation": "5"}, 4),
+        ({"primary": NEW, "generation": "six"}, 0),
+    ):
+        written(tmp_path / "f", **keys)
+        folder.look()
+        assert folder.generation == shown
+
+
 @pytest.mark.parametrize("write", [written, None], ids=["files", "secret"])
 def test_a_new_key_holds_at_the_next_look(tmp_path: Path, write: object) -> None:
     """Frontends that run follow at once, for the shared counter moves; without a change nothing does."""

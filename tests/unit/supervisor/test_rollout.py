@@ -136,6 +136,8 @@ class PuppetStock:
     def look_at_keys(self) -> None:
         """They are never changed here."""
 
+    keys_generation = 0
+
     def offers(self) -> dict[str, Offer]:
         if self.away:
             raise RepositoryError("the folder is away")

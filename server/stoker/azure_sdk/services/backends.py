@@ -113,7 +113,9 @@ class _Pods:
         return self._service.keys()
 
     def regenerate(self, slot: Slot, value: str | None) -> None:
-        self._service.regenerate_key(slot, value)
+        name, unshown = self._place[-1], self._service.regenerate_key(slot, value)
+        for pod, trouble in unshown.items():
+            print(f"{name}: the pod {pod} may still take the key of before: {trouble}")
 
     def signing_secret(self) -> bytes:
         return self._service.signing_secret()

@@ -309,6 +309,11 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     budget = GaugeMetricFamily("stoker_large_body_budget_bytes", "What they may take in all frontends.")
     budget.add_metric([], budget_bytes)
     yield from (held, budget)
+    keys = GaugeMetricFamily(
+        "stoker_keys_generation", "The number of the keys that hold, where they have one."
+    )
+    keys.add_metric([], totals.keys_generation)
+    yield keys
 
 
 def _buckets(histogram: HistogramTotals) -> list[tuple[str, float]]:

@@ -59,6 +59,7 @@ DOCUMENTED = {
     "stoker_accept_failures": ("counter", set()),
     "stoker_large_body_bytes": ("gauge", set()),
     "stoker_large_body_budget_bytes": ("gauge", set()),
+    "stoker_keys_generation": ("gauge", set()),
     "stoker_gpu_memory_used_bytes": ("gauge", {"gpu", "uuid"}),
     "stoker_gpu_memory_total_bytes": ("gauge", {"gpu", "uuid"}),
     "stoker_gpu_memory_free_bytes": ("gauge", {"gpu", "uuid"}),
