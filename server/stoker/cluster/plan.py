@@ -60,6 +60,7 @@ class ClusterPlan:
         description: What the service is for.
         compute_target: The compute target that it was planned for.
         fetched_once: Whether models of a store are fetched before the server starts, and not followed.
+        version_type: Whether a version is the one that others are compared with.
         notes: What the operator is told, a line each.
 
     Raises:
@@ -191,6 +192,7 @@ class ClusterPlan:
     description: str | None = None
     compute_target: str | None = None
     fetched_once: bool = False
+    version_type: Literal["control", "treatment"] | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from azureml.core.compute import AksCompute, ComputeTarget
 from azureml.core.conda_dependencies import CondaDependencies
 from azureml.core.image import ContainerImage
 from azureml.core.model import InferenceConfig
-from azureml.core.webservice import AciWebservice, AksEndpoint, AksWebservice, LocalWebservice, Webservice
+from azureml.core.webservice import AciWebservice, AksWebservice, LocalWebservice, Webservice
 from azureml.exceptions import AzureMLException, UserErrorException
 
 from stoker.azure.exceptions import NotOffered
@@ -130,8 +130,6 @@ def test_keywords_of_a_deployment_are_attributes(objects: dict[str, Any]) -> Non
         (lambda: ContainerImage.image_configuration("score.py", runtime="python"), "InferenceConfig"),
         (lambda: Image(None, "image"), "InferenceConfig"),
         (lambda: Image.list(None), "Model.deploy"),
-        (lambda: AksEndpoint.deploy_configuration(version_name="v1"), "labels"),
-        (lambda: AksEndpoint(None, "name"), "a service of its own"),
         (lambda: Webservice.deploy_from_image(None, "name", None), "InferenceConfig"),
         (lambda: InteractiveLoginAuthentication().get_authentication_header(), "get_keys"),
     ],

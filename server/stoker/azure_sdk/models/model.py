@@ -336,6 +336,7 @@ class Model(installed.Model, UnofferedByModel):
             if deployment_target is None
             else deployment_target.name,
             inference=None if inference_config is None else inference_config.to_json(),
+            first_version=deployment_config.first_version,
         )
         with raised_as(WebserviceException):
             deferred.deploying.deploy(workspace.local, plan, overwrite=overwrite)

@@ -18,6 +18,7 @@ from stoker.workspace import Workspace
 __all__ = ["Backend", "backend_of"]
 
 _TAIL_LINES: Final = 60
+_WORST_FIRST: Final = ("Failed", "Unhealthy", "Transitioning", "Deleted", "Healthy")
 
 # The ports that lead to pods: open for as long as the process lives.
 _opened: Final = contextlib.ExitStack()
@@ -96,24 +97,37 @@ class _Pods:
         place = record.cluster
         assert place is not None
         self._cluster = Cluster.connect(place["context"])
-        self._service = ClusterService(self._cluster, place["namespace"], record.name)
-        self._place = (place["context"], place["namespace"], record.name)
+        leading, *others = _instances(record)
+        self._services = {
+            instance: ClusterService(self._cluster, place["namespace"], instance)
+            for instance in (leading, *others)
+        }
+        self._service = self._services[leading]
+        self._name = record.name
+        self._place = (place["context"], place["namespace"], leading)
 
     def state(self) -> str:
-        return self._service.standing().state
+        states = {service.standing().state for service in self._services.values()}
+        return next(state for state in _WORST_FIRST if state in states)
+
+    def state_of(self, version: str) -> str:
+        """How a version of an endpoint stands."""
+        return self._services[f"{self._name}-{version}"].standing().state
 
     def error(self) -> dict[str, str] | None:
-        error = self._service.error
+        errors = (service.error for service in self._services.values())
+        error = next(filter(None, errors), None)
         return None if error is None else dict(json.loads(error))
 
     def log(self, lines: int) -> str:
-        return "".join(f"{line}\n" for _, line in self._service.logs(lines))
+        found = (line for service in self._services.values() for _, line in service.logs(lines))
+        return "".join(f"{line}\n" for line in found)
 
     def keys(self) -> Keys:
         return self._service.keys()
 
     def regenerate(self, slot: Slot, value: str | None) -> None:
-        name, unshown = self._place[-1], self._service.regenerate_key(slot, value)
+        name, unshown = self._name, self._service.regenerate_key(slot, value)
         for pod, trouble in unshown.items():
             print(f"{name}: the pod {pod} may still take the key of before: {trouble}")
 
@@ -122,6 +136,14 @@ class _Pods:
 
     def base_uri(self) -> str:
         return self._service.base_uri() or f"http://127.0.0.1:{_forwarded(*self._place)}"
+
+
+def _instances(record: ServiceRecord) -> list[str]:
+    """What its Deployments are called: itself, or of an endpoint each version, the default one first."""
+    if record.versions is None:
+        return [record.name]
+    versions = sorted(record.versions, key=lambda version: version != record.default_version)
+    return [f"{record.name}-{version}" for version in versions]
 
 
 @cache

@@ -26,7 +26,7 @@ from stoker.models.repository import Repository
 from stoker.system.durable import private_folder
 from stoker.workspace import Workspace
 
-__all__ = ["deploy"]
+__all__ = ["deploy", "prepare", "record"]
 
 _FILES: Final = "files"
 _REGISTERED: Final = "azureml-models"
@@ -63,12 +63,10 @@ def deploy(
     Raises:
         OperatorError: A setting or model cannot be used, or the cluster refuses.
     """
+    if old is not None and old.versions is not None:
+        raise InvalidSettings(f"{plan.name} is an endpoint with versions; delete() it first")
     cluster = Cluster.connect(binding.context, warn=say)
-    configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
-    folder = private_folder(workspace.services_dir / plan.name) / _FILES
-    models = [Repository(workspace.models_dir).resolve(reference) for reference in plan.models]
-    served = _lay_out(folder, plan, models)
-    planned = _planned(workspace, cluster, configuration, plan, binding, served)
+    planned = prepare(workspace, cluster, plan, binding, say)
     namespace = planned.namespace or cluster.namespace
     found = ClusterService(cluster, namespace, planned.instance).standing()
     if found.state not in ("Deleted", "Failed") and not overwrite:
@@ -76,27 +74,45 @@ def deploy(
             f"there is a service {plan.name} already, in namespace {namespace} of {binding.context}; deploy it with "
             "overwrite=True, update() it, or delete() it first"
         )
-    for line in _lines(plan, planned, binding, folder):
-        say(line)
     for change in apply(cluster, planned):
         if change.verb != "unchanged":
             say(f"  {change}")
-    record = _record(plan, planned, configuration, {"context": binding.context, "namespace": namespace}, old)
-    services.write(record)
-    return record
+    made = record(plan, planned, {"context": binding.context, "namespace": namespace}, old)
+    services.write(made)
+    return made
 
 
-def _planned(
+def prepare(
     workspace: Workspace,
     cluster: Cluster,
-    configuration: DeploymentConfig,
     plan: Plan,
     binding: Binding,
-    served: Mapping[str, Any],
+    say: Callable[[str], object],
+    version: Mapping[str, Any] | None = None,
 ) -> ClusterPlan:
-    """The plan of the service: Azure's keywords over what its compute target says of all services."""
+    """Lay the files of a service out, say where, and return its plan: Azure's keywords over what its target says.
+
+    Args:
+        workspace: Where the service is kept.
+        cluster: Its cluster.
+        plan: What it is to be.
+        binding: What its compute target says of all services.
+        say: Takes lines for the user.
+        version: Fields of the plan that are of a version alone, `version_name` among them.
+
+    Raises:
+        OperatorError: A setting or model cannot be used.
+    """
+    configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
+    among = version or {}
+    instance = f"{plan.name}-{among['version_name']}" if among else plan.name
+    folder = private_folder(workspace.services_dir / plan.name) / _FILES
+    if among:
+        folder = private_folder(folder) / str(among["version_name"])
+    models = [Repository(workspace.models_dir).resolve(reference) for reference in plan.models]
+    served = _lay_out(folder, plan, models, PurePosixPath(MODELS_FOLDER) / instance)
     said = {"name": plan.name, "serves": (served,), "compute_target": plan.compute_name}
-    given = {**binding.planned(), **said}
+    given = {**binding.planned(), **said, **among}
     if "namespace" in configuration.values:
         del given["namespace"]
     size = vm_size_of(workspace, plan.compute_name)
@@ -104,13 +120,15 @@ def _planned(
         given["node_selector"] = {INSTANCE_TYPE: size, **(given.get("node_selector") or {})}
     if configuration.values.get("enable_app_insights") and not cluster.knows(*_MONITOR):
         given |= {"pod_monitor": False, "notes": (_NOT_MONITORED,)}
-    return plan_of(configuration, given, gpu_environment=_wants_gpus(plan))
+    planned = plan_of(configuration, given, gpu_environment=_wants_gpus(plan))
+    for line in _lines(planned, binding, folder):
+        say(line)
+    return planned
 
 
-def _lay_out(folder: Path, plan: Plan, models: list[Registered]) -> dict[str, Any]:
+def _lay_out(folder: Path, plan: Plan, models: list[Registered], inside: PurePosixPath) -> dict[str, Any]:
     """Copy the files of the service, and return its model as the deployment file of the pods has it."""
     shutil.rmtree(folder, ignore_errors=True)
-    inside = PurePosixPath(MODELS_FOLDER) / plan.name
     for model in models:
         shutil.copytree(model.files_dir, folder / _REGISTERED / model.name / str(model.version))
     if plan.inference is None:
@@ -149,21 +167,26 @@ def _wants_gpus(plan: Plan) -> bool:
     return docker.get("baseImage") == DEFAULT_GPU_IMAGE or bool(docker.get("enableGpu"))
 
 
-def _lines(plan: Plan, planned: ClusterPlan, binding: Binding, folder: Path) -> Iterator[str]:
-    yield f"{plan.name}: a service of the cluster {binding.context}, whose pods run {planned.image}"
+def _lines(planned: ClusterPlan, binding: Binding, folder: Path) -> Iterator[str]:
+    yield f"{planned.instance}: a service of the cluster {binding.context}, whose pods run {planned.image}"
     place = "the image" if planned.models == "image" else planned.models
-    yield f"  files    {folder} is to be {MODELS_FOLDER}/{plan.name} of {place}"
+    yield f"  files    {folder} is to be {MODELS_FOLDER}/{planned.instance} of {place}"
     for note in planned.notes:
         yield f"  azure    {note}"
 
 
-def _record(
-    plan: Plan,
-    planned: ClusterPlan,
-    configuration: DeploymentConfig,
-    place: Mapping[str, str],
-    old: ServiceRecord | None,
+def record(
+    plan: Plan, planned: ClusterPlan, place: Mapping[str, str], old: ServiceRecord | None
 ) -> ServiceRecord:
+    """Return what is known of a service that was applied.
+
+    Args:
+        plan: What was asked for.
+        planned: What that is in its cluster.
+        place: The context and the namespace of that.
+        old: What was known of it before.
+    """
+    configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     values, time = configuration.values, now()
     return ServiceRecord(
         name=plan.name,

@@ -8,12 +8,16 @@ from stoker.azure.exceptions import WebserviceException
 from stoker.azure_config import DeploymentConfig
 from stoker.azure_config.fields import Kind, fields_of
 from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.services.endpoint_versions import FirstVersion
 
 __all__ = ["WebserviceDeploymentConfiguration"]
 
 
 class WebserviceDeploymentConfiguration:
     """How a service is deployed: an attribute for each keyword, None where nothing was said. They may be changed."""
+
+    first_version: FirstVersion | None = None
+    """The version that an endpoint begins with; None for services without versions."""
 
     def __init__(self, kind: Kind, **keywords: Any) -> None:
         """Check the keywords.

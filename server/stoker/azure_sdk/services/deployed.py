@@ -39,7 +39,7 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
 
     def __new__(cls, workspace: Workspace, name: str) -> Self:
         """The class of a service follows from how it was deployed."""
-        found: Any = super().__new__(deferred.webservice.CLASSES[record_of(workspace, name).kind])
+        found: Any = super().__new__(deferred.webservice.class_of(record_of(workspace, name)))
         return found  # type: ignore[no-any-return]  # a subclass
 
     def __repr__(self) -> str:

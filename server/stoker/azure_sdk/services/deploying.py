@@ -20,7 +20,7 @@ import yaml
 
 from stoker.azure_config import DeploymentConfig, InferenceConfig
 from stoker.azure_sdk.bindings import binding_of
-from stoker.azure_sdk.services import cluster_deploying
+from stoker.azure_sdk.services import cluster_deploying, endpoint_deploying
 from stoker.azure_sdk.services import process as service_process
 from stoker.azure_sdk.services.plan import Plan
 from stoker.azure_sdk.services.records import ServiceRecord, Services, now
@@ -76,6 +76,15 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = prin
     with services.changing():
         old = services.find(plan.name)
         binding = binding_of(workspace, plan.compute_name) if plan.kind == "aks" else None
+        if plan.first_version is not None:
+            if binding is None:
+                raise InvalidSettings(
+                    f"{plan.name} is to have versions, which are pods of a cluster; bind its compute target to one "
+                    "(stoker compute bind), or deploy each version as a service of its own"
+                )
+            return endpoint_deploying.create(
+                workspace, services, plan, binding, old, overwrite=overwrite, say=say
+            )
         if binding is not None:
             return cluster_deploying.deploy(
                 workspace, services, plan, binding, old, overwrite=overwrite, say=say

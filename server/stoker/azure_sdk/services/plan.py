@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stoker.azure_config.fields import Kind
+from stoker.azure_sdk.services.endpoint_versions import FirstVersion
 from stoker.azure_sdk.services.records import ServiceRecord
 
 __all__ = ["Plan"]
@@ -35,6 +36,7 @@ class Plan:
         models: References of its registered models.
         compute_name: The compute target that it is deployed to.
         inference: What `InferenceConfig.to_json` of the SDK gave; None serves its model without a script.
+        first_version: The version that it begins with, if it is an endpoint with versions.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Plan:
     models: tuple[str, ...] = ()
     compute_name: str | None = None
     inference: Mapping[str, Any] | None = None
+    first_version: FirstVersion | None = None
 
     @classmethod
     def of(cls, record: ServiceRecord) -> Plan:

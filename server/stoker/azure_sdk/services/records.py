@@ -51,6 +51,8 @@ class ServiceRecord:
         created_at: Time of its first deployment, RFC 3339 in UTC.
         updated_at: Time of its latest change.
         cluster: The context and the namespace of the cluster that it is in; None for a process of this machine.
+        versions: The versions of an endpoint, by name; None for a service without versions.
+        default_version: The one of them that gets what all shares leave.
     """
 
     name: str
@@ -72,6 +74,8 @@ class ServiceRecord:
     created_at: str
     updated_at: str
     cluster: Mapping[str, str] | None = None
+    versions: Mapping[str, Mapping[str, Any]] | None = None
+    default_version: str | None = None
 
     @property
     def base_uri(self) -> str:

@@ -8,10 +8,14 @@ from typing import Any, Final
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.values import is_label, is_label_value
 
-__all__ = ["ANNOTATIONS", "metadata", "own_metadata", "selector", "shared_metadata"]
+__all__ = ["ANNOTATIONS", "VERSION_LABEL", "metadata", "own_metadata", "selector", "shared_metadata"]
 
 ANNOTATIONS: Final = "stoker.dev"
 """Whose labels and annotations these are."""
+
+
+VERSION_LABEL: Final = f"{ANNOTATIONS}/version"
+"""The label that says which version of its endpoint an object is of."""
 
 
 def selector(plan: ClusterPlan) -> dict[str, str]:
@@ -34,11 +38,13 @@ def metadata(plan: ClusterPlan, name: str, *, described: bool = False) -> dict[s
     }
     if plan.version_name is not None:
         labels["app.kubernetes.io/part-of"] = plan.name
-        labels[f"{ANNOTATIONS}/version"] = plan.version_name
+        labels[VERSION_LABEL] = plan.version_name
     result: dict[str, Any] = {"name": name}
     if plan.namespace is not None:
         result["namespace"] = plan.namespace
     if described:
+        # Not on the pods: another place among the versions is no other pod.
+        labels |= {f"{ANNOTATIONS}/version-type": plan.version_type} if plan.version_type else {}
         labels |= {
             f"tags.{ANNOTATIONS}/{tag}": value
             for tag, value in plan.tags.items()
