@@ -19,6 +19,7 @@ from stoker.errors import RunFailed
 from stoker.launch.adoption import adopt
 from stoker.launch.configuration import read_duration_s
 from stoker.launch.following import follow
+from stoker.launch.inputs import find_input
 from stoker.launch.interactive import InteractiveRun
 from stoker.launch.submission import Request
 from stoker.launch.submission import resume as resume_run
@@ -56,6 +57,8 @@ class RunOptions(TypedDict, total=False):
         grace_s: Seconds from being told to end to being killed.
         resume_from: Id of a run whose outputs it is given by `--resume-from PATH`.
         variables: Environment variables of the script.
+        inputs: Data by name: a file, a folder, a data set `NAME:VERSION`, `STORE/PATH` or an address of the web. The
+            script finds the path in the variable of that name, or in `stoker_run.current().input_datasets`.
     """
 
     target: str
@@ -68,6 +71,7 @@ class RunOptions(TypedDict, total=False):
     grace_s: float
     resume_from: str
     variables: Mapping[str, str]
+    inputs: Mapping[str, str | os.PathLike[str]]
 
 
 class Run:
@@ -263,6 +267,9 @@ def submit(
     given: dict[str, Any] = dict(options)
     if "max_duration" in given:
         given["max_duration_s"] = read_duration_s(given.pop("max_duration"))
+    if "inputs" in given:
+        named = given["inputs"].items()
+        given["inputs"] = {name: find_input(name, os.fspath(where), found) for name, where in named}
     definition = Definition(script, tuple(map(str, args)), **given)
     request = Request(definition, Path(source), experiment, environment, as_of=as_of, tags=dict(tags or {}))
     folder, _ = submit_request(request, found)

@@ -51,6 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as-of", metavar="DATE", help="leave out packages that were uploaded later, as 2021-05-01"
     )
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=WHERE",
+        help="data: a file, a folder, a data set NAME:VERSION, STORE/PATH or https://…; can be repeated. The script "
+        "finds its path in the variable NAME, and '$AZUREML_DATAREFERENCE_NAME' in its arguments becomes it",
+    )
     parser.add_argument("--nodes", type=int, metavar="N", help="machines; on this one groups of processes")
     parser.add_argument("--processes-per-node", type=int, metavar="N", help="processes of each (default: 1)")
     parser.add_argument(
@@ -171,9 +179,21 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
         "grace_s": duration_s("--grace", args.grace),
         "lost_after_s": duration_s("--lost-after", args.lost_after),
         "variables": config.get("environment", {}).get("variables"),
+        "inputs": _inputs(args, config, workspace),
         "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
     }
     return Definition(script, **{name: value for name, value in given.items() if value is not None})
+
+
+def _inputs(args: argparse.Namespace, config: dict[str, Any], workspace: Workspace) -> dict[str, str]:
+    from stoker.launch.inputs import find_input, split_input
+
+    found = {
+        name: find_input(name, where, workspace, args.config.parent, note)
+        for name, where in config.get("inputs", {}).items()
+    }
+    given = map(split_input, args.input)
+    return {**found, **{name: find_input(name, where, workspace, say=note) for name, where in given}}
 
 
 def _source(given: Path | None, script: str) -> tuple[Path, str]:
@@ -218,6 +238,7 @@ def _print_plan(request: Request, workspace: Workspace) -> None:
     from stoker.environments.check import compare, notes
     from stoker.environments.discovery import read_environment
     from stoker.launch.submission import plan
+    from stoker.runs.data_digests import measure_data
     from stoker.runs.snapshots import SnapshotStore
 
     planned = plan(request, workspace)
@@ -229,6 +250,9 @@ def _print_plan(request: Request, workspace: Workspace) -> None:
     sys.stdout.write(f"command      {command}\n")
     sys.stdout.write(f"holds        {definition.cores} cores, {definition.gpus or 0} GPUs\n")
     sys.stdout.write(f"snapshot     {files} files, {size_bytes / _MB:.1f} MB of {request.source.resolve()}\n")
+    for name, path in definition.inputs.items():
+        data_files, data_bytes = measure_data(Path(path))
+        sys.stdout.write(f"input        {name}: {data_files} files, {data_bytes / _MB:.1f} MB of {path}\n")
     kind = definition.environment["kind"]
     if planned.environment_file is None:
         python = definition.environment["python"] or sys.executable

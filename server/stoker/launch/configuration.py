@@ -72,6 +72,7 @@ KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "arguments": _texts,
     "experiment": _text,
     "environment": _environment,
+    "inputs": _labels,
     "nodes": _whole,
     "processes_per_node": _whole,
     "gpus": _whole,

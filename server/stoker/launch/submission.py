@@ -14,9 +14,11 @@ from typing import Final
 from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.launch.clock import Clock
+from stoker.launch.inputs import check_inputs
 from stoker.launch.runner_process import spawn_runner
 from stoker.launch.slots import Ask, check_ask
 from stoker.names import name_from_file
+from stoker.runs.data_digests import data_digests
 from stoker.runs.definition import Definition
 from stoker.runs.folder import RunFolder
 from stoker.runs.git_facts import git_properties
@@ -90,6 +92,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     asked, file = _asked_environment(request)
     definition = replace(request.definition, environment=asked.to_json())
     _check_numbers(definition)
+    check_inputs(definition.inputs, target)
     if definition.resume_from:
         RunStore(workspace.runs_dir).get(definition.resume_from)
     capacity = target.capacity
@@ -127,12 +130,14 @@ def submit(
     workspace.create()
     snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes, progress)
     now_ms = (clock or Clock()).now_ms()
+    data = data_digests(planned.definition.inputs, workspace.snapshots_dir / ".data-seen.json")
     record = RunRecord(
         new_run_id(planned.experiment, now_ms, secrets.token_hex(4)),
         planned.experiment,
         now_ms,
         planned.definition,
         snapshot=snapshot.digest,
+        data=data,
         parent=request.parent,
         properties={"ContentSnapshotId": snapshot.digest, **git_properties(request.source)},
         tags=dict(request.tags),

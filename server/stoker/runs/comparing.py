@@ -13,7 +13,7 @@ from stoker.runs.summary import Numbers, numbers_of
 
 __all__ = ["Difference", "compare_runs"]
 
-_OMITTED = frozenset({"environment", "arguments", "variables"})
+_OMITTED = frozenset({"environment", "arguments", "variables", "inputs"})
 _DIGITS = 4
 
 
@@ -48,7 +48,7 @@ def compare_runs(folders: Sequence[RunFolder], snapshots_dir: Path) -> list[Diff
         *_differences("parameter", [_parameters(folder) for folder in folders]),
         *_differences("package", [_packages(folder) for folder in folders]),
         *_differences("code", [_code(folder, snapshots_dir) for folder in folders]),
-        *_differences("data", [dict(folder.record().data) for folder in folders]),
+        *_differences("data", [_data(folder) for folder in folders]),
     ]
 
 
@@ -138,6 +138,13 @@ def _code(folder: RunFolder, snapshots_dir: Path) -> dict[str, str]:
     if not tree.is_dir():
         return {"snapshot": digest}
     return {name: _content_of(tree / name) for name in _names(tree)}
+
+
+def _data(folder: RunFolder) -> dict[str, str]:
+    """Where each input was, and a digest of what was there: the same path may hold something else by now."""
+    record = folder.record()
+    paths = record.definition.inputs
+    return {name: f"{digest[:12]} {paths.get(name, '')}".rstrip() for name, digest in record.data.items()}
 
 
 def _names(tree: Path) -> list[str]:

@@ -35,6 +35,8 @@ class Definition:
         lost_after_s: How long nothing may be heard of its node.
         communicator: How its processes find each other: `none`, `tensorflow`, `pytorch`, `mpi`.
         variables: Environment variables of the script.
+        inputs: Paths on the machine that submits of the data that it reads, by name; where an argument has
+            `$AZUREML_DATAREFERENCE_NAME`, it is given the path on the machine that it runs on.
         resume_from: Id of the run whose outputs it is given, as `--resume-from PATH`; empty for none.
     """
 
@@ -52,6 +54,7 @@ class Definition:
     lost_after_s: float = DEFAULT_LOST_AFTER_S
     communicator: str = "none"
     variables: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
     resume_from: str = ""
 
     @property
@@ -76,6 +79,7 @@ class Definition:
             "lost_after_s": self.lost_after_s,
             "communicator": self.communicator,
             "variables": dict(self.variables),
+            "inputs": dict(self.inputs),
             "resume_from": self.resume_from,
         }
 

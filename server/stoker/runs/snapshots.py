@@ -8,14 +8,11 @@ snapshots/.staging/…        snapshots that are being made
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +20,14 @@ from typing import Final
 
 from stoker.errors import SubmissionRefused
 from stoker.runs.ignoring import SourceFile, source_files
-from stoker.system.durable import private_folder, replace_file
+from stoker.runs.seen_files import SeenFiles
+from stoker.system.durable import private_folder
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "Snapshot", "SnapshotStore"]
 
 DEFAULT_LIMIT_BYTES: Final = 300_000_000
 _SHOWN: Final = 10
 _CHUNK_BYTES: Final = 1 << 20
-# A file that was written this short a time ago may be written again with the same time.
-_SETTLED_NS: Final = 2_000_000_000
-_REMEMBERED: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +91,14 @@ class SnapshotStore:
         skipped: list[str] = []
         files = self._listed(source, limit_bytes, skipped)
         private_folder(self.folder)
-        seen = _Seen(self.folder / ".seen.json")
+        seen = SeenFiles(self.folder / ".seen.json")
         added_bytes = 0
         kept: list[tuple[SourceFile, str]] = []
         for number, file in enumerate(files, 1):
-            name = seen.digest_of(file)
+            name = seen.digest_of(file.stat)
             if name is None or not self._has(name, file.stat.st_size):
                 name, size_bytes = self._keep(file)
-                seen.remember(file, name)
+                seen.remember(file.stat, name)
                 added_bytes += size_bytes
             kept.append((file, name))
             if progress is not None:
@@ -191,43 +186,6 @@ class SnapshotStore:
             shutil.rmtree(staged)
             if not self.path(digest).is_dir():
                 raise
-
-
-class _Seen:
-    """What was read before: digests of files that have not been touched since, by device, inode, length and times."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._now_ns = time.time_ns()
-        self._changed = False
-        self._names: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError):
-            names = json.loads(path.read_bytes())
-            self._names = names if isinstance(names, dict) else {}
-
-    @staticmethod
-    def _key(file: SourceFile) -> str:
-        facts = file.stat
-        times = f"{facts.st_mtime_ns} {facts.st_ctime_ns}"
-        return f"{facts.st_dev} {facts.st_ino} {facts.st_size} {times} {facts.st_mode}"
-
-    def digest_of(self, file: SourceFile) -> str | None:
-        """The name of its content, if it was seen before."""
-        return self._names.get(self._key(file))
-
-    def remember(self, file: SourceFile, name: str) -> None:
-        """Note what was read, unless it is so new that it may change without a trace."""
-        if self._now_ns - max(file.stat.st_mtime_ns, file.stat.st_ctime_ns) > _SETTLED_NS:
-            self._names[self._key(file)] = name
-            self._changed = True
-
-    def write(self) -> None:
-        """Keep what is new, of very many the last ones."""
-        if self._changed:
-            names = dict(list(self._names.items())[-_REMEMBERED:])
-            # It is only there to be quick.
-            with contextlib.suppress(OSError):
-                replace_file(self._path, json.dumps(names).encode())
 
 
 def _linked(content: Path, place: Path) -> None:

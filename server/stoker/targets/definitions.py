@@ -19,6 +19,7 @@ LOCAL: Final = "local"
 
 _KEYS: Final[Mapping[str, frozenset[str]]] = {LOCAL: frozenset({"type", "cores", "gpus"})}
 """The keys of each type's files."""
+_HERE: Final = frozenset({LOCAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Target:
     name: str
     type: str = LOCAL
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reads_files_here(self) -> bool:
+        """Whether its runs find files of this machine at their paths: data need not travel to it."""
+        return self.type in _HERE
 
     @property
     def capacity(self) -> Capacity | None:

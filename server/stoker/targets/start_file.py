@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from stoker.system.durable import replace_file
 from stoker.targets.engine import Job
 
 __all__ = ["start_content", "write_start"]
+
+_REFERENCE: Final = "$AZUREML_DATAREFERENCE_"
 
 
 def start_content(
@@ -21,6 +23,7 @@ def start_content(
     resume_from: PurePath | None = None,
     variables: Mapping[str, str] | None = None,
     lease_s: float | None = None,
+    inputs: Mapping[str, PurePath] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `start.json` for an attempt whose processes all run on one machine.
 
@@ -31,9 +34,11 @@ def start_content(
         resume_from: From which folder there it goes on.
         variables: Environment variables besides those that were asked for.
         lease_s: How long the script may go on without a word from the runner; None is for ever.
+        inputs: Where the data is there, by name; None is where it is on this machine.
     """
     definition = job.record.definition
-    arguments = list(definition.arguments)
+    places = {name: str(path) for name, path in (definition.inputs if inputs is None else inputs).items()}
+    arguments = [_with_places(argument, places) for argument in definition.arguments]
     if definition.resume_from and resume_from is not None:
         arguments += ["--resume-from", str(resume_from)]
     gpus = {} if job.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(job.gpus)}
@@ -48,11 +53,20 @@ def start_content(
         "grace_s": definition.grace_s,
         "max_duration_s": definition.max_duration_s,
         "lease_s": lease_s,
+        "inputs": places,
         "relaxed": definition.environment.get("kind") == "relaxed",
         "resume_from": None if resume_from is None else str(resume_from),
         "processes": definition.processes,
         "communicator": definition.communicator,
     }
+
+
+def _with_places(argument: str, places: Mapping[str, str]) -> str:
+    """Put in the paths of data. A name may be the beginning of another one: the longest comes first."""
+    if _REFERENCE in argument:
+        for name in sorted(places, key=len, reverse=True):
+            argument = argument.replace(f"{_REFERENCE}{name}", places[name])
+    return argument
 
 
 def write_start(job: Job, content: Mapping[str, Any]) -> None:

@@ -94,7 +94,7 @@ def ended(ws: Workspace) -> Run:
 
 
 def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, tmp_path: Path) -> None:
-    """Numbers are texts, data is a path of this machine and found by its name too."""
+    """Numbers are texts; data that is read is an input by its name, and what is written a path."""
     store = ws.get_default_datastore()
     store.upload("src", "digits", show_progress=False)
     data = Dataset.File.from_files((store, "digits")).register(ws, "mnist")
@@ -102,13 +102,24 @@ def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, t
     arguments = ["--data", data.as_mount(), "--lr", 0.5, store.path("digits").as_mount(), out]
     config = ScriptRunConfig("src", "train.py", arguments, resume_from=DataPath(store, "old"))
     definition = asked(config, tags={"k": 1}).definition
-    folder = store.root / "digits"
+    folder, reference = str(store.root / "digits"), "$AZUREML_DATAREFERENCE_"
     assert definition.arguments == (
-        *("--data", str(folder), "--lr", "0.5", str(folder), str(store.root / "out")),
-        *("--resume-from", str(store.root / "old")),
+        *(
+            "--data",
+            f"{reference}mnist",
+            "--lr",
+            "0.5",
+            f"{reference}workspaceblobstore",
+            str(store.root / "out"),
+        ),
+        *("--resume-from", f"{reference}resume_from"),
     )
-    assert definition.variables["mnist"] == definition.variables["AZUREML_DATAREFERENCE_mnist"] == str(folder)
-    assert json.loads(definition.variables["STOKER_INPUTS"])["mnist"] == str(folder)
+    assert definition.inputs == {
+        "mnist": folder,
+        "workspaceblobstore": folder,
+        "resume_from": str(store.root / "old"),
+    }
+    assert definition.variables["result"] == str(store.root / "out")
     assert (store.root / "out").is_dir()
     assert (definition.target, definition.max_duration_s) == ("local", 2_592_000)
     with pytest.raises(UserErrorException, match=r"say how the script is to have it, with as_mount\(\)"):

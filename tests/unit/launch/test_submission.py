@@ -9,9 +9,12 @@ import pytest
 from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError, SubmissionRefused
 from stoker.launch.configuration import read_configuration, read_duration_s
 from stoker.launch.submission import Request, resume, submit
+from stoker.runs.comparing import compare_runs
 from stoker.runs.definition import Definition
 from stoker.runs.folder import RunFolder
 from stoker.runs.states import RunState, Status
+from stoker.targets.engine import Job
+from stoker.targets.start_file import start_content
 from stoker.workspace import Workspace
 
 Spawned = list[RunFolder]
@@ -74,6 +77,7 @@ def test_a_run_has_all_that_it_was_submitted_with(
         ({"limit_bytes": 10}, SubmissionRefused, r"\.amlignore"),
         ({"resume_from": "digits_1_0a1b2c3d"}, OperatorError, "there is no run"),
         ({"source": Path("/nonexistent")}, SubmissionRefused, "does not exist"),
+        ({"inputs": {"x": "/nonexistent"}}, SubmissionRefused, "there is nothing in /nonexistent"),
     ],
 )
 def test_what_cannot_be_had_is_refused_and_leaves_no_run(
@@ -87,6 +91,25 @@ def test_what_cannot_be_had_is_refused_and_leaves_no_run(
     with pytest.raises(error, match=reason):
         submit(request_of(**changes), workspace, spawn=lambda *_: pytest.fail("a runner was started"))
     assert not workspace.runs_dir.exists()
+
+
+def test_changed_data_is_told_apart(
+    workspace: Workspace, request_of: Callable[..., Request], tmp_path: Path
+) -> None:
+    """Two runs with the same path, of which the second has read other data, differ in that."""
+    data = tmp_path / "data"
+    data.mkdir()
+    folders = []
+    asked = request_of(inputs={"digits": str(data)}, arguments=("$AZUREML_DATAREFERENCE_digits/x",))
+    for text in ("a", "a", "b"):
+        (data / "x").write_text(text)
+        folders.append(submit(asked, workspace, spawn=lambda *_: None)[0])
+    assert compare_runs(folders[:2], workspace.snapshots_dir) == []
+    (found,) = compare_runs(folders, workspace.snapshots_dir)
+    assert (found.group, found.name) == ("data", "digits")
+    content = start_content(Job(folders[0], folders[0].record(), 1, tmp_path), ["python"], tmp_path)
+    assert content["command"][-1] == f"{data}/x"
+    assert content["inputs"] == {"digits": str(data)}
 
 
 def test_a_run_that_has_ended_is_resumed(workspace: Workspace, request_of: Callable[..., Request]) -> None:

@@ -15,13 +15,12 @@ from stoker.azure_sdk.data.reference import DataReference
 from stoker.azure_sdk.failures import none_in_workspace, raised_as
 from stoker.azure_sdk.unoffered import UnofferedMethod
 from stoker.azure_sdk.workspace import Workspace
+from stoker.launch.stores import DEFAULT_STORE, STORE_FILE, place_in, store_names, store_root, stores_dir
 from stoker.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
 
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "Datastore"]
 
-DEFAULT_STORE: Final = "workspaceblobstore"
-_FILE: Final = "store.json"
 _DEFAULT: Final = ".default"
 _ELSEWHERE: Final = (
     "data on Azure is not reached from here: copy it into a folder, and register that with "
@@ -55,10 +54,7 @@ class Datastore:
         self.datastore_type = "AzureBlob"
         self.container_name = name
         self.account_name = "local"
-        self.root = folder
-        file = folder / _FILE
-        if file.is_file():
-            self.root = Path(json.loads(file.read_bytes())["folder"])
+        self.root = store_root(workspace.local, name)
 
     def __repr__(self) -> str:
         return f"Datastore(name={self.name!r}, root={str(self.root)!r})"
@@ -66,8 +62,7 @@ class Datastore:
     @staticmethod
     def names(workspace: Workspace) -> list[str]:
         """Names of all stores."""
-        found = {path.name for path in _folder(workspace).glob("*") if is_name(path.name) and path.is_dir()}
-        return sorted(found | {DEFAULT_STORE})
+        return store_names(workspace.local)
 
     @staticmethod
     def get(workspace: Workspace, datastore_name: str) -> Datastore:
@@ -97,7 +92,7 @@ class Datastore:
             checked_name(datastore_name, "data store")
             workspace.local.create()
         kept = private_folder(_folder(workspace) / datastore_name)
-        replace_file(kept / _FILE, json.dumps({"folder": str(place)}).encode() + b"\n")
+        replace_file(kept / STORE_FILE, json.dumps({"folder": str(place)}).encode() + b"\n")
         return Datastore(workspace, datastore_name)
 
     register_azure_blob_container = UnofferedMethod(_ELSEWHERE)
@@ -112,7 +107,7 @@ class Datastore:
 
     def unregister(self) -> None:
         """Forget the store; the files of a registered folder stay, those of a folder of the workspace too."""
-        (_folder(self.workspace) / self.name / _FILE).unlink(missing_ok=True)
+        (_folder(self.workspace) / self.name / STORE_FILE).unlink(missing_ok=True)
 
     def place(self, path: str | None) -> Path:
         """Where a path of the store is on this machine.
@@ -123,10 +118,10 @@ class Datastore:
         Raises:
             UserErrorException: It leads out of the store.
         """
-        parts = [part for part in str(path or "").replace("\\", "/").split("/") if part not in ("", ".")]
-        if ".." in parts:
+        place = place_in(self.root, path)
+        if place is None:
             raise UserErrorException(f"{path} leads out of the data store {self.name}")
-        return self.root.joinpath(*parts)
+        return place
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
         """A reference to a path of the store."""
@@ -241,7 +236,7 @@ def _silent(_line: str) -> None:
 
 
 def _folder(workspace: Workspace) -> Path:
-    return workspace.local.root / "stores"
+    return stores_dir(workspace.local)
 
 
 def _default(workspace: Workspace) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import uuid
@@ -49,17 +48,15 @@ def requested(
         raise NotOffered("a command in the place of a script is not offered: write it into a script")
     if not config.script:
         raise UserErrorException("the configuration names no script")
-    inputs: dict[str, str] = {}
-    arguments = [_argument(workspace, one, inputs) for one in config.arguments]
+    data = _Data(workspace)
+    arguments = [data.argument(one) for one in config.arguments]
     for one in getattr(config, "inputs", ()):
-        _argument(workspace, one, inputs)
+        data.argument(one)
     if isinstance(config.resume_from, DataPath) and isinstance(config.resume_from.datastore, Datastore):
-        arguments += [
-            "--resume-from",
-            str(config.resume_from.datastore.place(config.resume_from.path_on_datastore)),
-        ]
+        place = config.resume_from.datastore.place(config.resume_from.path_on_datastore)
+        arguments += ["--resume-from", data.read("resume_from", place)]
     target, variables = _target(workspace, config)
-    variables |= _variables_of_inputs(inputs)
+    variables |= data.variables
     run_config = config.run_config
     variables |= {**run_config.environment.environment_variables, **run_config.environment_variables}
     definition = Definition(
@@ -68,6 +65,7 @@ def requested(
         target,
         max_duration_s=run_config.max_run_duration_seconds or LONGEST_S,
         variables={str(name): str(value) for name, value in variables.items()},
+        inputs=data.inputs,
         **_several(config.distributed_job_config),
     )
     with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
@@ -81,38 +79,63 @@ def requested(
         )
 
 
-def _argument(workspace: Workspace, value: Any, inputs: dict[str, str]) -> str:
-    """An argument as text: data is a path of this machine."""
-    if isinstance(value, FileDataset):
-        raise UserErrorException(
-            f"{value!r} is a data set: say how the script is to have it, with as_mount() or as_download()"
-        )
-    if isinstance(value, DatasetConsumption):
-        inputs[value.name] = str(value.dataset.folder())
-        return inputs[value.name]
-    if isinstance(value, OutputFileDatasetConfig):
-        store, path = value.destination or (
-            Datastore(workspace),
-            f"outputs/{value.name}-{uuid.uuid4().hex[:8]}",
-        )
-        place = store.place(path)
+class _Data:
+    """What a script reads and writes, as its arguments name it.
+
+    Args:
+        workspace: Whose stores it is in.
+
+    Attributes:
+        inputs: Paths of what it reads, by name.
+        variables: Where it finds the folders that it writes to.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.inputs: dict[str, str] = {}
+        self.variables: dict[str, str] = {}
+
+    def argument(self, value: Any) -> str:
+        """An argument as text: where data is read, the reference that becomes its path where the script runs."""
+        if isinstance(value, FileDataset):
+            raise UserErrorException(
+                f"{value!r} is a data set: say how the script is to have it, with as_mount() or as_download()"
+            )
+        if isinstance(value, DatasetConsumption):
+            return self.read(value.name, value.dataset.folder())
+        if isinstance(value, OutputFileDatasetConfig):
+            store, path = value.destination or (
+                Datastore(self._workspace),
+                f"outputs/{value.name}-{uuid.uuid4().hex[:8]}",
+            )
+            return self._written(value.name, store.place(path))
+        if isinstance(value, DataReference) and value.mode == "upload":
+            return self._written(value.data_reference_name, value.to_path())
+        if isinstance(value, DataReference):
+            if not value.to_path().exists():
+                # Scripts also write to what they mount.
+                value.to_path().mkdir(parents=True)
+            return self.read(value.data_reference_name, value.to_path())
+        if isinstance(value, DataPath) and isinstance(value.datastore, Datastore):
+            store = value.datastore
+            return self.read(value.name or store.name, store.place(value.path_on_datastore))
+        return str(value)
+
+    def read(self, name: str, place: Path) -> str:
+        """Make a path an input; returns the reference that becomes it where the script runs."""
+        free = name
+        number = 1
+        while self.inputs.get(free, str(place)) != str(place):
+            # Two paths of one store have the name of the store.
+            number += 1
+            free = f"{name}_{number}"
+        self.inputs[free] = str(place)
+        return f"$AZUREML_DATAREFERENCE_{free}"
+
+    def _written(self, name: str, place: Path) -> str:
         place.mkdir(parents=True, exist_ok=True)
-        inputs[value.name] = str(place)
+        self.variables |= {name: str(place), f"AZUREML_DATAREFERENCE_{name}": str(place)}
         return str(place)
-    if isinstance(value, DataReference):
-        place = value.to_path()
-        if value.mode == "upload":
-            place.mkdir(parents=True, exist_ok=True)
-        inputs[value.data_reference_name] = str(place)
-        return str(place)
-    return str(value)
-
-
-def _variables_of_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
-    if not inputs:
-        return {}
-    named = {f"AZUREML_DATAREFERENCE_{name}": path for name, path in inputs.items()}
-    return {**inputs, **named, "STOKER_INPUTS": json.dumps(inputs)}
 
 
 def _target(workspace: Workspace, config: ScriptRunConfig) -> tuple[str, dict[str, str]]:

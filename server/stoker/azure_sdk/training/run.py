@@ -174,6 +174,13 @@ class Run(FilesOfRun):
         """What is known of it, in Azure's JSON."""
         record, state = self.folder.record(), self.folder.state()
         definition = record.definition
+        inputs = [
+            {
+                "dataset": {"id": digest, "path": definition.inputs.get(name, "")},
+                "consumptionDetails": {"type": "Reference", "inputName": name, "mechanism": "Mount"},
+            }
+            for name, digest in record.data.items()
+        ]
         details: dict[str, Any] = {
             "runId": self.id,
             "target": definition.variables.get(TARGET_VARIABLE, definition.target),
@@ -181,7 +188,7 @@ class Run(FilesOfRun):
             "startTimeUtc": _utc(state.started_ms),
             "endTimeUtc": _utc(state.ended_ms),
             "properties": self.properties,
-            "inputDatasets": [],
+            "inputDatasets": inputs,
             "outputDatasets": [],
             "runDefinition": definition.to_json(),
             "logFiles": {

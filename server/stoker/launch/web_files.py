@@ -1,0 +1,87 @@
+"""Files of the web as data of runs: fetched once, asked about each time, and told apart when they have changed.
+
+WORKSPACE/stores/.web/DIGEST/NAME    the file
+WORKSPACE/stores/.web/DIGEST.json    what its server has said of it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from stoker.errors import SubmissionRefused
+from stoker.launch.stores import stores_dir
+from stoker.names import name_from_file
+from stoker.system.durable import locked, private_folder, replace_file
+from stoker.workspace import Workspace
+
+__all__ = ["fetched"]
+
+_TIMEOUT_S: Final = 60.0
+_UNCHANGED: Final = 304
+_KEPT_HEADERS: Final = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
+
+
+def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> Path:
+    """Return the file of an address, fetched unless what is there is still the same.
+
+    Args:
+        address: `http://…` or `https://…`.
+        workspace: Where it is kept.
+        say: Is told when it is fetched, when it has changed since the last time, and when its server does not answer.
+
+    Raises:
+        SubmissionRefused: It cannot be had, and was not before.
+    """
+    folder = private_folder(stores_dir(workspace.create()) / ".web")
+    key = hashlib.sha256(address.encode()).hexdigest()[:16]
+    name = name_from_file(unquote(PurePosixPath(urlsplit(address).path).name) or "file")
+    file, facts_file = folder / key / name, folder / f"{key}.json"
+    with locked(folder / f".{key}.lock"):
+        known = json.loads(facts_file.read_bytes()) if facts_file.is_file() and file.is_file() else {}
+        try:
+            headers = _fetch(address, file, known, say)
+        except OSError as error:
+            if not known:
+                raise SubmissionRefused(f"{address} cannot be fetched: {error}") from error
+            say(f"{address} cannot be asked ({error}); the file of the last time is taken")
+            return file
+        if headers is None:
+            return file
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if known and known["sha256"] != digest:
+            say(
+                f"{address} has changed since the last time: sha256 {digest[:12]}, before {known['sha256'][:12]}"
+            )
+        replace_file(facts_file, json.dumps({"sha256": digest, "headers": headers}).encode())
+    return file
+
+
+def _fetch(
+    address: str, file: Path, known: Mapping[str, Mapping[str, str]], say: Callable[[str], None]
+) -> dict[str, str] | None:
+    """Put the file in its place; returns what to ask with the next time, or None where it is as it was."""
+    request = urllib.request.Request(address, headers=dict(known.get("headers", {})))  # noqa: S310  # http alone
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
+            say(f"fetching {address}")
+            private_folder(file.parent)
+            staged = file.with_name(f".{file.name}.part")
+            with staged.open("wb") as copy:
+                shutil.copyfileobj(answer, copy, 1 << 20)
+            staged.replace(file)
+            return {
+                asked: answer.headers[said] for said, asked in _KEPT_HEADERS.items() if answer.headers[said]
+            }
+    except urllib.error.HTTPError as error:
+        if error.code == _UNCHANGED:
+            return None
+        raise

@@ -1,0 +1,148 @@
+"""Data of runs: what people name becomes a path, a digest, and an argument of the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from email.message import Message
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.launch.inputs import check_inputs, find_input, split_input
+from stoker.runs.data_digests import data_digests
+from stoker.targets.definitions import Target
+from stoker.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A workspace with two stores, and a data set of two versions."""
+    workspace = Workspace(tmp_path / "workspace").create()
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (workspace.root / "stores" / "workspaceblobstore" / "mnist", elsewhere / "new"):
+        folder.mkdir(parents=True)
+    store = workspace.root / "stores" / "disk"
+    store.mkdir()
+    (store / "store.json").write_text(json.dumps({"folder": str(elsewhere)}))
+    sets = workspace.azure_dir / "datasets"
+    sets.mkdir(parents=True)
+    versions = [
+        {"places": [["workspaceblobstore", "/mnist"]]},
+        {"places": [["disk", "new/*.gz"]]},
+        {"places": [["disk", "a"], ["disk", "b"]]},
+    ]
+    (sets / "digits.json").write_text(json.dumps(versions))
+    return workspace
+
+
+def test_an_input_is_what_it_names(workspace: Workspace, tmp_path: Path) -> None:
+    """A path before a data set before a path in a store; a mode behind it changes nothing."""
+    (tmp_path / "data").mkdir()
+    root, disk = workspace.root / "stores" / "workspaceblobstore", tmp_path / "elsewhere"
+
+    def found(where: str) -> str:
+        return find_input("x", where, workspace, tmp_path)
+
+    assert found("data") == found("data:download") == str(tmp_path / "data")
+    assert found("digits:1") == found("workspaceblobstore/mnist:mount") == str(root / "mnist")
+    assert found("digits:2") == found("disk/new") == str(disk / "new")
+    assert found("disk") == str(disk)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "error", "words"),
+    [
+        ("x", "digit", SubmissionRefused, "did you mean digits"),
+        ("x", "digits:9", SubmissionRefused, "no version 9; it has 1 to 3"),
+        ("x", "digits:latest", SubmissionRefused, "of 2 folders"),
+        ("x", "disk/none", SubmissionRefused, "upload the data first"),
+        ("x", "disk/../../etc", SubmissionRefused, "is no file, folder, data set"),
+        ("1=", "digits", InvalidSettings, "cannot be the name of an input"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    workspace: Workspace, tmp_path: Path, name: str, where: str, error: type[Exception], words: str
+) -> None:
+    """With the nearest name, or what has to be done first."""
+    with pytest.raises(error, match=words):
+        find_input(name, where, workspace, tmp_path)
+
+
+def test_data_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+    """That it is there, that the target can read it, and that the option has the form of one."""
+    with pytest.raises(SubmissionRefused, match="there is nothing in"):
+        check_inputs({"x": str(tmp_path / "none")}, Target("local"))
+    with pytest.raises(SubmissionRefused, match="far does not read files of this machine"):
+        check_inputs({"x": str(tmp_path)}, Target("far", "elsewhere"))
+    with pytest.raises(InvalidSettings, match="expected NAME=PATH"):
+        split_input("digits")
+
+
+def test_a_digest_is_of_names_and_contents(tmp_path: Path) -> None:
+    """A copy has the same one; another content or name has not, and a file that was read is not read again."""
+    kept = tmp_path / "kept" / "seen.json"
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        (folder / "sub").mkdir(parents=True)
+        (folder / "sub" / "a.txt").write_text("a")
+        os.utime(folder / "sub" / "a.txt", (1_000_000_000, 1_000_000_000))
+    first = data_digests({"x": str(one), "y": str(two)}, kept)
+    assert first["x"] == first["y"]
+    (two / "sub" / "a.txt").write_text("b")
+    assert data_digests({"x": str(two)}, kept)["x"] != first["x"]
+    (one / "sub" / "a.txt").rename(one / "sub" / "b.txt")
+    assert data_digests({"x": str(one)}, kept)["x"] != first["x"]
+    assert data_digests({}, kept) == {}
+    with pytest.raises(SubmissionRefused, match="cannot be read"):
+        data_digests({"x": str(tmp_path / "none")}, kept)
+
+
+class Web:
+    """Takes the place of the web: one file with a tag."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.tag = content, "1"
+        self.asked = 0
+        self.is_there = True
+
+    def __call__(self, request: urllib.request.Request, timeout: float) -> Any:
+        del timeout
+        self.asked += 1
+        headers = Message()
+        if not self.is_there:
+            raise urllib.error.URLError("no route")
+        if request.get_header("If-none-match") == self.tag:
+            raise urllib.error.HTTPError(request.full_url, 304, "same", headers, None)
+        headers["ETag"] = self.tag
+        answer = BytesIO(self.content)
+        answer.headers = headers  # type: ignore[attr-defined]
+        return answer
+
+
+def test_a_file_of_the_web_is_fetched_once_and_told_when_it_changes(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked about each time; a server that is gone leaves the file of the last time."""
+    web, said = Web(b"one"), list[str]()
+    monkeypatch.setattr(urllib.request, "urlopen", web)
+    address = "https://example.org/data/digits%201.gz?x=1"
+
+    def fetch() -> bytes:
+        return Path(find_input("x", address, workspace, say=said.append)).read_bytes()
+
+    assert (fetch(), fetch(), web.asked) == (b"one", b"one", 2)
+    assert said == [f"fetching {address}"]
+    web.content, web.tag = b"two", "2"
+    assert fetch() == b"two"
+    assert "has changed since the last time" in said[-1]
+    web.is_there = False
+    assert fetch() == b"two"
+    assert "the file of the last time is taken" in said[-1]
+    with pytest.raises(SubmissionRefused, match="cannot be fetched"):
+        find_input("x", "https://example.org/other", workspace, say=said.append)
