@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from stoker_training.digits import Digits
     from stoker_training.spec import Network, TrainingSpec
 
-__all__ = ["Fit", "fit"]
+__all__ = ["PROGRESS_VARIABLE", "Fit", "fit"]
+
+PROGRESS_VARIABLE = "STOKER_PROGRESS"
+"""The variable that asks for a progress bar where standard error is no terminal."""
 
 _MOST_ROWS_PER_DEVICE = 256
 _LEAST_STEPS_PER_EPOCH = 50
@@ -52,7 +56,11 @@ class Fit:
 
 
 def fit(
-    spec: TrainingSpec, digits: Digits, strategy: tf.distribute.Strategy, say: Callable[[str], None]
+    spec: TrainingSpec,
+    digits: Digits,
+    strategy: tf.distribute.Strategy,
+    say: Callable[[str], None],
+    log: Callable[[str, float, int], None] = lambda *_: None,
 ) -> Fit:
     """Fit `spec.network` on the training rows of `digits`; deterministic with `spec.seed`.
 
@@ -61,6 +69,7 @@ def fit(
         digits: The rows; their test part is not touched.
         strategy: A `tf.distribute` strategy; the rows of one step grow with its replicas.
         say: Gets one line an epoch.
+        log: Gets the name, value and epoch, from 1, of each metric of an epoch.
     """
     keras.utils.set_random_seed(spec.seed)
     tf.config.experimental.enable_op_determinism()
@@ -85,7 +94,7 @@ def fit(
             metrics=["accuracy"],
         )
     started = time.perf_counter()
-    with _Progress(epochs, steps, say) as progress:
+    with _Progress(epochs, steps, say, log) as progress:
         stopping = keras.callbacks.EarlyStopping(
             monitor="val_loss", patience=_PATIENCE_EPOCHS, restore_best_weights=True
         )
@@ -121,11 +130,18 @@ def _on_default_device(network: Network, model: keras.Model) -> keras.Model:
 class _Progress(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """A progress bar over all steps where standard error is a terminal, and one line an epoch."""
 
-    def __init__(self, epochs: int, steps: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, epochs: int, steps: int, say: Callable[[str], None], log: Callable[[str, float, int], None]
+    ) -> None:
         super().__init__()
         self._epochs = epochs
         self._say = say
-        self._bar = tqdm(total=epochs * steps, desc="training", unit="step", disable=None, leave=False)
+        self._log = log
+        # In a run standard error is a file, which somebody may follow on a terminal.
+        shown = {"disable": False, "ncols": 80} if os.environ.get(PROGRESS_VARIABLE) else {"disable": None}
+        self._bar = tqdm(
+            total=epochs * steps, desc="training", unit="step", mininterval=0.5, leave=False, **shown
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -142,5 +158,7 @@ class _Progress(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no
             f"epoch {epoch + 1:2d}/{self._epochs}: loss {logs['loss']:.4f}, accuracy {logs['accuracy']:.4f}; "
             f"validation: loss {logs['val_loss']:.4f}, accuracy {logs['val_accuracy']:.4f}"
         )
+        for name, value in logs.items():
+            self._log(name, float(value), epoch + 1)
         with tqdm.external_write_mode():
             self._say(line)

@@ -10,11 +10,26 @@ from stoker.idx import Bytes, find_idx, read_idx
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read_mnist_part"]
+__all__ = ["check_mnist_files", "read_mnist_part"]
 
 _SIDE = 28
 _CLASSES = 10
+_NO_FOLDER = "is not a folder; --data takes the folder that holds the four IDX files"
 _TAKES = "--data takes the four IDX files of MNIST"
+
+
+def check_mnist_files(folder: Path) -> None:
+    """Make sure that the four files are there, without reading them.
+
+    Raises:
+        OperatorError: The folder or a file is missing.
+    """
+    if not folder.is_dir():
+        raise OperatorError(f"{folder} {_NO_FOLDER}")
+    for part in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            stem, _, suffix = kind.partition("-")
+            find_idx(folder, f"{part}-{stem}", f"{suffix}-ubyte", _TAKES)
 
 
 def read_mnist_part(folder: Path, part: Literal["train", "t10k"]) -> tuple[Bytes, Bytes]:
@@ -27,9 +42,7 @@ def read_mnist_part(folder: Path, part: Literal["train", "t10k"]) -> tuple[Bytes
         OperatorError: The folder or a file is missing or damaged, or the two files do not fit each other.
     """
     if not folder.is_dir():
-        raise OperatorError(
-            f"{folder} is not a folder; --data takes the folder that holds the four IDX files"
-        )
+        raise OperatorError(f"{folder} {_NO_FOLDER}")
     images_path = find_idx(folder, f"{part}-images", "idx3-ubyte", _TAKES)
     labels_path = find_idx(folder, f"{part}-labels", "idx1-ubyte", _TAKES)
     images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)

@@ -28,12 +28,19 @@ ENTRY_SCRIPT = Path(__file__).parent / "mnist" / "score.py"
 _print = partial(print, flush=True)
 
 
-def train(spec: TrainingSpec, say: Callable[[str], None] = _print) -> TrainingResult:
+def train(
+    spec: TrainingSpec,
+    say: Callable[[str], None] = _print,
+    log: Callable[[str, float, int | None], None] = lambda *_: None,
+    run_id: str = "",
+) -> TrainingResult:
     """Train as `spec` says and publish the run folder, complete or not at all.
 
     Args:
         spec: What to train, on what, and where to write it.
         say: Gets each line that the operator should see.
+        log: Gets the metrics, with their epoch where they have one.
+        run_id: Id of the training run that this is, if it is one.
 
     Raises:
         OperatorError: The data is missing or damaged, the output folder is in use for something else or cannot be
@@ -52,15 +59,19 @@ def train(spec: TrainingSpec, say: Callable[[str], None] = _print) -> TrainingRe
         digits = load_digits(None, say)
     train_rows, test_rows = len(digits.train_rows), len(digits.test_rows)
     say(f"Data: {digits.source}, {train_rows:,} training and {test_rows:,} test images.")
-    fit = fitting.fit(spec, digits, devices.strategy(gpus), say)
+    fit = fitting.fit(spec, digits, devices.strategy(gpus), say, log)
     say(f"Kept epoch {fit.best_epoch} after {fit.fit_s:.1f} s.")
     with replacing(spec.output) as folder:
         exporting = time.perf_counter()
         agreed = _export(fit, digits, folder)
         agreement.require(agreed)
         metrics = _metrics(spec, digits, gpus, fit, agreed)
+        if run_id:
+            metrics["run"] = run_id
         metrics["durations_s"]["export"] = round(time.perf_counter() - exporting, 3)
         _write_reports(metrics, fit, digits, folder)
+    for name in ("accuracy", "loss"):
+        log(f"test_{name}", metrics[name], None)
     say(
         f"SavedModel and ONNX agree on {test_rows:,} test images: largest difference of logits "
         f"{agreed.onnx_difference:.2g} (TensorFlow 1 checkpoint {agreed.checkpoint_difference:.2g})."

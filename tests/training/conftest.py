@@ -53,13 +53,18 @@ def test_rows(tiny_mnist):
 
 
 @pytest.fixture(scope="session")
-def trained(tiny_mnist, tmp_path_factory):
+def logged():
+    """What `trained` has logged: (name, value, epoch) each."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_mnist, tmp_path_factory, logged):
     """One training of the mlp: (result, the lines that it said). Tests must not change its folder."""
     from stoker_training import TrainingSpec, train
 
     said: list[str] = []
     output = tmp_path_factory.mktemp("run") / "outputs"
-    result = train(
-        TrainingSpec(network="mlp", epochs=1, seed=7, output=output, data=tiny_mnist), say=said.append
-    )
+    spec = TrainingSpec(network="mlp", epochs=1, seed=7, output=output, data=tiny_mnist)
+    result = train(spec, said.append, lambda *line: logged.append(line), "mnist_1_0000000a")
     return result, said

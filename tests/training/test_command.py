@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-import stoker_training
 from stoker.commands import train
-from stoker_training import NETWORKS, TrainingSpec
+from stoker.errors import OperatorError
+from stoker.launch import submission
+from stoker.launch.registration import origin_of_copy
+from stoker.workspace import Workspace
+from stoker_training import NETWORKS, TrainingSpec, as_run
 
 
 def parse(*arguments):
@@ -31,10 +36,55 @@ def parse(*arguments):
 )
 def test_arguments_become_the_spec(monkeypatch, arguments, spec):
     """The command line's defaults are the spec's, and every argument reaches it."""
-    trained = []
-    monkeypatch.setattr(stoker_training, "train", trained.append)
-    assert train.run(parse("mnist", *arguments)) == 0
-    assert trained == [spec]
+    asked = []
+    monkeypatch.setattr(as_run, "submit_training", lambda one, *_, **more: asked.append((one, more)))
+    train.submit_training(parse("mnist", *arguments, "--target", "t", "--gpus", "2"), None)
+    assert asked == [(spec, {"target": "t", "experiment": "mnist", "gpus": 2})]
+
+
+def test_a_training_is_a_run_whose_outputs_are_copied(tmp_path, monkeypatch, tiny_mnist):
+    """The run has the code, the data's digest and the command; a copy of its outputs knows whose they are."""
+    submitted = []
+    monkeypatch.setattr(
+        as_run, "submit", partial(submission.submit, spawn=lambda *one: submitted.append(one))
+    )
+    monkeypatch.setattr(as_run, "find_spec", lambda name: name)
+    workspace = Workspace(tmp_path / "workspace")
+    spec = TrainingSpec(network="softmax", epochs=2, data=tiny_mnist, output=tmp_path / "outputs")
+    folder = as_run.submit_training(spec, workspace, gpus=0)
+    assert submitted == [(folder, workspace)]
+    record = folder.record()
+    tree = workspace.snapshots_dir / record.snapshot
+    assert (tree / "stoker_training" / "training.py").is_file()
+    assert "main()" in (tree / "train.py").read_text()
+    assert list(record.data) == ["mnist"]
+    told = " ".join(record.definition.arguments)
+    assert told == "--network softmax --seed 1 --epochs 2 --data $AZUREML_DATAREFERENCE_mnist"
+    metrics = {"written_by": "stoker train", "run": folder.id}
+    (folder.outputs / "metrics.json").write_text(json.dumps(metrics))
+    (folder.outputs / "model.onnx").write_bytes(b"weights")
+    as_run.collect(folder, spec.output)
+    assert origin_of_copy(workspace, spec.output)["run"] == folder.id
+    (spec.output / "model.onnx").write_bytes(b"others")
+    assert origin_of_copy(workspace, spec.output) == {}
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    """A missing data file, a folder of somebody else's, and a package that is not installed."""
+    workspace = Workspace(tmp_path / "workspace")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    for spec, words in (
+        (TrainingSpec(data=tmp_path / "none", output=tmp_path / "o"), "is not a folder"),
+        (TrainingSpec(data=tmp_path / "notes", output=tmp_path / "o"), "train-images"),
+        (TrainingSpec(output=tmp_path / "notes"), "choose another one with --output"),
+    ):
+        with pytest.raises(OperatorError, match=words):
+            as_run.submit_training(spec, workspace)
+    monkeypatch.setattr(as_run, "find_spec", lambda name: None if name == "tf2onnx" else name)
+    with pytest.raises(OperatorError, match=r"not installed \(tf2onnx\)"):
+        train.submit_training(parse("mnist", "--output", str(tmp_path / "o")), workspace)
+    assert not workspace.root.exists()
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,17 @@ def test_a_training_says_devices_data_epochs_and_result(trained):
     assert said[-1] == (
         f"Test accuracy {result.accuracy:.2%}, loss {result.loss:.4f}. Run folder: {result.folder}"
     )
+
+
+def test_what_is_measured_is_logged(trained, logged):
+    """Each metric of an epoch with its number, and the test's; the outputs say which run they are of."""
+    result, _ = trained
+    assert [(name, epoch) for name, _, epoch in logged] == [
+        *((name, 1) for name in ("accuracy", "loss", "val_accuracy", "val_loss")),
+        *(("test_accuracy", None), ("test_loss", None)),
+    ]
+    assert logged[-2][1] == result.accuracy
+    assert json.loads((result.folder / "metrics.json").read_text())["run"] == "mnist_1_0000000a"
 
 
 def test_the_same_seed_gives_the_same_weights(trained, tiny_mnist):

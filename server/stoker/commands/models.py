@@ -198,20 +198,18 @@ def _register(args: argparse.Namespace) -> int:
 
 def _take_from_run(args: argparse.Namespace) -> dict[str, str]:
     """Make the path that of a run's file, if a run is named; returns what the version says of where it came from."""
-    if args.from_run is None:
-        if args.path is None:
-            raise InvalidSettings(
-                "name the model file or folder, or with --run the training run that has written it"
-            )
-        return {}
-    from stoker.launch.registration import origin_of
-    from stoker.runs.files import find_file
-    from stoker.runs.store import RunStore
+    from stoker.launch.registration import file_of_run, origin_of_copy
     from stoker.workspace import Workspace
 
-    folder = RunStore(Workspace.find(args.workspace).runs_dir).find(args.from_run)
-    args.path = find_file(folder, args.name if args.path is None else args.path.as_posix())
-    return origin_of(folder)
+    workspace = Workspace.find(args.workspace)
+    if args.from_run is not None:
+        args.path, origin = file_of_run(workspace, args.from_run, args.path or Path(args.name))
+        return origin
+    if args.path is None:
+        raise InvalidSettings(
+            "name the model file or folder, or with --run the training run that has written it"
+        )
+    return origin_of_copy(workspace, args.path)
 
 
 def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from stoker.errors import OperatorError
 from stoker.settings.image_input import ImageInput
 from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.server import ServerSettings
+
+if TYPE_CHECKING:
+    from stoker.runs.folder import RunFolder
+    from stoker.workspace import Workspace
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -37,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: Training failed, or the server cannot start.
     """
+    from stoker.launch.registration import origin_of
     from stoker.models.repository import Repository
     from stoker.supervisor.handover import taking_over
     from stoker.supervisor.serving import serve
@@ -49,14 +53,14 @@ def run(args: argparse.Namespace) -> int:
         if not repository.names():
             _check_server(settings)
             workspace.create()
-            folder = workspace.root / "outputs" / _NAME
-            _train(folder, args.data)
+            folder = _train(workspace, args.data)
             registered = repository.register(
                 _NAME,
-                folder,
+                folder.outputs,
                 now=datetime.now(UTC),
                 description="Handwritten digits, trained by stoker quickstart",
                 # The digits of the training are light on dark; people send ink on paper.
+                properties=origin_of(folder),
                 image=ImageInput(28, 28, channels=1, scale=255, invert=True).to_json(),
             )
             sys.stdout.write(f"Registered {registered.reference}.\n")
@@ -79,23 +83,29 @@ def _check_server(settings: ServerSettings) -> None:
         choose_device(device, {"script"}, probe_in_child)
 
 
-def _train(folder: Path, data: Path | None) -> None:
-    """Train in a process of its own, so that the server does not carry TensorFlow's memory."""
-    command = [
-        sys.executable,
-        "-m",
-        "stoker.cli",
-        "train",
-        "mnist",
-        "--network",
-        "mlp",
-        "--output",
-        str(folder),
-    ]
-    if data is not None:
-        command += ["--data", str(data)]
-    code = subprocess.run(command, check=False).returncode
-    if code in (-signal.SIGINT, 130):
-        raise KeyboardInterrupt
-    if code:
-        raise OperatorError(f"training ended with exit code {code}; what went wrong is said above")
+def _train(workspace: Workspace, data: Path | None) -> RunFolder:
+    """Train in a run, whose process is another one: the server does not carry TensorFlow's memory.
+
+    Raises:
+        OperatorError: The training failed.
+    """
+    from stoker.commands import train
+    from stoker.commands.run_output import write_bytes
+    from stoker.launch.following import follow
+    from stoker.runs.states import Status
+
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    # Nothing is copied: the model is registered from the run itself.
+    output = workspace.root / "outputs" / _NAME
+    asked = ["mnist", "--output", str(output), *([] if data is None else ["--data", str(data)])]
+    folder = train.submit_training(parser.parse_args(asked), workspace)
+    try:
+        state = follow(folder, workspace, write_bytes)
+    except KeyboardInterrupt:
+        folder.ask_to_cancel("by its user", time.time_ns() // 1_000_000)
+        raise
+    if state.status is not Status.COMPLETED:
+        message = state.reason if state.error is None else state.error.message
+        raise OperatorError(f"the training {folder.id} is {state.status.value}: {message}")
+    return folder

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import argparse
 
     from stoker.runs.folder import RunFolder
+    from stoker.runs.record import RunRecord
+    from stoker.runs.states import RunState
     from stoker.runs.summary import RunSummary
 
 __all__ = ["compare", "list_files", "list_runs", "plot", "show_run"]
@@ -110,6 +112,20 @@ def show_run(args: argparse.Namespace) -> int:
         }
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
         return 0
+    sys.stdout.write(table(_facts(folder, record, state)))
+    numbers = numbers_of(folder.metric_lines())
+    if numbers:
+        rows = [
+            (name, f"{one.last:.6g}", f"{one.least:.6g}", f"{one.most:.6g}", str(one.count))
+            for name, one in sorted(numbers.items())[:_SHOWN_METRICS]
+        ]
+        sys.stdout.write("\n" + table([("METRIC", "LAST", "LEAST", "GREATEST", "COUNT"), *rows]))
+    if state.error is not None and (traceback := state.error.details.get("traceback")):
+        sys.stdout.write(f"\n{str(traceback).strip()}\n")
+    return 0
+
+
+def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[str, str]]:
     definition = record.definition
     facts = [
         ("run", record.id),
@@ -123,6 +139,10 @@ def show_run(args: argparse.Namespace) -> int:
         ("attempt", f"{state.attempt} of {state.attempts}"),
         ("environment", _environment_text(folder)),
         ("snapshot", record.snapshot or "-"),
+        *(
+            (f"data {name}", f"{digest} {definition.inputs.get(name, '')}")
+            for name, digest in record.data.items()
+        ),
         ("tags", ", ".join(f"{key}={value}" for key, value in sorted(folder.tags().items())) or "-"),
         ("folder", str(folder.path)),
     ]
@@ -132,17 +152,7 @@ def show_run(args: argparse.Namespace) -> int:
         facts.insert(2, ("error", f"{state.error.code}: {state.error.message}"))
         if state.error.hint:
             facts.insert(3, ("hint", state.error.hint))
-    sys.stdout.write(table(facts))
-    numbers = numbers_of(folder.metric_lines())
-    if numbers:
-        rows = [
-            (name, f"{one.last:.6g}", f"{one.least:.6g}", f"{one.most:.6g}", str(one.count))
-            for name, one in sorted(numbers.items())[:_SHOWN_METRICS]
-        ]
-        sys.stdout.write("\n" + table([("METRIC", "LAST", "LEAST", "GREATEST", "COUNT"), *rows]))
-    if state.error is not None and (traceback := state.error.details.get("traceback")):
-        sys.stdout.write(f"\n{str(traceback).strip()}\n")
-    return 0
+    return facts
 
 
 def _environment_text(folder: RunFolder) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError, RepositoryError
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError, RepositoryError, UnknownRun
 from stoker.models.frameworks import FRAMEWORKS, Detected, Framework, detect
 from stoker.models.registered import Registered
 from stoker.models.repository import ModelFacts, Repository
 from stoker.runs.files import find_file
 from stoker.runs.folder import RunFolder
+from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
 
-__all__ = ["origin_of", "register_asked", "register_model"]
+__all__ = ["file_of_run", "origin_of", "origin_of_copy", "register_asked", "register_model"]
 
 _LOG: Final = logging.getLogger(__name__)
+# In it a training says which run it was.
+_METRICS: Final = "metrics.json"
 
 
 def origin_of(folder: RunFolder) -> dict[str, str]:
@@ -33,6 +39,36 @@ def origin_of(folder: RunFolder) -> dict[str, str]:
         **{f"data.{name}": digest for name, digest in record.data.items()},
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def file_of_run(workspace: Workspace, reference: str, name: Path) -> tuple[Path, dict[str, str]]:
+    """Return a file or folder of a run, and what a version of a model that is made of it says of its origin.
+
+    Raises:
+        UnknownRun: There is no such run.
+        SubmissionRefused: It has no such file.
+    """
+    folder = RunStore(workspace.runs_dir).find(reference)
+    return find_file(folder, name.as_posix()), origin_of(folder)
+
+
+def origin_of_copy(workspace: Workspace, path: Path) -> dict[str, str]:
+    """Say which run has written a folder, if it says so itself and is a copy of that run's outputs, byte by byte."""
+    try:
+        run_id = json.loads((path / _METRICS).read_bytes())["run"]
+        folder = RunStore(workspace.runs_dir).get(str(run_id))
+        return origin_of(folder) if _contents(path) == _contents(folder.outputs) else {}
+    except (OSError, ValueError, LookupError, TypeError, UnknownRun):
+        return {}
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    contents = {}
+    for file in files:
+        with file.open("rb") as source:
+            contents[str(file.relative_to(folder))] = hashlib.file_digest(source, "sha256").hexdigest()
+    return contents
 
 
 def register_model(

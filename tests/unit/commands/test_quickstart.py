@@ -10,6 +10,11 @@ from stoker.commands import quickstart
 from stoker.errors import DeviceUnavailable, InvalidSettings
 from stoker.gpu import devices
 from stoker.models.repository import Repository
+from stoker.runs.definition import Definition
+from stoker.runs.folder import RunFolder
+from stoker.runs.record import RunRecord
+from stoker.runs.states import RunState, Status
+from stoker.runs.store import RunStore
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import serving
@@ -18,12 +23,14 @@ from stoker.workspace import Workspace
 
 
 def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was trained is registered once, with an image input that turns ink on paper into its light digits."""
+    """What was trained is registered once, names its run, and turns ink on paper into its light digits."""
     served: list[Workspace] = []
 
-    def train(folder: Path, _: Path | None) -> None:
-        folder.mkdir(parents=True)
-        (folder / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
+    def train(workspace: Workspace, _: Path | None) -> RunFolder:
+        record = RunRecord("mnist_1_0000000a", "mnist", 1000, Definition("train.py"), snapshot="feed")
+        folder = RunStore(workspace.runs_dir).create(record, RunState(Status.COMPLETED))
+        (folder.outputs / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
+        return folder
 
     def serve(_: ServerSettings, workspace: Workspace, predecessor: Predecessor | None) -> int:
         served.append(workspace)
@@ -37,6 +44,11 @@ def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pyt
         assert quickstart.run(parser.parse_args(["--workspace", str(tmp_path / "w"), "--port", "0"])) == 0
     (registered,) = Repository(served[1].models_dir).list()
     assert registered.reference == "mnist:1"
+    assert dict(registered.properties) == {
+        "run": "mnist_1_0000000a",
+        "experiment": "mnist",
+        "snapshot": "feed",
+    }
     assert registered.image is not None
     assert read_image_input(dict(registered.image)) == ImageInput(28, 28, 1, scale=255, invert=True)
 
