@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -44,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--environment",
         metavar="FILE",
-        help="a conda or requirements file to install exactly, or 'relaxed' for today's versions of the one that "
-        "lies beside the script (default: the Python that runs Stoker, as it is)",
+        help="a conda or requirements file to install exactly, a registered environment's name, or 'relaxed' for "
+        "today's versions of the file that lies beside the script (default: the Python that runs Stoker, as it is)",
     )
     parser.add_argument("--python", metavar="PROGRAM", help="another Python to take as it is")
     parser.add_argument(
@@ -259,7 +260,12 @@ def _print_plan(request: Request, workspace: Workspace) -> None:
         sys.stdout.write(f"environment  {python} as it is\n")
         return
     sys.stdout.write(f"environment  {kind}: {planned.environment_file}\n")
-    specification = read_environment(planned.environment_file)
+    with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
+        file = Path(folder, definition.environment["file"])
+        file.write_bytes(planned.environment_content)
+        specification = read_environment(
+            planned.environment_file if planned.environment_file.is_file() else file
+        )
     for line in notes(specification):
         sys.stdout.write(f"             note     {line}\n")
     for finding in compare(specification):

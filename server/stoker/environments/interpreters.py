@@ -85,7 +85,7 @@ def allows_python(specification: Specification, minor: int) -> bool:
 
 
 def find_interpreter(minor: int) -> Interpreter | None:
-    """Find Python 3.`minor` on PATH, or among those that uv has installed."""
+    """Find Python 3.`minor` on PATH, or among those that pyenv or uv have installed."""
     for candidate in _candidates(f"3.{minor}"):
         interpreter = _probed(candidate)
         if interpreter is not None and interpreter.version[:2] == (3, minor):
@@ -98,6 +98,8 @@ def _candidates(version: str) -> Iterator[Path]:
         found = shutil.which(f"python{version}", path=folder)
         if found is not None:
             yield Path(found)
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    yield from sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
     uv = uv_command()
     if uv is not None:
         command = [

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from stoker.environments.specification import stays_below
 
-__all__ = ["EQUIVALENTS", "not_applicable", "on_pypi", "translate"]
+__all__ = ["EQUIVALENTS", "TENSORFLOW_1", "not_applicable", "on_pypi", "translate"]
 
 _CUDA: Final = "CUDA libraries come from the machine, or from PyPI together with the framework"
 _MATHS: Final = "NumPy and SciPy from PyPI bring their own"
@@ -93,9 +93,8 @@ _PROVIDED: Final = {
 _PROVIDED_NOTE: Final = "Stoker provides what scripts import from it, where it is not installed"
 _EXTRAS_OF_PROVIDED: Final = {"numpy-support": "numpy", "pandas-support": "pandas"}
 
-_TENSORFLOW_1: Final = (
-    "TensorFlow 1 has no release for this Python; today's serves it by tensorflow.compat.v1"
-)
+TENSORFLOW_1: Final = "TensorFlow 1 has no release for this Python; today's serves it by tensorflow.compat.v1"
+"""What is said where TensorFlow 1 was asked for."""
 
 EQUIVALENTS: Final = (
     {"onnxruntime", "onnxruntime-gpu"},
@@ -140,5 +139,5 @@ def translate(requirement: Requirement) -> list[tuple[Requirement | None, str]]:
         note = f"called {requirement.name} on PyPI"
     if requirement.name == "tensorflow" and stays_below(requirement.specifier, "2"):
         requirement.specifier = SpecifierSet()
-        note = _TENSORFLOW_1
+        note = TENSORFLOW_1
     return [(requirement, note)]

@@ -15,7 +15,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -27,12 +28,14 @@ from packaging.utils import canonicalize_name
 from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_got
 from stoker.environments.build import Say
 from stoker.environments.check import notes
+from stoker.environments.dating import date_of_pins, python_of_date
 from stoker.environments.discovery import read_environment
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter, variables_for
 from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
+from stoker.environments.package_names import TENSORFLOW_1
 from stoker.environments.run_interpreters import choose_run_interpreter
-from stoker.environments.specification import Specification
+from stoker.environments.specification import Entry, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 
@@ -40,6 +43,76 @@ __all__ = ["prepared_for_run"]
 
 _SHOWN_LINES: Final = 30
 _RELAXED_VARIABLES: Final = {"TF_USE_LEGACY_KERAS": "1"}
+_LEGACY_KERAS: Final = "tf-keras"
+_FIRST_WITH_KERAS_3: Final = "2.16"
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """An environment, and in what it is other than asked for."""
+
+    venv: Path
+    packages: Mapping[str, str]
+    python: Interpreter
+    differences: tuple[str, ...]
+
+
+class _Having:
+    """Has environments built, or finds those that are there.
+
+    Args:
+        folder: `environment/` of the run.
+        environments_dir: Where environments are kept.
+        say: Is told in a line what takes time, and what is not as asked for.
+    """
+
+    def __init__(self, folder: Path, environments_dir: Path, say: Say) -> None:
+        self._folder = folder
+        self._environments_dir = environments_dir
+        self._say = say
+
+    def once(self, specification: Specification, as_of: str, because: str = "") -> _Built:
+        """Have one of what is asked for, or not at all."""
+        python, note = choose_run_interpreter(specification)
+        differences = [*([note] if note else []), *notes(specification)]
+        if as_of:
+            differences.append(f"packages as of {as_of}: later uploads were left out{because}")
+        for line in differences:
+            self._say(line)
+        try:
+            venv, packages = _kept(
+                specification, python, as_of, self._folder, self._environments_dir, self._say
+            )
+        except EnvironmentUnusable as error:
+            raise EnvironmentUnusable(f"{error}\n({note})" if note else str(error)) from error
+        return _Built(venv, packages, python, tuple(differences))
+
+    def exact(self, specification: Specification) -> _Built:
+        """Have what is asked for, as of today, and if that does not fit together as of the date of its pins."""
+        remembered = self._environments_dir / f".{_key_of(specification)}.as-of"
+        if remembered.is_file():
+            return self._dated(specification, remembered.read_text(encoding="ascii"))
+        try:
+            return self.once(specification, "")
+        except EnvironmentUnusable as error:
+            if Installer.find().uv is None or (day := date_of_pins(specification)) is None:
+                raise
+            as_of = day.isoformat()
+            self._say(f"{_first_line(error)}; trying once more as of {as_of}")
+            try:
+                built = self._dated(specification, as_of)
+            except EnvironmentUnusable as again:
+                raise EnvironmentUnusable(f"{error}\nand with packages as of {as_of}: {again}") from again
+        replace_file(remembered, as_of.encode())
+        return built
+
+    def _dated(self, specification: Specification, as_of: str) -> _Built:
+        because = ", since the pins do not fit what is there today"
+        if not specification.python:
+            minor = python_of_date(date.fromisoformat(as_of))
+            specification = replace(specification, python=SpecifierSet(f"==3.{minor}.*"))
+            because += f"; Python 3.{minor} was the one of that time, and none is asked for"
+        return self.once(specification, as_of, because)
 
 
 def prepared_for_run(
@@ -57,28 +130,52 @@ def prepared_for_run(
         EnvironmentUnusable: It cannot be had.
     """
     specification = read_environment(folder / asked.file)
-    if asked.kind == "relaxed":
-        specification = _relaxed(specification)
-    python, python_note = choose_run_interpreter(specification)
-    differences = [*([python_note] if python_note else []), *notes(specification)]
-    if asked.as_of:
-        differences.append(f"packages as of {asked.as_of}: later uploads were left out")
-    if asked.kind == "relaxed":
-        differences.append("relaxed: today's versions in place of those asked for; TF_USE_LEGACY_KERAS=1")
-    for line in differences:
+    having = _Having(folder, environments_dir, say)
+    if asked.kind != "relaxed":
+        built = having.once(specification, asked.as_of) if asked.as_of else having.exact(specification)
+        write_got(folder, built.differences, f"Python {built.python}", built.packages)
+        return RunEnvironment(python_of(built.venv))
+    built = having.once(_relaxed(specification), asked.as_of)
+    legacy = _LEGACY_KERAS in built.packages
+    lines = ["relaxed: today's versions in place of those asked for"]
+    if legacy:
+        lines.append("tf.keras is Keras 2, of the package tf-keras: TF_USE_LEGACY_KERAS=1")
+    for line in lines:
         say(line)
-    venv, packages = _kept(specification, python, asked.as_of, folder, environments_dir, say)
-    write_got(folder, differences, f"Python {python}", packages)
-    return RunEnvironment(python_of(venv), _RELAXED_VARIABLES if asked.kind == "relaxed" else {})
+    write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
+    return RunEnvironment(python_of(built.venv), _RELAXED_VARIABLES if legacy else {})
+
+
+def _first_line(error: EnvironmentUnusable) -> str:
+    return str(error).splitlines()[0].rstrip(":")
+
+
+def _key_of(specification: Specification) -> str:
+    """A digest of what is asked for, whatever Python it gets."""
+    content = [specification.lines, specification.options, str(specification.python)]
+    content.append([digest_of(path) for path in specification.files])
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _relaxed(specification: Specification) -> Specification:
-    """The same packages in whatever version there is for today's Python."""
-    entries = tuple(
+    """The same packages in whatever version there is for today's Python; Keras 2 beside them where it was meant."""
+    entries = [
         entry if entry.requirement is None else replace(entry, requirement=None, line=_name_alone(entry.line))
         for entry in specification.entries
-    )
-    return replace(specification, entries=entries, python=SpecifierSet())
+    ]
+    if any(_means_keras_2(entry) for entry in specification.entries):
+        place = specification.entries[0].place
+        entries.append(Entry(_LEGACY_KERAS, place, _LEGACY_KERAS))
+    return replace(specification, entries=tuple(entries), python=SpecifierSet())
+
+
+def _means_keras_2(entry: Entry) -> bool:
+    if entry.requirement is None:
+        return False
+    name, specifier = entry.requirement.name, entry.requirement.specifier
+    of_tensorflow = name in ("tensorflow", "tensorflow-cpu")
+    is_old = stays_below(specifier, _FIRST_WITH_KERAS_3) or entry.note == TENSORFLOW_1
+    return (of_tensorflow and is_old) or (name == "keras" and stays_below(specifier, "3"))
 
 
 def _name_alone(line: str) -> str:

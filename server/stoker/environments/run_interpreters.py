@@ -61,8 +61,9 @@ def choose_run_interpreter(
         if (found := find(minor)) is not None:
             return found, ""
     raise EnvironmentUnusable(
-        f"{specification.path}: {asked} is asked for, and there is none on this machine; runs need Python "
-        f"3.{_OLDEST} or newer: change the version, or install it"
+        f"{specification.path}: {asked} is asked for, and there is none on this machine, nor could uv "
+        f"fetch one; runs need Python 3.{_OLDEST} or newer: change the version, install it where PATH, pyenv "
+        "or uv find it, or take today's packages with --environment relaxed"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -42,7 +42,8 @@ class Request:
         definition: The script and how it is to run; its environment is filled in from the next ones.
         source: The folder with the script.
         experiment: The experiment; empty is the name of the folder.
-        environment: A file of conda or pip, `relaxed`, or empty for the Python of Stoker.
+        environment: A file of conda or pip, the name of a registered environment, `relaxed`, or empty for the Python
+            of Stoker.
         environment_file: The file for `relaxed`, where there is one.
         python: The interpreter where there is no file; empty is that of Stoker.
         as_of: Date for the packages.
@@ -72,12 +73,14 @@ class Plan:
         definition: With everything filled in.
         target: The compute target.
         environment_file: The file that says which packages; None where there is none.
+        environment_content: What is in it.
     """
 
     experiment: str
     definition: Definition
     target: Target
     environment_file: Path | None
+    environment_content: bytes = b""
 
 
 def plan(request: Request, workspace: Workspace) -> Plan:
@@ -89,8 +92,12 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     experiment = checked_experiment(request.experiment or name_from_file(request.source.resolve().name))
     _check_script(request.source, request.definition.script)
     target = find_target(workspace.targets_dir, request.definition.target)
-    asked, file = _asked_environment(request)
-    definition = replace(request.definition, environment=asked.to_json())
+    found = _asked_environment(request, workspace)
+    definition = replace(
+        request.definition,
+        environment=found.asked.to_json(),
+        variables={**found.variables, **request.definition.variables},
+    )
     _check_numbers(definition)
     check_inputs(definition.inputs, target)
     if definition.resume_from:
@@ -100,7 +107,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
         if definition.gpus is None:
             definition = replace(definition, gpus=1 if capacity.gpus else 0)
         check_ask(Ask(definition.cores, definition.gpus or 0), capacity)
-    return Plan(experiment, definition, target, file)
+    return Plan(experiment, definition, target, found.file, found.content)
 
 
 def submit(
@@ -145,9 +152,9 @@ def submit(
     state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
 
     def complete(staged: RunFolder) -> None:
-        if planned.environment_file is not None:
+        if planned.environment_content:
             name = str(planned.definition.environment["file"])
-            shutil.copyfile(planned.environment_file, staged.environment / name)
+            (staged.environment / name).write_bytes(planned.environment_content)
 
     folder = RunStore(workspace.runs_dir).create(record, state, complete)
     spawn(folder, workspace)
@@ -204,7 +211,17 @@ def _check_script(source: Path, script: str) -> None:
     raise SubmissionRefused(f"there is no script {script!r} in {source}; {hint}")
 
 
-def _asked_environment(request: Request) -> tuple[AskedEnvironment, Path | None]:
+@dataclass(frozen=True, slots=True)
+class _Packages:
+    """How a run is to get its packages, and the file that says which."""
+
+    asked: AskedEnvironment
+    file: Path | None = None
+    content: bytes = b""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def _asked_environment(request: Request, workspace: Workspace) -> _Packages:
     if request.as_of:
         try:
             date.fromisoformat(request.as_of)
@@ -217,15 +234,35 @@ def _asked_environment(request: Request) -> tuple[AskedEnvironment, Path | None]
         if not file.is_file() and (request.source / file).is_file():
             file = request.source / file
     if file is None:
-        return AskedEnvironment("user", request.python, request.as_of), None
-    if not file.is_file():
+        return _Packages(AskedEnvironment("user", request.python, request.as_of))
+    kind = _RELAXED if relaxed else "exact"
+    if file.is_file():
+        return _of_file(file, kind, request.as_of)
+    if file.suffix.lower() in (".yml", ".yaml", ".txt") or len(file.parts) > 1:
         raise EnvironmentUnusable(f"the environment file {file} does not exist")
+    return _of_registered(workspace, request.environment, kind, request.as_of)
+
+
+def _of_file(file: Path, kind: str, as_of: str) -> _Packages:
     from stoker.environments.discovery import read_environment
 
     read_environment(file)
     name = "asked.yml" if file.suffix.lower() in (".yml", ".yaml") else "asked.txt"
-    kind = _RELAXED if relaxed else "exact"
-    return AskedEnvironment(kind, "", request.as_of, name), file
+    return _Packages(AskedEnvironment(kind, "", as_of, name), file, file.read_bytes())
+
+
+def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _Packages:
+    """What code for Azure's SDK has registered under a name."""
+    from stoker.launch.registered_environments import find_registered
+
+    found = find_registered(workspace, name)
+    if found.conda is None:
+        return _Packages(AskedEnvironment("user", found.python, as_of), variables=found.variables)
+    with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
+        file = Path(folder, "environment.yml")
+        file.write_bytes(found.conda)
+        packages = _of_file(file, kind, as_of)
+    return replace(packages, file=Path(name), variables=found.variables)
 
 
 def _check_numbers(definition: Definition) -> None:

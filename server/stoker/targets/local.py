@@ -190,7 +190,8 @@ def _unusable(error: EnvironmentUnusable) -> RunFailure:
     return RunFailure(
         FailureCode.ENVIRONMENT_UNUSABLE,
         str(error),
-        "change the environment file, or name a date with --as-of at which its packages fitted together",
+        "change the environment file, name a date with --as-of at which its packages fitted together, or take "
+        "today's versions with --environment relaxed",
     )
 
 

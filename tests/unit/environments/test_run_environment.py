@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,58 @@ def test_what_was_installed_and_cannot_be_imported_is_no_environment(
     with pytest.raises(EnvironmentUnusable, match="cannot be imported: ImportError: descriptors"):
         prepared(tmp_path, AskedEnvironment("exact", file="asked.txt"), commands, monkeypatch)
     assert [path for path in (tmp_path / "environments").iterdir() if path.is_dir()] == []
+
+
+def test_pins_that_fit_nothing_today_are_had_as_of_their_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once more with what there was then; the next run of the same file begins with that."""
+
+    class Then(Commands):
+        def __call__(self, command: list[Any], **more: Any) -> "subprocess.CompletedProcess[str]":
+            self.status = 0 if any("--exclude-newer" in words for words in self.seen) else 1
+            return super().__call__(command, **more)
+
+    asked = AskedEnvironment("exact", file="asked.txt")
+    monkeypatch.setattr(run_environment, "date_of_pins", lambda _: date(2021, 8, 3))
+    monkeypatch.setattr(run_environment, "python_of_date", lambda _: sys.version_info.minor)
+    commands = Then({"six": "1.16.0"})
+    said = prepared(tmp_path, asked, commands, monkeypatch)
+    assert any("trying once more as of 2021-08-03" in line for line in said)
+    got = (tmp_path / "run" / "environment" / "got.txt").read_text()
+    assert "# packages as of 2021-08-03: later uploads were left out, since the pins do not fit" in got
+    count = len(commands.seen)
+    prepared(tmp_path, asked, commands, monkeypatch)
+    assert len(commands.seen) == count
+    monkeypatch.setattr(run_environment, "date_of_pins", lambda _: None)
+    with pytest.raises(EnvironmentUnusable, match="cannot be imported"):
+        prepared(tmp_path / "other", asked, Commands({"six": "1"}, status=1), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("line", "packages"),
+    [
+        ("tensorflow==2.4.0", ["tensorflow", "tf-keras"]),
+        ("tensorflow-gpu==1.15.0", ["tensorflow", "tf-keras"]),
+        ("keras==2.3.1", ["keras", "tf-keras"]),
+        ("tensorflow", ["tensorflow"]),
+        ("tensorflow==2.18.0", ["tensorflow"]),
+        ("torch==1.4.0", ["torch"]),
+    ],
+)
+def test_relaxed_brings_the_keras_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, packages: list[str]
+) -> None:
+    """Scripts from before Keras 3 find Keras 2, by a variable that is set where its package is there."""
+    monkeypatch.setattr(run_environment.subprocess, "run", Commands(dict.fromkeys(packages, "1")))
+    folder = tmp_path / "run" / "environment"
+    folder.mkdir(parents=True)
+    (folder / "asked.txt").write_text(f"{line}\n")
+    asked = AskedEnvironment("relaxed", file="asked.txt")
+    built = prepared_for_run(asked, folder, tmp_path / "environments", lambda _: None)
+    (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
+    assert requirements.read_text().splitlines() == packages
+    assert dict(built.variables) == ({"TF_USE_LEGACY_KERAS": "1"} if "tf-keras" in packages else {})
 
 
 def test_relaxed_takes_todays_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Submission: what is refused before anything is written, and what a run is given."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,34 @@ def test_what_cannot_be_had_is_refused_and_leaves_no_run(
     with pytest.raises(error, match=reason):
         submit(request_of(**changes), workspace, spawn=lambda *_: pytest.fail("a runner was started"))
     assert not workspace.runs_dir.exists()
+
+
+def test_a_registered_environment_is_taken_by_its_name(
+    workspace: Workspace, request_of: Callable[..., Request]
+) -> None:
+    """Its packages are what the run asks for, its variables the script's; other names are refused with these."""
+    folder = workspace.azure_dir / "environments"
+    folder.mkdir(parents=True)
+    conda = {"dependencies": ["python=3.11", {"pip": ["six==1.16.0"]}]}
+    first = {"python": {"condaDependencies": conda}, "environmentVariables": {"A": "1"}}
+    second = {"python": {"userManagedDependencies": True, "interpreterPath": "/opt/python"}}
+    (folder / "waste-env.json").write_text(json.dumps([first, second]))
+
+    def submitted(name: str) -> RunFolder:
+        return submit(request_of(environment=name), workspace, spawn=lambda *_: None)[0]
+
+    run = submitted("waste-env:1")
+    assert "six==1.16.0" in (run.environment / "asked.yml").read_text()
+    definition = run.record().definition
+    assert (definition.environment["kind"], definition.variables) == ("exact", {"A": "1"})
+    assert submitted("waste-env").record().definition.environment["python"] == "/opt/python"
+    for name, words in (
+        ("AzureML-TensorFlow-2.3-GPU", "environment of Microsoft.*registered are: waste-env"),
+        ("wast-env", "did you mean waste-env"),
+        ("waste-env:3", "no version 3"),
+    ):
+        with pytest.raises(EnvironmentUnusable, match=words):
+            submitted(name)
 
 
 def test_changed_data_is_told_apart(

@@ -13,6 +13,7 @@ from stoker.azure_sdk.environments.container_registry import ContainerRegistry
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.unoffered import UnofferedByEnvironment
 from stoker.azure_sdk.workspace import Workspace
+from stoker.launch.registered_environments import registered_names
 from stoker.names import checked_name
 from stoker.system.durable import locked, private_folder, replace_file
 
@@ -230,9 +231,10 @@ class Environment(UnofferedByEnvironment):
         number = len(versions) if version is None else int(version)
         if not 1 <= number <= len(versions):
             curated = "; environments of Microsoft are not here: write down the packages"
+            known = ", ".join(registered_names(workspace.local)) or "none"
             raise UserErrorException(
                 f"there is no environment {name!r}{'' if version is None else f' version {version}'} in the "
-                f"workspace{curated if name.startswith(_CURATED) else ''}"
+                f"workspace{curated if name.startswith(_CURATED) else ''}; registered are: {known}"
             )
         return Environment._from_json(name, str(number), versions[number - 1])
 

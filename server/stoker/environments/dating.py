@@ -1,0 +1,119 @@
+"""When packages were uploaded: pins of then fit the releases of then, and a Python of then.
+
+`tensorflow==2.4.0` resolved today gets a protobuf that it cannot import. Resolved without what was uploaded later, it
+gets one that it was made for.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timedelta
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from stoker.environments.specification import Specification
+
+__all__ = ["date_of_pins", "python_of_date", "upload_date"]
+
+_AFTER_A_PIN: Final = timedelta(days=90)
+"""How long after its newest pin an environment was made, most likely: what else it takes may be as new."""
+_INDEX_VARIABLES: Final = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+_PYPI: Final = "https://pypi.org/simple"
+_JSON: Final = "application/vnd.pypi.simple.v1+json"
+_TIMEOUT_S: Final = 30.0
+# The first releases of Python 3.6, 3.7 and so on.
+_RELEASES: Final = (
+    date(2016, 12, 23),
+    date(2018, 6, 27),
+    date(2019, 10, 14),
+    *(date(year, 10, 5) for year in range(2020, 2040)),
+)
+_OLDEST: Final = 6
+_SETTLED: Final = timedelta(days=365)
+
+
+def date_of_pins(
+    specification: Specification, uploaded: Callable[[str, Version], date | None] | None = None
+) -> date | None:
+    """The date as of which an environment would have been built; None where no pin says so.
+
+    Args:
+        specification: What is asked for; versions of Azure's own packages count too.
+        uploaded: Says when a version of a package was uploaded.
+    """
+    dates = [(uploaded or upload_date)(name, version) for name, version in _pins(specification)]
+    known = [day for day in dates if day is not None]
+    return max(known) + _AFTER_A_PIN if known else None
+
+
+def _pins(specification: Specification) -> Iterator[tuple[str, Version]]:
+    for entry in specification.entries:
+        for text in (entry.line, entry.text):
+            try:
+                asked = Requirement(text)
+                (clause,) = asked.specifier
+                if clause.operator == "==":
+                    yield asked.name, Version(clause.version)
+                    break
+            except (InvalidRequirement, InvalidVersion, ValueError):
+                continue
+
+
+def python_of_date(day: date) -> int:
+    """N of the Python 3.N that packages of a day were made for: the newest that was a year old."""
+    old = [number for number, released in enumerate(_RELEASES, _OLDEST) if released + _SETTLED <= day]
+    return max(old, default=_OLDEST)
+
+
+def upload_date(name: str, version: Version) -> date | None:
+    """The day on which the first file of a version was uploaded; None where the index does not say."""
+    index = next((found for one in _INDEX_VARIABLES if (found := os.environ.get(one))), _PYPI)
+    try:
+        request = _request(f"{index.rstrip('/')}/{canonicalize_name(name)}/")
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # http alone
+            files: list[dict[str, Any]] = json.load(answer)["files"]
+        times = [
+            datetime.fromisoformat(file["upload-time"])
+            for file in files
+            if "upload-time" in file and _version_of(str(file["filename"])) == version
+        ]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return min(times).date() if times else None
+
+
+def _request(address: str) -> urllib.request.Request:
+    """A request for JSON; a name and password in the address become a header, as pip has it."""
+    parts = urlsplit(address)
+    user, at, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(  # noqa: S310  # http alone
+        urlunsplit(parts._replace(netloc=host)), headers={"Accept": _JSON}
+    )
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{parts.scheme} is no address of an index")
+    if at:
+        request.add_header("Authorization", "Basic " + base64.b64encode(unquote(user).encode()).decode())
+    return request
+
+
+def _version_of(filename: str) -> Version | None:
+    try:
+        if filename.endswith(".whl"):
+            return parse_wheel_filename(filename)[1]
+        return parse_sdist_filename(filename)[1]
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return None
