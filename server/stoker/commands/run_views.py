@@ -26,8 +26,6 @@ _SHORT: Final = 60
 def list_runs(args: argparse.Namespace) -> int:
     """Print a table, or JSON."""
     from stoker.runs.conditions import SortKey, read_conditions
-    from stoker.runs.index import RunIndex
-    from stoker.runs.store import RunStore
 
     conditions = read_conditions(args.where) if args.where else []
     key = SortKey(args.sort) if args.sort else None
@@ -35,7 +33,10 @@ def list_runs(args: argparse.Namespace) -> int:
     if key is not None and key.metric is not None:
         metrics.append(key.metric)
     metrics = list(dict.fromkeys(metrics))
-    runs = RunIndex(RunStore(found_workspace(args).runs_dir)).runs(args.experiment, metrics)
+    # Of a list that is neither chosen from nor sorted the first ones are all that has to be read.
+    most = args.limit if args.limit and not (args.status or conditions or key) else None
+    runs = args.index.runs(args.experiment, metrics, most)
+    count = args.index.count(args.experiment) if most else 0
     if args.status:
         runs = [run for run in runs if run.status.value.lower() == args.status.lower()]
     runs = [run for run in runs if all(condition.holds(run) for condition in conditions)]
@@ -50,8 +51,8 @@ def list_runs(args: argparse.Namespace) -> int:
         return 0
     header = ("RUN", "STATUS", "SUBMITTED", "TOOK", "TARGET", *(name.upper() for name in metrics), "")
     sys.stdout.write(table([header, *(_row(run, metrics) for run in shown)]))
-    if len(shown) < len(runs):
-        note(f"{len(runs) - len(shown)} more: --limit 0 shows all")
+    if more := max(len(runs), count) - len(shown):
+        note(f"{more} more: --limit 0 shows all")
     return 0
 
 

@@ -116,9 +116,13 @@ def run(args: argparse.Namespace) -> int:
         OperatorError: It was refused; the message says why.
     """
     from stoker.launch.adoption import adopt_all
+    from stoker.runs.index import RunIndex
+    from stoker.runs.store import RunStore
 
+    workspace = found_workspace(args)
+    args.index = RunIndex(RunStore(workspace.runs_dir), once=True)
     # 'adopt' itself says which; 'reindex' may be wanted because the index is damaged.
     if args.runs_action not in ("adopt", "reindex"):
-        adopt_all(found_workspace(args))
+        adopt_all(workspace, args.index)
     exit_code: int = args.runs_run(args)
     return exit_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.errors import UnknownRun
-from stoker.launch.runner_process import spawn_runner
+from stoker.launch.runner_start import spawn_runner
 from stoker.runs.folder import RunFolder
 from stoker.runs.index import RunIndex
 from stoker.runs.store import RunStore
@@ -23,9 +23,15 @@ def adopt(folder: RunFolder, workspace: Workspace) -> bool:
     return True
 
 
-def adopt_all(workspace: Workspace) -> list[str]:
-    """Give each run that needs one a runner; returns their ids."""
+def adopt_all(workspace: Workspace, index: RunIndex | None = None) -> list[str]:
+    """Give each run that needs one a runner; returns their ids.
+
+    Args:
+        workspace: Where they are.
+        index: Its index, where somebody will ask that for more.
+    """
     store = RunStore(workspace.runs_dir)
     if not store.runs_dir.is_dir():
         return []
-    return [run_id for run_id in RunIndex(store).going_on() if adopt(store.get(run_id), workspace)]
+    going_on = (index or RunIndex(store)).going_on()
+    return [run_id for run_id in going_on if adopt(store.get(run_id), workspace)]

@@ -15,7 +15,7 @@ from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.launch.clock import Clock
 from stoker.launch.inputs import check_inputs
-from stoker.launch.runner_process import spawn_runner
+from stoker.launch.runner_start import spawn_runner
 from stoker.launch.slots import Ask, check_ask
 from stoker.names import name_from_file
 from stoker.runs.data_digests import data_digests

@@ -46,22 +46,36 @@ class RunIndex:
 
     Args:
         store: The runs.
+        once: Whether it looks for changes but once, for a command that asks several times and ends.
     """
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunStore, *, once: bool = False) -> None:
         self._store = store
+        self._once = once
+        self._is_fresh = False
         self._path = store.runs_dir / ".index.sqlite"
 
-    def runs(self, experiment: str | None = None, metrics: Sequence[str] = ()) -> list[RunSummary]:
+    def runs(
+        self, experiment: str | None = None, metrics: Sequence[str] = (), limit: int | None = None
+    ) -> list[RunSummary]:
         """List runs, the newest first.
 
         Args:
             experiment: Only those of this one.
             metrics: Names of the metrics that are wanted with them.
+            limit: How many; None is all.
         """
         with self._opened() as database:
             self._refresh(database, experiment)
-            return _listed(database, experiment, metrics)
+            return _listed(database, experiment, metrics, limit)
+
+    def count(self, experiment: str | None = None) -> int:
+        """How many runs there are."""
+        with self._opened() as database:
+            self._refresh(database, experiment)
+            where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+            (count,) = database.execute(f"SELECT COUNT(*) FROM runs{where}", values).fetchone()  # noqa: S608  # no user's text
+            return int(count)
 
     def metric_names(self, experiment: str | None = None) -> list[str]:
         """The names of all numbers that runs have measured, in alphabetical order."""
@@ -81,6 +95,7 @@ class RunIndex:
     def rebuild(self) -> int:
         """Make it anew from the folders; returns how many runs there are."""
         self._remove()
+        self._is_fresh = False
         return len(self.runs())
 
     @contextlib.contextmanager
@@ -121,6 +136,9 @@ class RunIndex:
 
     def _refresh(self, database: sqlite3.Connection, experiment: str | None) -> None:
         """Read anew what has changed since it was read, and forget what is gone."""
+        if self._is_fresh:
+            return
+        self._is_fresh = self._once and experiment is None
         where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
         known = dict(database.execute(f"SELECT id, stamp FROM runs{where}", values))  # noqa: S608  # no user's text
         for path in self._store.paths(experiment):
@@ -167,7 +185,9 @@ def _put(database: sqlite3.Connection, run: RunSummary, stamp: str) -> None:
     )
 
 
-def _listed(database: sqlite3.Connection, experiment: str | None, metrics: Sequence[str]) -> list[RunSummary]:
+def _listed(
+    database: sqlite3.Connection, experiment: str | None, metrics: Sequence[str], limit: int | None
+) -> list[RunSummary]:
     where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
     measured: dict[str, dict[str, Numbers]] = {}
     for name in metrics:
@@ -175,8 +195,8 @@ def _listed(database: sqlite3.Connection, experiment: str | None, metrics: Seque
         for run, last, least, most, count in rows:
             measured.setdefault(run, {})[name] = Numbers(_float(last), _float(least), _float(most), count)
     rows = database.execute(
-        f"SELECT {_COLUMNS} FROM runs{where} ORDER BY created_ms DESC, id DESC",  # noqa: S608  # no user's text
-        values,
+        f"SELECT {_COLUMNS} FROM runs{where} ORDER BY created_ms DESC, id DESC LIMIT ?",  # noqa: S608  # no user's text
+        (*values, -1 if limit is None else limit),
     )
     return [
         RunSummary(

@@ -53,6 +53,20 @@ def test_only_what_has_changed_is_read_again(
     assert sorted(read) == sorted([ended.id, running.id])
 
 
+def test_a_command_looks_for_changes_once(
+    store: RunStore, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it asks after that is answered by the index alone; the newest ones are had without the others."""
+    first, second, third = make_run(1, metrics=measured(a=1)), make_run(2, experiment="waste"), make_run(3)
+    index = RunIndex(store, once=True)
+    assert index.going_on() == []
+    monkeypatch.setattr(store, "paths", lambda _: pytest.fail("it has looked again"))
+    assert [run.id for run in index.runs(metrics=["a"], limit=2)] == [third.id, second.id]
+    assert [run.id for run in index.runs("digits", limit=1)] == [third.id]
+    assert (index.count(), index.count("digits")) == (3, 2)
+    assert index.runs("digits")[-1].id == first.id
+
+
 def test_what_was_deleted_is_not_listed(index: RunIndex, store: RunStore, make_run: MakeRun) -> None:
     """Also not with the metrics that it had; other experiments are not touched by it."""
     gone, stays = make_run(1, metrics=measured(loss=1)), make_run(2, experiment="waste")
