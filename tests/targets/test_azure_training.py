@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import stoker
+from stoker.workspace import Workspace
+
 pytestmark = pytest.mark.targets
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +93,32 @@ def test_code_for_the_sdk_runs_unchanged(tmp_path: Path) -> None:
         "digits:1 True",
         "Failed True",
     ]
+
+
+@pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
+def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
+    """Twice into SQLite: each run is there once, with its parameters, values and status."""
+    with stoker.start_run("digits") as run:
+        for step in range(3):
+            run.log("loss", 1 / (step + 1), step=step)
+    (packages,) = MLFLOW.parents[1].glob("lib/python3*/site-packages")
+    environ = {**os.environ, "PYTHONPATH": str(packages), "STOKER_WORKSPACE": str(workspace.root)}
+    address = f"sqlite:///{tmp_path}/x.db"
+    command = [sys.executable, "-m", "stoker.cli", "runs", "mirror", "--to", address]
+    for new in (1, 0):
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=True)
+        assert done.stdout == f"{new} of 1 runs had something new for {address}\n"
+    look = (
+        "from mlflow.tracking import MlflowClient\nimport sys\nclient = MlflowClient(tracking_uri=sys.argv[1])\n"
+        "key = client.get_experiment_by_name('digits').experiment_id\n"
+        "for run in client.search_runs([key]):\n"
+        "    values = client.get_metric_history(run.info.run_id, 'loss')\n"
+        "    print(run.info.run_name, run.info.status, [one.step for one in values])\n"
+    )
+    seen = subprocess.run(
+        [MLFLOW, "-c", look, address], capture_output=True, text=True, timeout=110, check=True
+    )
+    assert seen.stdout == f"{run.id} FINISHED [0, 1, 2]\n"
 
 
 @pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")

@@ -11,7 +11,7 @@ from stoker.errors import UnknownRun
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "list experiments, and show what has become of their runs"
+SUMMARY = "list, show and archive experiments"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common = common_arguments()
     actions = parser.add_subparsers(dest="experiments_action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", parents=[common], help="list all experiments")
+    listing.add_argument("--all", action="store_true", help="archived ones too")
     listing.set_defaults(experiments_run=_list)
+    for name, text in (
+        ("archive", "take an experiment out of the lists of experiments and runs; nothing of it is removed"),
+        ("restore", "put an archived experiment back"),
+    ):
+        one = actions.add_parser(name, parents=[common], help=text)
+        one.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
+        one.set_defaults(experiments_run=_archive)
     show = actions.add_parser("show", parents=[common], help="show one: its runs by state, and its metrics")
     show.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
     show.set_defaults(experiments_run=_show)
@@ -48,8 +56,24 @@ def _list(args: argparse.Namespace) -> int:
     newest: dict[str, int] = {}
     for one in runs:
         newest.setdefault(one.experiment, one.created_ms)
-    rows = [(name, str(counts[name]), time_text(newest[name])) for name in sorted(counts)]
-    sys.stdout.write(table([("EXPERIMENT", "RUNS", "NEWEST"), *rows]))
+    archived = store.archived()
+    rows = [
+        (name, str(counts[name]), time_text(newest[name]), "archived" if name in archived else "")
+        for name in sorted(counts)
+        if args.all or name not in archived
+    ]
+    sys.stdout.write(table([("EXPERIMENT", "RUNS", "NEWEST", ""), *rows]))
+    if archived and not args.all:
+        note(f"{len(archived)} archived: --all shows them")
+    return 0
+
+
+def _archive(args: argparse.Namespace) -> int:
+    from stoker.runs.store import RunStore
+
+    restore = args.experiments_action == "restore"
+    RunStore(found_workspace(args).runs_dir).archive(args.experiment, restore=restore)
+    sys.stdout.write(f"{args.experiment} is {'back in' if restore else 'out of'} the lists\n")
     return 0
 
 

@@ -26,7 +26,9 @@ _SHORT: Final = 60
 def list_runs(args: argparse.Namespace) -> int:
     """Print a table, or JSON."""
     from stoker.runs.conditions import SortKey, read_conditions
+    from stoker.runs.store import RunStore
 
+    workspace = found_workspace(args)
     conditions = read_conditions(args.where) if args.where else []
     key = SortKey(args.sort) if args.sort else None
     metrics = [*args.metric, *(name for one in conditions if (name := one.metric) is not None)]
@@ -34,8 +36,9 @@ def list_runs(args: argparse.Namespace) -> int:
         metrics.append(key.metric)
     metrics = list(dict.fromkeys(metrics))
     # Of a list that is neither chosen from nor sorted the first ones are all that has to be read.
-    most = args.limit if args.limit and not (args.status or conditions or key) else None
-    runs = args.index.runs(args.experiment, metrics, most)
+    hidden = frozenset() if args.experiment or args.all else RunStore(workspace.runs_dir).archived()
+    most = args.limit if args.limit and not (args.status or conditions or key or hidden) else None
+    runs = [run for run in args.index.runs(args.experiment, metrics, most) if run.experiment not in hidden]
     count = args.index.count(args.experiment) if most else 0
     if args.status:
         runs = [run for run in runs if run.status.value.lower() == args.status.lower()]

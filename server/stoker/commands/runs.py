@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.commands import run_actions, run_views
+from stoker.commands import run_actions, run_exports, run_views
 from stoker.commands.run_output import common_arguments, found_workspace
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument(
         "--limit", type=int, default=50, metavar="N", help="at most so many (default: 50; 0: all)"
     )
+    listing.add_argument("--all", action="store_true", help="those of archived experiments too")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(runs_run=run_views.list_runs)
 
@@ -96,6 +97,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tag = actions.add_parser("tag", parents=[common, one], help="set labels of a run; KEY= removes one")
     tag.add_argument("tags", nargs="+", metavar="KEY=VALUE", help="a label")
     tag.set_defaults(runs_run=run_actions.tag)
+
+    mirror = actions.add_parser("mirror", parents=[common], help="copy runs into a tracking store of MLflow")
+    mirror.add_argument(
+        "references", metavar="RUN", nargs="*", help="runs, each as for 'show' (default: all)"
+    )
+    mirror.add_argument(
+        "--to", required=True, metavar="URI", help="such as sqlite:///runs.db or http://127.0.0.1:5000"
+    )
+    mirror.add_argument("--experiment", metavar="NAME", help="only those of this one")
+    mirror.set_defaults(runs_run=run_exports.mirror)
+
+    board = actions.add_parser(
+        "tensorboard", parents=[common, several], help="write runs as TensorBoard's event files, and start it"
+    )
+    board.add_argument("--port", type=int, default=6006, metavar="N", help="its port (default: 6006)")
+    board.add_argument("--write-only", action="store_true", help="do not start it")
+    board.set_defaults(runs_run=run_exports.tensorboard)
 
     delete = actions.add_parser("delete", parents=[common, several], help="remove runs that have ended")
     delete.set_defaults(runs_run=run_actions.delete)

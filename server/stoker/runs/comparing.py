@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker.runs.folder import RunFolder
 from stoker.runs.summary import Numbers, numbers_of
 
-__all__ = ["Difference", "compare_runs"]
+__all__ = ["Difference", "compare_runs", "parameters_of"]
 
 _OMITTED = frozenset({"environment", "arguments", "variables", "inputs"})
 _DIGITS = 4
@@ -45,7 +45,7 @@ def compare_runs(folders: Sequence[RunFolder], snapshots_dir: Path) -> list[Diff
     return [
         *_differences("result", [_result(folder) for folder in folders]),
         *_differences("metric", [_metrics(folder) for folder in folders]),
-        *_differences("parameter", [_parameters(folder) for folder in folders]),
+        *_differences("parameter", [_settings(folder) for folder in folders]),
         *_differences("package", [_packages(folder) for folder in folders]),
         *_differences("code", [_code(folder, snapshots_dir) for folder in folders]),
         *_differences("data", [_data(folder) for folder in folders]),
@@ -74,11 +74,16 @@ def _text(numbers: Numbers) -> str:
     return f"{numbers.last:.6g}"
 
 
-def _parameters(folder: RunFolder) -> dict[str, str]:
+def _settings(folder: RunFolder) -> dict[str, str]:
     definition = folder.record().definition
     facts = {name: str(value) for name, value in definition.to_json().items() if name not in _OMITTED}
-    facts.update(_arguments(definition.arguments))
     facts.update({f"variable {name}": _masked(value) for name, value in definition.variables.items()})
+    return facts | parameters_of(folder)
+
+
+def parameters_of(folder: RunFolder) -> dict[str, str]:
+    """The parameters of a run's script: its arguments by their names, and what it has logged as such."""
+    facts = dict(_arguments(folder.record().definition.arguments))
     for line in folder.event_lines():
         if line.get("e") == "param":
             facts[str(line.get("k"))] = str(line.get("v"))

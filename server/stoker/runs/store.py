@@ -1,6 +1,7 @@
 """All runs of a workspace: creating one whole or not at all, and finding one by what people type.
 
 runs/EXPERIMENT/RUN_ID/     a run
+runs/EXPERIMENT/.archived   the experiment is out of sight
 runs/.staging/…             runs that are being created; one moves to its place in one step
 """
 
@@ -26,6 +27,7 @@ from stoker.system.durable import private_folder, replace_file, sync_folder
 __all__ = ["RunStore"]
 
 _STAGING: Final = ".staging"
+_ARCHIVED: Final = ".archived"
 _RECENT: Final = re.compile(r"@(latest|-[1-9][0-9]*)", re.ASCII)
 
 
@@ -77,6 +79,25 @@ class RunStore:
             return []
         with os.scandir(self.runs_dir) as entries:
             return sorted(entry.name for entry in entries if is_name(entry.name) and entry.is_dir())
+
+    def archived(self) -> frozenset[str]:
+        """The names of the experiments that are out of sight."""
+        return frozenset(name for name in self.experiments() if (self.runs_dir / name / _ARCHIVED).exists())
+
+    def archive(self, experiment: str, *, restore: bool = False) -> None:
+        """Put an experiment out of sight of lists, with all its runs, or back.
+
+        Raises:
+            UnknownRun: There is no such experiment.
+        """
+        if experiment not in self.experiments():
+            known = ", ".join(self.experiments()) or "none"
+            raise UnknownRun(f"there is no experiment {experiment!r}; there are: {known}")
+        mark = self.runs_dir / experiment / _ARCHIVED
+        if restore:
+            mark.unlink(missing_ok=True)
+        else:
+            mark.touch(mode=0o600)
 
     def folders(self, experiment: str | None = None) -> Iterator[RunFolder]:
         """Yield the folders of all runs, or of those of one experiment, in no order."""

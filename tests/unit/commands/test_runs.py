@@ -102,6 +102,18 @@ def test_what_a_run_does_is_done_by_name(
     assert main(["experiments", "list"]) == 0
     assert main(["experiments", "show", "e"]) == 0
     assert "metrics: accuracy" in capsys.readouterr().out
+    assert main(["experiments", "archive", "e"]) == 0
+    assert (main(["runs", "list"]), main(["experiments", "list"])) == (0, 0)
+    assert one.id not in (hidden := capsys.readouterr()).out
+    assert "1 archived: --all shows them" in hidden.err
+    for listing in (["runs", "list", "e"], ["runs", "list", "--all"]):
+        assert main(listing) == 0
+        assert one.id in capsys.readouterr().out
+    assert main(["experiments", "restore", "e"]) == 0
+    assert main(["runs", "list"]) == 0
+    assert one.id in capsys.readouterr().out
+    assert main(["runs", "tensorboard", one.id, "--write-only"]) == 0
+    assert (workspace.root / "tensorboard" / one.id / "events.out.tfevents.0.stoker").stat().st_size
     assert main(["runs", "delete", one.id, two.id]) == 0
     assert list(RunStore(workspace.runs_dir).folders()) == []
 
@@ -116,6 +128,7 @@ def test_what_a_run_does_is_done_by_name(
         (["runs", "tag", "@latest", "x"], "expected KEY=VALUE"),
         (["runs", "rerun", "@latest"], "has no snapshot any more"),
         (["experiments", "show", "none"], "there are: e"),
+        (["experiments", "archive", "none"], "there are: e"),
         (["targets", "check", "locl"], "did you mean local"),
         (
             ["models", "register", "m", "outputs/none", "--run", "@latest"],

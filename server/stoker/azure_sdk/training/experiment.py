@@ -98,15 +98,34 @@ class Experiment:
     def list(
         workspace: Workspace, experiment_name: str | None = None, **_others: Any
     ) -> Sequence[Experiment]:
-        """The experiments of a workspace that have runs."""
-        names = RunStore(workspace.local.runs_dir).experiments()
+        """The experiments of a workspace that have runs, without archived ones."""
+        store = RunStore(workspace.local.runs_dir)
+        names = [name for name in store.experiments() if name not in store.archived()]
         return [Experiment(workspace, name) for name in names if experiment_name in (None, name)]
+
+    def archive(self) -> None:
+        """Take it out of lists; its runs stay.
+
+        Raises:
+            UserErrorException: It has no runs yet.
+        """
+        with raised_as(UserErrorException):
+            RunStore(self.workspace.local.runs_dir).archive(self.name)
+
+    def reactivate(self, new_name: str | None = None) -> None:
+        """Put it back, under its own name.
+
+        Raises:
+            UserErrorException: Another name is given, or it has no runs.
+        """
+        if new_name not in (None, self.name):
+            raise UserErrorException("an experiment keeps its name here: it is in the ids of its runs")
+        with raised_as(UserErrorException):
+            RunStore(self.workspace.local.runs_dir).archive(self.name, restore=True)
 
     def get_portal_url(self) -> str:
         """Where its runs are: a folder."""
         return (self.workspace.local.runs_dir / self.name).as_uri()
 
-    archive = UnofferedMethod("delete runs that are not wanted any more: 'stoker runs delete'")
-    reactivate = UnofferedMethod("experiments are not archived here")
     tag = UnofferedMethod("tag its runs: run.tag")
     delete = UnofferedMethod("delete its runs: 'stoker runs delete'")
