@@ -1,25 +1,49 @@
 """The machines on which each engine has to pass `test_conformance.py`: a new engine is a line here."""
 
+import atexit
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.targets.sshd import Sshd, why_not
 
 from stoker.targets.definitions import Target
 from stoker.targets.engine import Engine
-from stoker.targets.local import LocalEngine
+from stoker.targets.registry import engine_of
 from stoker.workspace import Workspace
 
-__all__ = ["MACHINES", "Machine"]
+__all__ = ["MACHINES", "Machine", "shared_sshd"]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of machine, and how an engine for it is made."""
+    """A kind of machine, how an engine for it is made, and why there can be none here; empty where there can."""
 
     name: str
     engine: Callable[[Workspace], Engine]
+    missing: str = ""
 
     def __str__(self) -> str:
         return self.name
 
 
-MACHINES = [Machine("local", lambda workspace: LocalEngine(Target("local"), workspace))]
+@cache
+def shared_sshd() -> Sshd:
+    """One server for all tests that do nothing to it."""
+    place = tempfile.TemporaryDirectory(prefix="stoker-sshd-")
+    server = Sshd(Path(place.name)).start()
+    atexit.register(place.cleanup)
+    atexit.register(server.stop)
+    return server
+
+
+def _ssh(workspace: Workspace) -> Engine:
+    return engine_of(Target("ssh", "ssh", shared_sshd().settings()), workspace)
+
+
+MACHINES = [
+    Machine("local", lambda workspace: engine_of(Target("local"), workspace)),
+    Machine("ssh", _ssh, why_not()),
+]

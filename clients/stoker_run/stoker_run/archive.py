@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import zipfile
 from pathlib import Path
 from typing import Dict, Optional
@@ -9,6 +10,8 @@ from typing import Dict, Optional
 __all__ = ["archive_bytes", "digest", "unpack", "write_archive"]
 
 _PACKAGE = Path(__file__).parent
+# A folder that a porter has unpacked is named by the digest of its zip.
+_UNPACKED = re.compile(r"[0-9a-f]{64}$")
 _TIME = (1980, 1, 1, 0, 0, 0)
 _MAIN = b"import sys\nfrom stoker_run.__main__ import main\nsys.exit(main())\n"
 
@@ -81,8 +84,10 @@ def unpack(folder: Path) -> None:
 
 
 def _running() -> Optional[Path]:
-    """The zip that this module was loaded from."""
+    """The zip that this module was loaded from, or that lies beside the folder to which it was unpacked."""
     for entry in _PACKAGE.parents:
         if entry.suffix == ".zip" and entry.is_file():
             return entry
-    return None
+    folder = _PACKAGE.parent
+    beside = folder.with_name(folder.name + ".zip")
+    return beside if _UNPACKED.match(folder.name) and beside.is_file() else None

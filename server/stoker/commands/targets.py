@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from stoker.commands import target_actions
 from stoker.commands.run_output import common_arguments, found_workspace, table
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "list, show and check compute targets"
+SUMMARY = "attach, list, show, check and detach compute targets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.set_defaults(targets_run=_list)
     show = actions.add_parser("show", parents=[common, one], help="show one, and which runs hold what of it")
     show.set_defaults(targets_run=_show)
-    check = actions.add_parser("check", parents=[common, one], help="look whether it can be used")
+    text = "look whether it can be used"
+    check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
     check.set_defaults(targets_run=_check)
+    text = "have runs go to a machine besides this one"
+    target_actions.add_attach(actions.add_parser("attach", help=text, description=text.capitalize()), common)
+    detach = actions.add_parser("detach", parents=[common, one], help="forget one")
+    detach.set_defaults(targets_run=target_actions.detach)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,11 +39,13 @@ from stoker.environments.specification import Entry, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 
-__all__ = ["prepared_for_run"]
+__all__ = ["LEGACY_KERAS", "RELAXED_VARIABLES", "prepared_for_run", "relaxed"]
 
 _SHOWN_LINES: Final = 30
-_RELAXED_VARIABLES: Final = {"TF_USE_LEGACY_KERAS": "1"}
-_LEGACY_KERAS: Final = "tf-keras"
+RELAXED_VARIABLES: Final = {"TF_USELEGACY_KERAS": "1"}
+"""What scripts of before have to find beside Keras 2."""
+LEGACY_KERAS: Final = "tf-keras"
+"""The package that is Keras 2 beside a TensorFlow of Keras 3."""
 _FIRST_WITH_KERAS_3: Final = "2.16"
 
 
@@ -135,15 +137,15 @@ def prepared_for_run(
         built = having.once(specification, asked.as_of) if asked.as_of else having.exact(specification)
         write_got(folder, built.differences, f"Python {built.python}", built.packages)
         return RunEnvironment(python_of(built.venv))
-    built = having.once(_relaxed(specification), asked.as_of)
-    legacy = _LEGACY_KERAS in built.packages
+    built = having.once(relaxed(specification), asked.as_of)
+    legacy = LEGACY_KERAS in built.packages
     lines = ["relaxed: today's versions in place of those asked for"]
     if legacy:
-        lines.append("tf.keras is Keras 2, of the package tf-keras: TF_USE_LEGACY_KERAS=1")
+        lines.append("tf.keras is Keras 2, of the package tf-keras: TF_USELEGACY_KERAS=1")
     for line in lines:
         say(line)
     write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
-    return RunEnvironment(python_of(built.venv), _RELAXED_VARIABLES if legacy else {})
+    return RunEnvironment(python_of(built.venv), RELAXED_VARIABLES if legacy else {})
 
 
 def _first_line(error: EnvironmentUnusable) -> str:
@@ -157,7 +159,7 @@ def _key_of(specification: Specification) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def _relaxed(specification: Specification) -> Specification:
+def relaxed(specification: Specification) -> Specification:
     """The same packages in whatever version there is for today's Python; Keras 2 beside them where it was meant."""
     entries = [
         entry if entry.requirement is None else replace(entry, requirement=None, line=_name_alone(entry.line))
@@ -165,7 +167,7 @@ def _relaxed(specification: Specification) -> Specification:
     ]
     if any(_means_keras_2(entry) for entry in specification.entries):
         place = specification.entries[0].place
-        entries.append(Entry(_LEGACY_KERAS, place, _LEGACY_KERAS))
+        entries.append(Entry(LEGACY_KERAS, place, LEGACY_KERAS))
     return replace(specification, entries=tuple(entries), python=SpecifierSet())
 
 

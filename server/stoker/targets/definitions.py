@@ -12,13 +12,36 @@ from stoker.errors import InvalidSettings
 from stoker.names import is_name
 from stoker.targets.capacity import Capacity, machine_capacity
 
-__all__ = ["LOCAL", "Target", "find_target", "list_targets"]
+__all__ = [
+    "LOCAL",
+    "SSH",
+    "Target",
+    "attachable",
+    "checked_settings",
+    "find_target",
+    "keys_of",
+    "list_targets",
+    "read_value",
+    "secrets_of",
+]
 
 LOCAL: Final = "local"
 """The name, and the type, of this machine."""
 
-_KEYS: Final[Mapping[str, frozenset[str]]] = {LOCAL: frozenset({"type", "cores", "gpus"})}
-"""The keys of each type's files."""
+SSH: Final = "ssh"
+"""The type of a machine that is reached by SSH."""
+
+_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    LOCAL: frozenset({"type", "cores", "gpus"}),
+    SSH: frozenset(
+        {"type", "cores", "gpus", "address", "port", "username", "key_file", "host_key", "folder", "python"}
+    ),
+}
+"""The keys of each type's files; those of what can be attached are options of `stoker targets attach TYPE`."""
+
+_SECRETS: Final[Mapping[str, frozenset[str]]] = {SSH: frozenset({"password", "passphrase"})}
+_NUMBERS: Final = frozenset({"cores", "port"})
+_LISTS: Final = frozenset({"gpus"})
 _HERE: Final = frozenset({LOCAL})
 
 
@@ -28,7 +51,7 @@ class Target:
 
     Attributes:
         name: Its name.
-        type: What it is: `local`.
+        type: What it is: `local`, `ssh`.
         settings: What its file says besides.
     """
 
@@ -45,7 +68,8 @@ class Target:
     def capacity(self) -> Capacity | None:
         """What its runs share; None where there is no such limit, or somebody else keeps it."""
         if self.type != LOCAL:
-            return None
+            cores = self.settings.get("cores")
+            return None if cores is None else Capacity(cores, tuple(map(str, self.settings.get("gpus", ()))))
         there = machine_capacity() if not {"cores", "gpus"} <= set(self.settings) else Capacity(1)
         return Capacity(
             int(self.settings.get("cores", there.cores)),
@@ -70,10 +94,50 @@ def find_target(targets_dir: Path, name: str) -> Target:
     from stoker.settings.yaml_file import read_yaml
 
     content = read_yaml(path, f"compute target {name}", "the settings of a compute target")
-    return Target(name, *_checked(path, content))
+    return Target(name, *checked_settings(path, content))
 
 
-def _checked(path: Path, content: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def attachable() -> list[str]:
+    """The types of which there can be several, in alphabetical order."""
+    return sorted(kind for kind in _KEYS if kind != LOCAL)
+
+
+def keys_of(kind: str) -> list[str]:
+    """What the file of a target of this type may say besides its type, in alphabetical order."""
+    return sorted(_KEYS[kind] - {"type"})
+
+
+def secrets_of(kind: str) -> list[str]:
+    """What a target of this type may have in `NAME.secret`, for its owner alone: an object of JSON."""
+    return sorted(_SECRETS.get(kind, ()))
+
+
+def read_value(key: str, text: str) -> Any:
+    """The value of a key as it is written on a command line: a text, a number, or several with commas.
+
+    Raises:
+        InvalidSettings: It has to be a number, and is none.
+    """
+    if key in _LISTS:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if key not in _NUMBERS:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidSettings(f"{key} is {text!r}, and has to be a number") from None
+
+
+def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the type and the settings that a target's file holds.
+
+    Args:
+        path: The file, for messages.
+        content: What it holds.
+
+    Raises:
+        InvalidSettings: A key is none of its type's, or has a value that it cannot have.
+    """
     kind = content.get("type", LOCAL)
     if kind not in _KEYS:
         raise InvalidSettings(f"{path}: type is {kind!r}, and can be {', '.join(_KEYS)}")

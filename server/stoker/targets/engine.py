@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stoker.errors import OperatorError
 from stoker.runs.failures import RunFailure
 from stoker.runs.folder import RunFolder
 from stoker.runs.record import RunRecord
 
-__all__ = ["Engine", "EngineFailure", "Job", "Presence", "Say", "Sight"]
+__all__ = ["Engine", "EngineFailure", "Job", "Learning", "Presence", "Say", "Sight"]
 
 Say = Callable[[str], None]
 
@@ -159,5 +159,18 @@ class Engine(Protocol):
 
         Raises:
             EngineFailure: The machine cannot be told.
+        """
+        ...
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """An engine of a machine that can be asked what the file of its target had better say."""
+
+    def learned(self) -> Mapping[str, Any]:
+        """Settings that the file has not, or has less exactly.
+
+        Raises:
+            EngineFailure: It cannot be asked.
         """
         ...

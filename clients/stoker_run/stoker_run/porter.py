@@ -1,0 +1,289 @@
+"""The porter: does on this machine what an engine on another one asks for, through standard input and output.
+
+The engine starts it over SSH and keeps it while it has something to ask. A request and an answer are each a frame: a
+line with two lengths, an object of JSON, and bytes. It keeps nothing in memory but locks, and ends when nobody asks
+for a minute: a connection that was cut may leave it without a word.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from stoker_run import interpreters, observing
+from stoker_run.lines import replace_json
+from stoker_run.luggage import Luggage, local_name
+
+__all__ = ["Porter", "serve"]
+
+_IDLE_S = 60.0
+_READ_BYTES = 1 << 20
+_LOOK_BYTES = 4 << 20
+Answer = Tuple[Dict[str, Any], bytes]
+
+
+def serve(folder: str) -> None:
+    """Answer what comes by standard input until it ends.
+
+    Args:
+        folder: Where everything of runs is on this machine, absolute.
+    """
+    inlet, porter = _Inlet(0), Porter(Path(folder))
+    while True:
+        found = inlet.frame()
+        if found is None:
+            return
+        try:
+            said, data = porter.do(found[0], found[1])
+        except _Hungup:
+            return
+        except OSError as error:
+            said, data = (
+                {"errno": error.errno, "error": str(error.strerror or error), "path": error.filename},
+                b"",
+            )
+        except Exception:  # noqa: BLE001  # told to whoever has asked
+            said, data = {"errno": None, "error": traceback.format_exc(), "path": ""}, b""
+        content = json.dumps(said).encode("ascii")
+        _write(b"%d %d\n" % (len(content), len(data)) + content + data)
+
+
+class _Hungup(Exception):
+    """Whoever has asked is not there any more."""
+
+
+class Porter:
+    """Does what is asked for.
+
+    Args:
+        folder: Where everything of runs is on this machine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._luggage = Luggage(folder)
+        self._locks: List[int] = []
+
+    def do(self, asked: Dict[str, Any], data: bytes) -> Answer:
+        """Do one thing: `op` names it, the rest is what it takes; returns what there is to say, and bytes."""
+        given = dict(asked)
+        operation = getattr(self, "_" + given.pop("op"))
+        if "run" in given:
+            given["place"] = self._folder / "runs" / given.pop("run") / str(given.pop("attempt"))
+        if data:
+            given["data"] = data
+        answer = operation(**given)
+        return answer if isinstance(answer, tuple) else (answer or {}, b"")
+
+    def _check(self) -> Dict[str, Any]:
+        facts = observing.check()
+        disk = os.statvfs(str(self._folder))
+        return {**facts, "folder": str(self._folder), "free_bytes": disk.f_bavail * disk.f_frsize}
+
+    def _look(self, place: Path, offsets: Dict[str, int], renewal: Optional[int] = None) -> Answer:
+        """How an attempt is, and what is new in the files that grow; renews its lease."""
+        if renewal is not None and place.is_dir():
+            _renew(place / "lease.json", renewal)
+        seen = observing.observe(place)
+        chunks, data, left = [], [], _LOOK_BYTES
+        for name, size in seen["sizes"].items():
+            offset = offsets.get(name, 0)
+            if size > offset and left > 0:
+                found = _part(place / name, offset, min(size - offset, left))
+                chunks.append([name, offset, len(found)])
+                data.append(found)
+                left -= len(found)
+        return {"seen": seen, "chunks": chunks}, b"".join(data)
+
+    def _write(self, place: Path, name: str, data: bytes, mode: int = 0o600) -> None:
+        """Write a file of an attempt, whole."""
+        place.mkdir(parents=True, exist_ok=True)
+        self._luggage.replace(place / name, data, mode)
+
+    def _start(self, place: Path) -> Dict[str, Any]:
+        """Start the agent, as one that does not end with this process."""
+        done = subprocess.Popen(
+            [sys.executable, sys.path[0], "start", str(place), "--detach"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=str(self._folder),
+        )
+        _, said = done.communicate()
+        return {"status": done.returncode, "said": said.decode("utf-8", "replace")}
+
+    def _stop(self, place: Path, grace_s: float, reason: str) -> None:
+        if place.is_dir():
+            observing.stop(place, grace_s, reason)
+
+    def _sweep(self, place: Path) -> Dict[str, Any]:
+        return {"killed": observing.sweep(place) if place.is_dir() else 0}
+
+    def _clean(self, place: Path) -> None:
+        """Kill what is left of an attempt, and remove all its files."""
+        if place.is_dir():
+            observing.sweep(place)
+        self._luggage.remove(place)
+
+    def _tree(self, tree: str, data: bytes) -> Dict[str, Any]:
+        return {"missing": self._luggage.tree(tree, json.loads(data.decode("ascii")))}
+
+    def _keep(self, content: str, offset: int, size: int, data: bytes = b"") -> None:
+        self._luggage.keep(content, offset, size, data)
+
+    def _restore(self, place: Path, tree: str, name: str) -> Dict[str, Any]:
+        return {"done": self._luggage.restore(tree, place, name)}
+
+    def _list(self, place: Path, names: List[str]) -> Answer:
+        found = {name: self._luggage.entries(place / name) for name in names}
+        return {}, json.dumps(found).encode("ascii")
+
+    def _read(self, place: Path, name: str, offset: int, size: int) -> Answer:
+        return {}, _part(place / local_name(name), offset, min(size, _READ_BYTES))
+
+    def _interpreters(self) -> Dict[str, Any]:
+        return interpreters.found()
+
+    def _packages(self, python: str) -> Dict[str, Any]:
+        return interpreters.packages(python)
+
+    def _home(self, name: str) -> Dict[str, Any]:
+        """Where a folder of ours is; it is made."""
+        path = self._folder / name
+        path.mkdir(parents=True, exist_ok=True)
+        return {"path": str(path)}
+
+    def _put(self, name: str, data: bytes = b"") -> None:
+        """Write a file of ours, whole."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._luggage.replace(path, data, 0o600)
+
+    def _get(self, name: str) -> Answer:
+        """What a file of ours holds; nothing where it is not there."""
+        path = self._folder / name
+        return ({"there": True}, path.read_bytes()) if path.is_file() else ({"there": False}, b"")
+
+    def _lock(self, name: str) -> Dict[str, Any]:
+        """Take a lock until this process ends; says whether it is taken."""
+        lock = self._luggage.lock(name)
+        if lock is not None:
+            self._locks.append(lock)
+        return {"taken": lock is not None}
+
+    def _unlock(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def _remove(self, name: str) -> None:
+        self._luggage.remove(self._folder / name)
+
+    def _run_command(self, command: List[str], without: List[str]) -> Answer:
+        """Run a command, and end it should whoever has asked hang up."""
+        environment = {name: value for name, value in os.environ.items() if name not in without}
+        running = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=str(self._folder),
+            env=environment,
+            start_new_session=True,
+        )
+        assert running.stdout is not None
+        output = running.stdout.fileno()
+        said: List[bytes] = []
+        while True:
+            ready, _, _ = select.select([output, 0], [], [])
+            if output in ready:
+                data = os.read(output, _READ_BYTES)
+                if not data:
+                    return {"status": running.wait()}, b"".join(said)[-_LOOK_BYTES:]
+                said.append(data)
+            elif 0 in ready:
+                # Nothing is asked before this is answered: it is the end.
+                os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+                raise _Hungup
+
+
+class _Inlet:
+    """Frames of a file descriptor.
+
+    Args:
+        descriptor: Where they come from.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._held = b""
+
+    def frame(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
+        """The next one; None when there is none any more, or none has come for long."""
+        while b"\n" not in self._held:
+            if not self._more():
+                return None
+        line, _, self._held = self._held.partition(b"\n")
+        length, size = map(int, line.split())
+        content, data = self._bytes(length), self._bytes(size)
+        if content is None or data is None:
+            return None
+        return json.loads(content.decode("ascii")), data
+
+    def _bytes(self, count: int) -> Optional[bytes]:
+        pieces, there = [self._held], len(self._held)
+        self._held = b""
+        while there < count:
+            if not self._more():
+                return None
+            pieces.append(self._held)
+            there += len(self._held)
+            self._held = b""
+        whole = b"".join(pieces)
+        self._held = whole[count:]
+        return whole[:count]
+
+    def _more(self) -> bool:
+        if not select.select([self._descriptor], [], [], _IDLE_S)[0]:
+            return False
+        data = os.read(self._descriptor, _READ_BYTES)
+        self._held += data
+        return bool(data)
+
+
+def _part(path: Path, offset: int, size: int) -> bytes:
+    file = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while size > 0:
+            data = os.pread(file, size, offset)
+            if not data:
+                break
+            pieces.append(data)
+            offset, size = offset + len(data), size - len(data)
+        return b"".join(pieces)
+    finally:
+        os.close(file)
+
+
+def _renew(path: Path, renewal: int) -> None:
+    """Replace the lease; where the disk is full, write over it: it is as long as the one before."""
+    try:
+        replace_json(path, {"renewal": renewal})
+    except OSError:
+        file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(file, json.dumps({"renewal": renewal}).encode("ascii") + b"\n")
+        finally:
+            os.close(file)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

@@ -1,0 +1,120 @@
+"""Attaching: the file of a compute target and its secrets are written together, once the target answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.names import checked_name
+from stoker.runs.index import RunIndex
+from stoker.runs.store import RunStore
+from stoker.system.durable import private_folder, replace_file
+from stoker.targets.definitions import LOCAL, Target, checked_settings, find_target, list_targets
+from stoker.targets.engine import Engine, Learning
+from stoker.workspace import Workspace
+
+__all__ = ["attach", "detach"]
+
+
+def attach(
+    workspace: Workspace,
+    name: str,
+    content: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    engine_of: Callable[[Target, Workspace], Engine] | None,
+) -> list[str]:
+    """Write the file of a target, in place of one of the same name and type.
+
+    Args:
+        workspace: Where.
+        name: Of the target.
+        content: What its file is to hold, `type` too.
+        secrets: What is for its owner alone. Those of before stay where nothing else of how one gets in has changed.
+        engine_of: Makes an engine, by which the target is looked at; None for one that is not looked at.
+
+    Returns:
+        What the target says that it has, a line each.
+
+    Raises:
+        OperatorError: It cannot be, or cannot be used; all is as it was before.
+    """
+    checked_name(name, "compute target")
+    if name == LOCAL:
+        raise InvalidSettings(f"{LOCAL} is this machine; choose another name")
+    targets_dir = private_folder(workspace.create().targets_dir)
+    path = targets_dir / f"{name}.yaml"
+    kind, settings = checked_settings(path, content)
+    kept = {} if secrets else _kept_secrets(targets_dir, name, kind, settings)
+    with _as_before(path), _as_before(path.with_suffix(".secret")):
+        _write(path, content, {**kept, **secrets})
+        if engine_of is None:
+            return []
+        engine = engine_of(Target(name, kind, settings), workspace)
+        lines = list(engine.check())
+        if isinstance(engine, Learning) and (learned := engine.learned()):
+            _write(path, {**content, **learned}, {**kept, **secrets})
+    return lines
+
+
+def detach(workspace: Workspace, name: str) -> None:
+    """Forget a target; what runs have left on it stays there.
+
+    Raises:
+        InvalidSettings: There is none.
+        SubmissionRefused: A run that has not ended is on it.
+    """
+    if name == LOCAL:
+        raise InvalidSettings(f"{LOCAL} is this machine, and cannot be detached")
+    path = workspace.targets_dir / f"{name}.yaml"
+    if name not in list_targets(workspace.targets_dir):
+        # Says which one may be meant.
+        find_target(workspace.targets_dir, name)
+    store = RunStore(workspace.runs_dir)
+    if store.runs_dir.is_dir():
+        for run_id in RunIndex(store).going_on():
+            if store.get(run_id).record().definition.target == name:
+                raise SubmissionRefused(
+                    f"{run_id} is on {name}; stoker runs cancel {run_id}, or wait for its end"
+                )
+    path.unlink()
+    path.with_suffix(".secret").unlink(missing_ok=True)
+
+
+def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
+    import yaml
+
+    secret = path.with_suffix(".secret")
+    if secrets:
+        replace_file(secret, json.dumps(dict(secrets)).encode() + b"\n", mode=0o600)
+    else:
+        secret.unlink(missing_ok=True)
+    replace_file(path, yaml.safe_dump(dict(content), sort_keys=False).encode(), mode=0o600)
+
+
+def _kept_secrets(targets_dir: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    """Those of before, for a target that is attached again for another reason."""
+    try:
+        before = find_target(targets_dir, name)
+        kept: dict[str, str] = json.loads((targets_dir / f"{name}.secret").read_bytes())
+    except (InvalidSettings, OSError, ValueError):
+        return {}
+    same = all(before.settings.get(key) == settings.get(key) for key in ("address", "username", "key_file"))
+    return kept if same and before.type == kind else {}
+
+
+@contextmanager
+def _as_before(path: Path) -> Iterator[None]:
+    """Leave a file as it was if the body fails."""
+    before = path.read_bytes() if path.exists() else None
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            path.unlink(missing_ok=True)
+        else:
+            replace_file(path, before, mode=0o600)
+        raise

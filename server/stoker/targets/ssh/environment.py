@@ -1,0 +1,261 @@
+"""The environment of a run on a machine that SSH reaches: an interpreter of there, or one built there of a file.
+
+environments/KEY/venv            on that machine, by a digest of everything that decides its content
+environments/KEY/manifest.json   its packages; written last: an environment without it does not exist
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stoker.environments.asked import AskedEnvironment, write_got
+from stoker.environments.installers import Installer
+from stoker.environments.interpreters import Interpreter, allows_python
+from stoker.environments.specification import Specification
+from stoker.errors import EnvironmentUnusable
+from stoker.targets.engine import Say
+from stoker.targets.ssh.porter import Porter
+
+__all__ = ["RemoteEnvironment", "choose", "prepared_there"]
+
+_BETWEEN_TRIES_S: Final = 1.0
+_SHOWN_LINES: Final = 30
+_OLDEST: Final = 6
+_NEWEST: Final = 20
+_SEPARATORS: Final = re.compile(r"[-_.]+")
+_FOREIGN: Final = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PIP_REQUIRE_VIRTUALENV",
+    "PIP_TARGET",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEnvironment:
+    """An environment that is ready there.
+
+    Attributes:
+        interpreter: Its Python, there.
+        variables: What scripts have to find in their environment besides.
+    """
+
+    interpreter: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[Interpreter | None, str, int]:
+    """Choose the Python of an environment among those of a machine.
+
+    Args:
+        specification: What is asked for.
+        there: The machine's, the one that runs the agent first.
+
+    Returns:
+        The interpreter, and a line where it is none of those asked for; None where one has to be fetched: then the
+        number N of the Python 3.N that is wanted most is the last, 0 for none.
+    """
+    wanted = [minor for minor in range(_OLDEST, _NEWEST) if allows_python(specification, minor)]
+    fitting = [one for one in there if one.version[1] in wanted]
+    if fitting:
+        return max(fitting, key=lambda one: (one is there[0], one.version)), "", 0
+    newest = max(wanted, default=0)
+    newer = sorted((one for one in there if newest and one.version[1] > newest), key=lambda one: one.version)
+    if newer:
+        asked = f"Python {specification.python_text}"
+        return (
+            newer[0],
+            f"{asked} is asked for, but it is not on that machine: Python {newer[0]} is used",
+            newest,
+        )
+    return None, "", newest
+
+
+async def prepared_there(
+    porter: Porter, asked: AskedEnvironment, folder: Path, say: Say
+) -> RemoteEnvironment:
+    """Have the environment of a run there, and write down here what it is.
+
+    Args:
+        porter: Of the machine.
+        asked: What was asked for.
+        folder: `environment/` of the run.
+        say: Is told in a line what takes time, and what is not as asked for.
+
+    Raises:
+        EnvironmentUnusable: It cannot be had.
+    """
+    if asked.kind == "user":
+        return await _as_it_is(porter, asked.python, folder)
+    # Not above: the libraries that read environment files take longer to import than all the rest.
+    from stoker.environments.check import notes
+    from stoker.environments.discovery import read_environment
+    from stoker.environments.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, relaxed
+
+    specification = read_environment(folder / asked.file)
+    if asked.kind == "relaxed":
+        specification = relaxed(specification)
+    if specification.files:
+        named = ", ".join(path.name for path in specification.files)
+        raise EnvironmentUnusable(
+            f"{specification.path.name} refers to files of this machine ({named}), which the target does not have; "
+            "name packages of an index instead"
+        )
+    builder = _Builder(porter, specification, asked.as_of, folder / "build.log", say)
+    interpreter, note = await builder.interpreter()
+    differences = [*([note] if note else []), *notes(specification)]
+    if asked.as_of:
+        differences.append(f"packages as of {asked.as_of}: later uploads were left out")
+    if asked.kind == "relaxed":
+        differences.append("relaxed: today's versions in place of those asked for")
+    for line in differences:
+        say(line)
+    path, packages = await builder.environment(interpreter)
+    write_got(folder, differences, f"Python {interpreter}", packages)
+    variables = {"VIRTUAL_ENV": str(PurePosixPath(path).parent.parent)}
+    legacy = asked.kind == "relaxed" and LEGACY_KERAS in packages
+    return RemoteEnvironment(path, variables | (RELAXED_VARIABLES if legacy else {}))
+
+
+async def _as_it_is(porter: Porter, python: str, folder: Path) -> RemoteEnvironment:
+    python = python or porter.interpreter
+    said, _ = await porter.ask(op="packages", python=python)
+    if "error" in said:
+        raise EnvironmentUnusable(
+            f"the Python {python} cannot be run there ({said['error']}); name another one"
+        )
+    write_got(
+        folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", _packages(said["names"])
+    )
+    return RemoteEnvironment(python)
+
+
+def _packages(names: Sequence[str]) -> dict[str, str]:
+    """Packages by their normalised names, of `NAME-VERSION`."""
+    found: dict[str, str] = {}
+    for entry in names:
+        name, dash, version = entry.partition("-")
+        if dash:
+            found.setdefault(_SEPARATORS.sub("-", name).lower(), version)
+    return dict(sorted(found.items()))
+
+
+class _Builder:
+    """Has one environment on the machine."""
+
+    def __init__(self, porter: Porter, specification: Specification, as_of: str, log: Path, say: Say) -> None:
+        self._porter = porter
+        self._specification = specification
+        self._as_of = as_of
+        self._log = log
+        self._say = say
+        self._uv: str | None = None
+
+    async def interpreter(self) -> tuple[Interpreter, str]:
+        """The Python to build with, fetched where uv can fetch it."""
+        found, note, minor = choose(self._specification, await self._there())
+        if found is None and minor and self._uv is not None:
+            await self._run([self._uv, "python", "install", f"3.{minor}"], must=False)
+            found, note, minor = choose(self._specification, await self._there())
+        if found is None:
+            raise EnvironmentUnusable(
+                f"{self._specification.path.name}: Python {self._specification.python_text} is asked for, and that "
+                "machine has none; install it or uv there, or ask for another version"
+            )
+        return found, note
+
+    async def _there(self) -> list[Interpreter]:
+        said, _ = await self._porter.ask(op="interpreters")
+        self._uv = said["uv"]
+        return [
+            Interpreter(Path(path), (major, minor, patch)) for path, major, minor, patch in said["pythons"]
+        ]
+
+    async def environment(self, python: Interpreter) -> tuple[str, Mapping[str, str]]:
+        """The interpreter of the environment there, and its packages; built unless it is there."""
+        name = f"environments/{self._key(python)}"
+        home, _ = await self._porter.ask(op="home", name="environments")
+        venv = PurePosixPath(home["path"], self._key(python), "venv")
+        while not (await self._porter.ask(op="lock", name=self._key(python)))[0]["taken"]:
+            self._say("waiting for another run that builds the same environment")
+            await asyncio.sleep(_BETWEEN_TRIES_S)
+        try:
+            said, data = await self._porter.ask(op="get", name=f"{name}/manifest.json")
+            if said["there"]:
+                return str(venv / "bin" / "python"), json.loads(data)["packages"]
+            await self._porter.ask(op="remove", name=name)
+            packages = await self._built(python, name, venv)
+        finally:
+            await self._porter.ask(op="unlock")
+        return str(venv / "bin" / "python"), packages
+
+    async def _built(self, python: Interpreter, name: str, venv: PurePosixPath) -> Mapping[str, str]:
+        lines, options = self._specification.lines, self._specification.options
+        installer = Installer((self._uv,) if self._uv is not None else None)
+        if self._as_of and self._uv is None:
+            raise EnvironmentUnusable("packages as of a date need uv on that machine: pip install uv there")
+        self._say(
+            f"building an environment for {self._specification.path.name} there with {installer} and Python "
+            f"{python}, {len(lines)} requirement{'s' * (len(lines) != 1)}"
+        )
+        place, dated = Path(venv), ["--exclude-newer", self._as_of] if self._as_of else []
+        await self._run(
+            installer.creation(python.executable, place)
+            if self._uv is not None
+            else [str(python.executable), "-m", "venv", str(venv)]
+        )
+        if lines:
+            text = installer.requirements(lines, options).encode("utf-8")
+            await self._porter.ask(text, op="put", name=f"{name}/requirements.txt")
+            requirements = venv.parent / "requirements.txt"
+            await self._run(
+                [*installer.installation(place, Path(requirements), options), *dated]
+                if self._uv is not None
+                else [
+                    str(venv / "bin" / "python"),
+                    "-m",
+                    "pip",
+                    "install",
+                    "--no-input",
+                    "-r",
+                    str(requirements),
+                ]
+            )
+        said, _ = await self._porter.ask(op="packages", python=str(venv / "bin" / "python"))
+        if "error" in said:
+            raise EnvironmentUnusable(f"the environment was built there, but cannot be run: {said['error']}")
+        packages = _packages(said["names"])
+        manifest = json.dumps({"python": str(python), "packages": packages}).encode("ascii")
+        await self._porter.ask(manifest, op="put", name=f"{name}/manifest.json")
+        return packages
+
+    def _key(self, python: Interpreter) -> str:
+        content: list[Any] = [
+            self._specification.lines,
+            self._specification.options,
+            str(python.executable),
+            str(python),
+            self._as_of,
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+
+    async def _run(self, command: Sequence[str], *, must: bool = True) -> None:
+        said, data = await self._porter.ask(op="run_command", command=list(command), without=list(_FOREIGN))
+        text = data.decode("utf-8", "replace")
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(text)
+        if must and said["status"] != 0:
+            last = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+            raise EnvironmentUnusable(
+                f"the environment for {self._specification.path.name} cannot be built there: {command[0]} ended with "
+                f"status {said['status']}:\n{last}"
+            )

@@ -1,0 +1,127 @@
+"""Attaching and detaching compute targets: files, secrets, and what is refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli import main
+from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.runs.definition import Definition
+from stoker.runs.failures import FailureCode, RunFailure
+from stoker.runs.record import RunRecord
+from stoker.runs.states import RunState
+from stoker.runs.store import RunStore
+from stoker.targets.attaching import attach, detach
+from stoker.targets.definitions import Target, find_target
+from stoker.targets.engine import EngineFailure
+from stoker.workspace import Workspace
+
+VM = {"type": "ssh", "address": "gpu.example.com"}
+
+
+class Puppet:
+    """An engine of a machine with four cores, or of one that is not there."""
+
+    def __init__(self, target: Target, workspace: Workspace) -> None:
+        self._target = target
+
+    def check(self) -> list[str]:
+        if self._target.settings["address"] == "gone":
+            raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, "gone cannot be reached"))
+        return ["Python 3.6.15 on gpu"]
+
+    def learned(self) -> Mapping[str, Any]:
+        return {"cores": 4, "gpus": ["0"]}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    return Workspace(tmp_path / "workspace")
+
+
+def test_what_a_machine_says_of_itself_is_kept(workspace: Workspace) -> None:
+    """Cores and GPUs become what runs share; secrets are in a file for their owner alone."""
+    lines = attach(workspace, "vm", VM, {"password": "hunter2"}, Puppet)  # type: ignore[arg-type]
+    assert lines == ["Python 3.6.15 on gpu"]
+    capacity = find_target(workspace.targets_dir, "vm").capacity
+    assert capacity is not None
+    assert (capacity.cores, capacity.gpus) == (4, ("0",))
+    secret = workspace.targets_dir / "vm.secret"
+    assert json.loads(secret.read_text()) == {"password": "hunter2"}
+    assert secret.stat().st_mode & 0o077 == 0
+    assert "hunter2" not in (workspace.targets_dir / "vm.yaml").read_text()
+
+
+def test_what_cannot_be_used_leaves_all_as_it_was(workspace: Workspace) -> None:
+    """The target of before stays, with its secret; of a new one nothing stays."""
+    attach(workspace, "vm", VM, {"password": "hunter2"}, None)
+    before = {path.name: path.read_bytes() for path in workspace.targets_dir.iterdir()}
+    for name in ("vm", "other"):
+        with pytest.raises(EngineFailure, match="cannot be reached"):
+            attach(workspace, name, {**VM, "address": "gone"}, {"password": "new"}, Puppet)  # type: ignore[arg-type]
+    assert {path.name: path.read_bytes() for path in workspace.targets_dir.iterdir()} == before
+
+
+def test_a_secret_stays_where_one_gets_in_as_before(workspace: Workspace) -> None:
+    """Another host key asks for no new password; another address does."""
+    secret = workspace.targets_dir / "vm.secret"
+    attach(workspace, "vm", VM, {"password": "hunter2"}, None)
+    attach(workspace, "vm", {**VM, "host_key": "SHA256:abc"}, {}, None)
+    assert secret.exists()
+    attach(workspace, "vm", {**VM, "address": "other.example.com"}, {}, None)
+    assert not secret.exists()
+
+
+def test_a_target_with_a_run_is_not_detached(workspace: Workspace) -> None:
+    """The run is named; without it both files go."""
+    attach(workspace, "vm", VM, {"password": "hunter2"}, None)
+    store = RunStore(workspace.runs_dir)
+    record = RunRecord("e_1_0000000a", "e", 1000, Definition("a.py", target="vm"))
+    folder = store.create(record, RunState())
+    with pytest.raises(SubmissionRefused, match="e_1_0000000a is on vm"):
+        detach(workspace, "vm")
+    store.delete(folder)
+    detach(workspace, "vm")
+    assert list(workspace.targets_dir.iterdir()) == []
+    with pytest.raises(InvalidSettings, match="there is no compute target 'vm'"):
+        detach(workspace, "vm")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["vm", "--address", "x", "--port", "many"], "port is 'many', and has to be a number"),
+        (["local", "--address", "x"], "local is this machine"),
+        (["v/m", "--address", "x"], "cannot be a compute target name"),
+        (["vm", "--address", "x", "--password-file", "/no/such/file"], "the password cannot be read"),
+        (["vm", "--address", "x", "--cores", "0"], "cores is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """By a sentence, with status 2 and nothing written."""
+    assert main(["targets", "attach", "ssh", *words, "--no-check"]) == 2
+    assert said in capsys.readouterr().err
+    assert not workspace.targets_dir.is_dir() or list(workspace.targets_dir.iterdir()) == []
+
+
+def test_options_become_the_file(workspace: Workspace, tmp_path: Path) -> None:
+    """Numbers, lists and texts; a key's path is absolute, and a secret's first line is the secret."""
+    (tmp_path / "given").write_text("open sesame\nnot this\n")
+    words = ["--address", "x", "--port", "2222", "--gpus", "0, 1", "--cores", "2", "--key-file", "id"]
+    words += ["--passphrase-file", str(tmp_path / "given"), "--no-check"]
+    assert main(["targets", "attach", "ssh", "vm", *words]) == 0
+    found = find_target(workspace.targets_dir, "vm")
+    assert found.settings == {
+        "address": "x",
+        "port": 2222,
+        "gpus": ["0", "1"],
+        "cores": 2,
+        "key_file": str(Path("id").absolute()),
+    }
+    assert json.loads((workspace.targets_dir / "vm.secret").read_text()) == {"passphrase": "open sesame"}
