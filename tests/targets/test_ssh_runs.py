@@ -154,6 +154,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
     assert processes_with(f"STOKER_RUN_ID={folder.id}") == []
 
 
+@pytest.mark.timeout(300)
 def test_a_cut_connection_costs_no_line(project: Project, cutter: Cutter) -> None:
     """The script goes on while nothing is heard of it, and every line comes once."""
     shared_sshd().attach(project.workspace.targets_dir, port=cutter.port)
@@ -166,6 +167,93 @@ def test_a_cut_connection_costs_no_line(project: Project, cutter: Cutter) -> Non
     state = wait(folder, project.workspace)
     assert (state.status, state.attempt) == (Status.COMPLETED, 1)
     assert log(folder) == lines(60)
+
+
+class Apart:
+    """A machine of its own as far as its network goes: an sshd in a network namespace, at the end of a cable."""
+
+    def __init__(self, folder: Path) -> None:
+        tag = f"{os.getpid() % 100000}"
+        self.namespace, self.ours, self.theirs = f"stoker{tag}", f"stk{tag}a", f"stk{tag}b"
+        # Of the addresses for benchmarks, which nobody routes.
+        ours, theirs = "198.18.77.1/30", "198.18.77.2/30"
+        self.ip("netns", "add", self.namespace)
+        try:
+            self.ip("link", "add", self.ours, "type", "veth", "peer", "name", self.theirs)
+            self.ip("link", "set", self.theirs, "netns", self.namespace)
+            self.ip("addr", "add", ours, "dev", self.ours)
+            self.ip("link", "set", self.ours, "up")
+            inside = ("ip", "netns", "exec", self.namespace)
+            for words in (("addr", "add", theirs, "dev", self.theirs), ("link", "set", self.theirs, "up")):
+                self.ip("-n", self.namespace, *words)
+            self.server = Sshd(folder, address=theirs.partition("/")[0], prefix=inside).start()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    def plug(self, state: str) -> None:
+        self.ip("link", "set", self.ours, state)
+
+    def close(self) -> None:
+        if hasattr(self, "server"):
+            self.server.stop()
+        subprocess.run(["ip", "netns", "del", self.namespace], check=False, capture_output=True)
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Apart]:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("a network namespace needs root and iproute2")
+    try:
+        found = Apart(tmp_path / "sshd")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespace can be had here: {error.stderr.decode().strip()}")
+    yield found
+    found.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_pulled_cable_costs_no_line(project: Project, apart: Apart) -> None:
+    """A network that is down for 20 s: the same attempt, NotResponding meanwhile, all lines once."""
+    apart.server.attach(project.workspace.targets_dir)
+    folder = project.submit(LINES, arguments=("100", "0.5"), target="gpu-vm")
+    project.until_printed(folder, "line 3")
+    apart.plug("down")
+    down_until_s = time.monotonic() + 20
+    project.until(folder, Status.NOT_RESPONDING)
+    while time.monotonic() < down_until_s:
+        time.sleep(0.1)
+    apart.plug("up")
+    project.until(folder, Status.RUNNING, Status.FINALIZING, Status.COMPLETED)
+    state = wait(folder, project.workspace)
+    assert (state.status, state.attempt) == (Status.COMPLETED, 1)
+    assert log(folder) == lines(100)
+
+
+@pytest.mark.timeout(300)
+def test_what_ends_while_nobody_hears_is_collected_later(project: Project, apart: Apart) -> None:
+    """With one attempt the script may end alone: its log, metrics and outputs come when the cable is back."""
+    script = RECORDER + (
+        "print('up', flush=True)\ntime.sleep(3)\nrecorder.number('loss', 0.5, 1)\n"
+        "open('outputs/m', 'w').write('m')\nprint('done')\n"
+    )
+    apart.server.attach(project.workspace.targets_dir)
+    folder = project.submit(script, target="gpu-vm", lost_after_s=1.0)
+    project.until_printed(folder, "up")
+    apart.plug("down")
+    while processes_with(f"STOKER_RUN_ID={folder.id}"):
+        time.sleep(0.1)
+    project.until(folder, Status.NOT_RESPONDING)
+    assert not (folder.outputs / "m").exists()
+    apart.plug("up")
+    assert wait(folder, project.workspace).status is Status.COMPLETED
+    assert (folder.outputs / "m").read_text() == "m"
+    assert [line["v"] for line in folder.metric_lines()] == [0.5]
+    assert log(folder) == "up\ndone\n"
 
 
 def test_a_restarted_server_is_connected_to_again(tmp_path: Path, project: Project) -> None:
@@ -192,6 +280,7 @@ def processes_below(server: Sshd) -> list[int]:
     return [int(number) for number in said.stdout.split()]
 
 
+@pytest.mark.timeout(300)
 def test_a_machine_that_is_cut_off_for_ever_is_lost(project: Project, cutter: Cutter) -> None:
     """With a further attempt the script ends itself, and the next one goes on from its checkpoint, once it can."""
     script = (

@@ -38,10 +38,17 @@ class Configuration:
     def validate_configuration(self) -> None:
         """Accept it: what cannot be is refused when it is made."""
 
-    def keep_secrets(self, file: Path) -> None:
-        """Write the secrets, if there are any, to a file of mode 0600."""
+    def keep(self, workspace: Workspace, file: Path) -> None:
+        """Keep what is no part of the record: the secrets, if there are any, in a file of mode 0600.
+
+        Args:
+            workspace: Whose target it is.
+            file: The target's record.
+        """
+        del workspace
         if self.secrets:
-            replace_file(file, json.dumps(self.secrets).encode() + b"\n", mode=0o600)
+            secret = file.with_suffix(".secret")
+            replace_file(secret, json.dumps(self.secrets).encode() + b"\n", mode=0o600)
 
 
 class ComputeTarget(UnofferedByComputeTarget):
@@ -117,7 +124,8 @@ class ComputeTarget(UnofferedByComputeTarget):
             with raised_as(ComputeTargetException):
                 workspace.local.create()
             private_folder(file.parent)
-            provisioning_configuration.keep_secrets(file.with_suffix(".secret"))
+            with raised_as(ComputeTargetException):
+                provisioning_configuration.keep(workspace, file)
             replace_file(file, json.dumps(record, indent=2).encode() + b"\n")
             made = ComputeTarget(workspace, name)
             with raised_as(ComputeTargetException):

@@ -33,15 +33,18 @@ if TYPE_CHECKING:
     from stoker.keys import keyring, tokens
     from stoker.launch import registration
     from stoker.models import repository
+    from stoker.targets import attaching, definitions
 
 __all__ = [
     "access",
+    "attaching",
     "backends",
     "calling",
     "checking",
     "compute",
     "dataset",
     "datastore",
+    "definitions",
     "deploy_configuration",
     "deploying",
     "endpoint_deploying",
@@ -75,6 +78,7 @@ _PACKAGES: Final = MappingProxyType(
         "stoker.keys": ["keyring", "tokens"],
         "stoker.launch": ["registration"],
         "stoker.models": ["repository"],
+        "stoker.targets": ["attaching", "definitions"],
     }
 )
 _MODULES: Final = {name: f"{package}.{name}" for package, names in _PACKAGES.items() for name in names}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from stoker.azure.exceptions import ComputeTargetException
+from stoker.azure_sdk import deferred
 from stoker.azure_sdk.compute_target import ComputeTarget, Configuration, given
+from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.workspace import Workspace
 
 __all__ = [
     "AdlaCompute",
@@ -39,6 +43,13 @@ _SIZES: Final[dict[str, tuple[int, int]]] = {
     "STANDARD_NV6": (6, 1),
     "STANDARD_NC4AS_T4_V3": (4, 1),
 }
+_KEYS_OF_SSH: Final = {
+    "address": "address",
+    "ssh_port": "port",
+    "username": "username",
+    "private_key_file": "key_file",
+}
+_SECRETS_OF_SSH: Final = {"password": "password", "private_key_passphrase": "passphrase"}
 _STEPS_ALONE: Final = "Azure takes it for steps of pipelines alone"
 
 
@@ -186,7 +197,8 @@ class _Attached(ComputeTarget):
     """A machine that is reached by SSH."""
 
     kind: ClassVar[str] = ""
-    words: ClassVar[str] = "it will be reached by SSH"
+    words: ClassVar[str] = "it is kept as a record"
+    configuration: ClassVar[type[Configuration]] = Configuration
 
     @classmethod
     def attach_configuration(
@@ -204,13 +216,34 @@ class _Attached(ComputeTarget):
         known = {"address": address, "ssh_port": ssh_port, "username": username}
         values = given({**known, "private_key_file": private_key_file or None})
         secrets = {"password": password, "private_key_passphrase": private_key_passphrase}
-        return Configuration(cls.kind, values, {name: text for name, text in secrets.items() if text})
+        return cls.configuration(cls.kind, values, {name: text for name, text in secrets.items() if text})
+
+
+class _BySsh(Configuration):
+    """How a machine is reached; it becomes a compute target of `stoker targets` too, which has the secrets."""
+
+    def keep(self, workspace: Workspace, file: Path) -> None:
+        """Attach the machine; it is looked at when a script is sent there."""
+        settings = {"type": "ssh", **{_KEYS_OF_SSH[name]: value for name, value in self.values.items()}}
+        secrets = {_SECRETS_OF_SSH[name]: text for name, text in self.secrets.items()}
+        if self.values.get("private_key_file"):
+            settings["key_file"] = str(Path(self.values["private_key_file"]).expanduser().absolute())
+        deferred.attaching.attach(workspace.local, file.stem, settings, secrets, None)
 
 
 class RemoteCompute(_Attached):
-    """A virtual machine, or any other that SSH reaches."""
+    """A virtual machine, or any other that SSH reaches: scripts are sent there."""
 
     kind = "VirtualMachine"
+    words = "scripts are sent there by SSH"
+    configuration = _BySsh
+
+    def delete(self) -> None:
+        """Forget it, unless a run is on it."""
+        with raised_as(ComputeTargetException):
+            if self.name in deferred.definitions.list_targets(self.workspace.local.targets_dir):
+                deferred.attaching.detach(self.workspace.local, self.name)
+        super().delete()
 
 
 class DsvmCompute(RemoteCompute):

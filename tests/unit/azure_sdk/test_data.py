@@ -27,6 +27,7 @@ from azureml.exceptions import UserErrorException
 
 from stoker.azure.exceptions import NotOffered
 from stoker.azure_sdk.training_compute import cores_and_gpus
+from stoker.targets.definitions import find_target, list_targets
 
 
 @pytest.fixture
@@ -203,6 +204,17 @@ def test_secrets_of_a_target_are_in_one_file(
     assert target.serialize()["properties"] == {"address": "host", "ssh_port": 22, "username": "me"}
     target.detach()
     assert not holding.exists()
+
+
+def test_an_attached_machine_takes_scripts(ws: Workspace) -> None:
+    """It is a compute target by SSH of the same settings, until it is detached."""
+    given = RemoteCompute.attach_configuration(address="host", username="me", private_key_file="id_rsa")
+    target = ComputeTarget.attach(ws, "vm", given)
+    found = find_target(ws.local.targets_dir, "vm")
+    expected = {"address": "host", "port": 22, "username": "me", "key_file": str(Path("id_rsa").absolute())}
+    assert (found.type, found.settings) == ("ssh", expected)
+    target.delete()
+    assert list_targets(ws.local.targets_dir) == ["local"]
 
 
 def test_a_token_is_a_secret_too(ws: Workspace) -> None:
