@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stoker.runs.folder import RunFolder
     from stoker.workspace import Workspace
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "collect_outputs", "run", "submit_training"]
 
 SUMMARY = "train a digit classifier as a run, and write its outputs to a folder"
 

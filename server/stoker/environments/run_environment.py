@@ -42,7 +42,7 @@ from stoker.system.durable import private_folder, replace_file
 __all__ = ["LEGACY_KERAS", "RELAXED_VARIABLES", "prepared_for_run", "relaxed"]
 
 _SHOWN_LINES: Final = 30
-RELAXED_VARIABLES: Final = {"TF_USELEGACY_KERAS": "1"}
+RELAXED_VARIABLES: Final = {"TF_USE_LEGACY_KERAS": "1"}
 """What scripts of before have to find beside Keras 2."""
 LEGACY_KERAS: Final = "tf-keras"
 """The package that is Keras 2 beside a TensorFlow of Keras 3."""
@@ -141,7 +141,7 @@ def prepared_for_run(
     legacy = LEGACY_KERAS in built.packages
     lines = ["relaxed: today's versions in place of those asked for"]
     if legacy:
-        lines.append("tf.keras is Keras 2, of the package tf-keras: TF_USELEGACY_KERAS=1")
+        lines.append("tf.keras is Keras 2, of the package tf-keras: TF_USE_LEGACY_KERAS=1")
     for line in lines:
         say(line)
     write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)

@@ -24,6 +24,7 @@ __all__ = [
     "AciWebservice",
     "AksEndpoint",
     "AksWebservice",
+    "EndpointVersion",
     "LocalWebservice",
     "WebServiceAccessToken",
     "Webservice",
