@@ -24,6 +24,7 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
 from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
+from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.errors import StokerError
 from stoker.gateway.rows.exchange import Exchange
@@ -204,6 +205,7 @@ class Joined:
         sizes: BatchSizes | None = None,
         canary: Canary | None = None,
         audit: AuditPolicy | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """Join them.
 
@@ -217,6 +219,7 @@ class Joined:
             sizes: The sizes of batches.
             canary: The canary.
             audit: How it is audited.
+            turn: Its part in the turns of its device.
         """
         self.clock = HandClock()
         self.runtime = runtime or PuppetRuntime()
@@ -229,7 +232,7 @@ class Joined:
         policy = policy or BatchPolicy()
         metrics = self._memory.page(64).model(0)
         self.worker = Worker(
-            self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit
+            self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit, turn=turn
         )
         for another in further:
             self.worker.add_instance(another)

@@ -30,6 +30,7 @@ class Terms:
         target_ms: How long after its request an answer is worth something; None if nothing is said of that.
         late: What becomes of rows that miss it: `answer` or `refuse`.
         hold: For which part of the time that it could still wait a batch waits for company, 0 to 1.
+        device_share: Weight of its time on a device that it shares.
         load_timeout_s: How long a device process may take to load it.
         max_concurrent_requests: Most requests in flight; None is without limit.
         max_queue_wait_ms: How long further requests wait.
@@ -48,6 +49,7 @@ class Terms:
     target_ms: float | None = None
     late: Late = "answer"
     hold: float = 0.0
+    device_share: float = 1.0
     load_timeout_s: float = math.inf
     max_concurrent_requests: int | None = None
     max_queue_wait_ms: int = MAX_QUEUE_WAIT_MS

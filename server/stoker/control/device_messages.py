@@ -54,7 +54,7 @@ class LoadModel:
 
 @dataclass(frozen=True, slots=True)
 class StartDevice:
-    """The supervisor says, first and once, what to load. Its descriptor is the memory of the metrics.
+    """The supervisor says, first and once, what to load. Its descriptors are the memory of the metrics, and of turns.
 
     Attributes:
         name: What the process is called in the log.
@@ -63,6 +63,7 @@ class StartDevice:
         yields: Whether the process was started behind all others, to which it is equal once all is loaded.
         niceness: The niceness to return to then; see `stoker.system.yielding`.
         models: The models, in the order in which they are loaded.
+        device_batches: How many batches compute on the device at once; None to find out where it matters.
     """
 
     name: str
@@ -71,6 +72,7 @@ class StartDevice:
     yields: bool
     niceness: int | None
     models: tuple[LoadModel, ...]
+    device_batches: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ used least of the device, by its share. A model that comes back after a pause ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 from stoker.device.plans import Offer
 
-__all__ = ["Arbiter"]
+__all__ = ["Arbiter", "pick"]
+
+_Model = TypeVar("_Model", bound=Hashable)
 
 
 class Arbiter:
@@ -34,24 +37,8 @@ class Arbiter:
             now_ns: When the device is free.
             offers: What each model would run; one that waits for company, or has nothing, does not want to.
         """
-        wanting = [model for model, offer in offers.items() if offer.rows]
-        if len(wanting) < 2:
-            self._lift(wanting)
-            return wanting[0] if wanting else None
-        self._lift(wanting)
-        tier = min(offers[model].tier for model in wanting)
-        equals = sorted(
-            (model for model in wanting if offers[model].tier == tier),
-            key=lambda model: offers[model].latest_ns,
-        )
-        first = equals[0]
-        ends_ns = now_ns + offers[first].cost_ns
-        pressed = [model for model in equals[1:] if offers[model].latest_ns < ends_ns]
-        if not pressed:
-            return first
-        if _fit(now_ns, [offers[model] for model in (*pressed, first)]):
-            return pressed[0]
-        return min((first, *pressed), key=self._used.__getitem__)
+        self._lift([model for model, offer in offers.items() if offer.rows])
+        return pick(now_ns, offers, self._used)
 
     def charge(self, model: str, cost_ns: int) -> None:
         """Take note that a model uses the device for so long."""
@@ -66,6 +53,31 @@ class Arbiter:
                 if model not in self._wanting:
                     self._used[model] = max(self._used[model], floor)
         self._wanting = frozenset(wanting)
+
+
+def pick(now_ns: int, offers: Mapping[_Model, Offer], used: Mapping[_Model, float]) -> _Model | None:
+    """The model that runs now; None if none wants to.
+
+    Args:
+        now_ns: When the device is free.
+        offers: What each model would run.
+        used: Device time that each has used, by its share.
+    """
+    wanting = [model for model, offer in offers.items() if offer.rows]
+    if len(wanting) < 2:
+        return wanting[0] if wanting else None
+    tier = min(offers[model].tier for model in wanting)
+    equals = sorted(
+        (model for model in wanting if offers[model].tier == tier), key=lambda model: offers[model].latest_ns
+    )
+    first = equals[0]
+    ends_ns = now_ns + offers[first].cost_ns
+    pressed = [model for model in equals[1:] if offers[model].latest_ns < ends_ns]
+    if not pressed:
+        return first
+    if _fit(now_ns, [offers[model] for model in (*pressed, first)]):
+        return pressed[0]
+    return min((first, *pressed), key=used.__getitem__)
 
 
 def _fit(now_ns: int, offers: list[Offer]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from stoker.device.lifecycle import LoadedModel
 from stoker.isolation.samples import first_rows
-from stoker.runtimes.base import BufferedRuntime
+from stoker.runtimes.base import BufferedRuntime, Runtime
 
-__all__ = ["first_times"]
+__all__ = ["first_times", "full_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,7 @@ def first_times(
     times = []
     for size in sorted({*sizes}):
         try:
-            inputs: list[Any] = first_rows(signature.inputs, size, loaded.sample)
-            if isinstance(loaded.runtime, BufferedRuntime):
-                for buffer, array in zip(loaded.runtime.buffers(), inputs, strict=True):
-                    buffer[:size] = array
-                inputs = [buffer[:size] for buffer in loaded.runtime.buffers()]
+            inputs = _inputs(loaded, loaded.runtime, size)
             # Sizes without a bucket have not been run before.
             loaded.runtime.run(inputs)
             for _ in range(_TIMES):
@@ -51,3 +47,26 @@ def first_times(
         except Exception as error:  # noqa: BLE001  # it serves all the same, and learns then
             logger.warning("a batch of %d rows could not be timed: %s", size, error)
     return times
+
+
+def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:
+    """What runs the largest batch of one of its runtimes, on the thread of that.
+
+    Args:
+        loaded: The model, whose rows are made up.
+        runtime: One of its runtimes.
+    """
+
+    def run() -> None:
+        runtime.run(_inputs(loaded, runtime, loaded.max_batch_rows))
+
+    return run
+
+
+def _inputs(loaded: LoadedModel, runtime: Runtime, rows: int) -> list[Any]:
+    inputs: list[Any] = first_rows(loaded.signature.inputs, rows, loaded.sample)
+    if isinstance(runtime, BufferedRuntime):
+        for buffer, array in zip(runtime.buffers(), inputs, strict=True):
+            buffer[:rows] = array
+        inputs = [buffer[:rows] for buffer in runtime.buffers()]
+    return inputs

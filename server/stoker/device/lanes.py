@@ -98,12 +98,16 @@ class Batch(NamedTuple):
         rows: How many.
         lanes: Where they came from, by the lots' keys; lanes that are closed meanwhile stay in it.
         reason: Why it left: one of `metrics.REASONS`.
+        turn: The turn of the device that it has; None where there are none.
+        turn_wait_ns: How long it waited for that.
     """
 
     lots: list[Lot]
     rows: int
     lanes: Mapping[int, Lane]
     reason: str
+    turn: int | None = None
+    turn_wait_ns: int = 0
 
     def split(self, most_rows: int) -> list[Batch]:
         """The same rows in batches of at most `most_rows`."""

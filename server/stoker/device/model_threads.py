@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 
 from stoker.device.audit_schedule import AuditSchedule
 from stoker.device.auditor import AuditPolicy
-from stoker.device.first_times import first_times
+from stoker.device.first_times import first_times, full_batch
 from stoker.device.hang_watch import HangWatch
 from stoker.device.lanes import Lane
 from stoker.device.lifecycle import LoadedModel, fork, load
 from stoker.device.planner import BatchPolicy
+from stoker.device.turn_page import SlotFacts
+from stoker.device.turns import Turn, Turns
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
@@ -40,6 +45,7 @@ class ModelThreads:
         metrics: ModelMetrics,
         audit_rate: float = 0.0,
         on_verdict: Callable[[Verdict], None] = lambda _: None,
+        turns: Turns | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
@@ -49,15 +55,19 @@ class ModelThreads:
             metrics: Where batches are counted.
             audit_rate: How many of all batches are audited, at most 1; 0 for none.
             on_verdict: Called when an audit has shown that its rows must not share batches.
+            turns: The turns of its device; None if it takes none.
         """
         self._servable = servable
+        self._turns = turns
         self._audit_rate = audit_rate
         self._on_verdict = on_verdict
         self._max_delay_ms = max_delay_ms
         self._metrics = metrics
         self._threads: list[threading.Thread] = []
         self._loaded: Future[LoadedModel] = Future()
-        self._serving = threading.Event()
+        self._todo: list[SimpleQueue[Callable[[], None] | None]] = []
+        """What each thread is to do before it serves; None ends that."""
+        self._full_batches: list[Callable[[], None]] = []
         self._worker: Worker | None = None
         self._hang_watch: HangWatch | None = None
 
@@ -72,7 +82,32 @@ class ModelThreads:
         Until then a model leaves its device alone: while another one is loaded and captures CUDA graphs, a canary
         would spoil the capture, for CUDA forbids most calls to all threads of a process then.
         """
-        self._serving.set()
+        for todo in self._todo:
+            todo.put(None)
+
+    @property
+    def wants_targets(self) -> bool:
+        """Whether it has a target."""
+        return self._servable.terms.target_ms is not None
+
+    def full_batches(self) -> list[Callable[[], Future[int]]]:
+        """For each instance what runs its largest batch on its own thread, until it serves, and tells nanoseconds."""
+
+        def begin(number: int) -> Future[int]:
+            took: Future[int] = Future()
+
+            def run() -> None:
+                try:
+                    begun_ns = time.perf_counter_ns()
+                    self._full_batches[number]()
+                    took.set_result(time.perf_counter_ns() - begun_ns)
+                except BaseException as error:  # noqa: BLE001  # raised again on the main thread
+                    took.set_exception(error)
+
+            self._todo[number].put(run)
+            return took
+
+        return [partial(begin, number) for number in range(len(self._full_batches))]
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend from now on."""
@@ -88,7 +123,7 @@ class ModelThreads:
         """Serve no more, and return when the threads have ended."""
         assert self._worker is not None, "the supervisor unloads only loaded models"
         self._worker.stop()
-        self._serving.set()
+        self.serve()
         for thread in self._threads:
             thread.join()
         if self._hang_watch is not None:
@@ -152,12 +187,16 @@ class ModelThreads:
             sizes=loaded.sizes,
             canary=loaded.canary,
             audit=self._audit_policy(loaded),
+            turn=self._turn(len(runtimes)),
         )
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)
         if terms.target_ms is not None:
             worker.teach(first_times(loaded))
         self._worker = worker
+        self._todo += [SimpleQueue() for _ in runtimes]
+        if loaded.signature.takes == "rows":
+            self._full_batches += [full_batch(loaded, runtime) for runtime in runtimes]
         if _can_be_watched(self._servable, loaded):
             self._hang_watch = HangWatch(
                 self._servable.name,
@@ -165,6 +204,17 @@ class ModelThreads:
                 lambda: [instance.run_began_ns for instance in worker.instances],
             )
             self._hang_watch.start()
+
+    def _turn(self, threads: int) -> Turn | None:
+        if self._turns is None:
+            return None
+        try:
+            return self._turns.join(
+                self._servable.terms.device_share, SlotFacts(threads, asks=self.wants_targets)
+            )
+        except OSError as error:
+            logger.warning("%s takes no turns: %s", self._servable.name, error)
+            return None
 
     def _audit_policy(self, loaded: LoadedModel) -> AuditPolicy | None:
         """How it is audited; None for scripts, whose `run` may do more than compute, and where nothing is batched."""
@@ -178,7 +228,8 @@ class ModelThreads:
 
     def _serve(self, number: int) -> None:
         assert self._worker is not None, "it is there when the model is loaded"
-        self._serving.wait()
+        while (task := self._todo[number].get()) is not None:
+            task()
         try:
             self._worker.serve(self._worker.instances[number])
         except BaseException:  # noqa: BLE001  # the process ends of it

@@ -35,6 +35,9 @@ from stoker.control.device_messages import (
 from stoker.device.lanes import Lane
 from stoker.device.lock_guard import LockGuard
 from stoker.device.model_threads import ModelThreads
+from stoker.device.overlap import measure_overlap
+from stoker.device.turn_page import DevicePage
+from stoker.device.turns import Turns
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.metrics.counters import ModelMetrics
@@ -76,7 +79,7 @@ class _ModelHost:
     def _handle(self, message: ToDevice, fds: list[int]) -> None:
         match message:
             case StartDevice():
-                self._start(message, fds[0])
+                self._start(message, *fds)
             case AddLane():
                 arena_fd, doorbell_fd = fds
                 self._add_lane(message, arena_fd, doorbell_fd)
@@ -88,23 +91,25 @@ class _ModelHost:
             case _:
                 assert_never(message)
 
-    def _start(self, start: StartDevice, metrics_fd: int) -> None:
+    def _start(self, start: StartDevice, metrics_fd: int, turns_fd: int) -> None:
         try:
-            self._load(start, metrics_fd)
+            self._load(start, metrics_fd, turns_fd)
         finally:
             if start.yields:
                 stop_yielding(start.niceness)
 
-    def _load(self, start: StartDevice, metrics_fd: int) -> None:
+    def _load(self, start: StartDevice, metrics_fd: int, turns_fd: int) -> None:
         configure_logging(f"device {start.name}")
         page = MetricMemory(metrics_fd).page(start.page)
         os.close(metrics_fd)
         device, reason = enter_device(start.device, {model.servable.framework for model in start.models})
         self._channel.send(DeviceChosen(str(device), device.description, reason))
+        page.set_device(None if device.kind == "cpu" else device.index)
+        turns = _join_turns(turns_fd, device, start)
         failure: OperatorError | None = None
         for model in start.models:
             try:
-                self._load_model(model, device, page)
+                self._load_model(model, device, page, turns)
             except OperatorError as error:
                 self._channel.send(Failed(str(error), error.code, error.exit_code, model.number))
                 failure = error.with_traceback(None)
@@ -112,16 +117,18 @@ class _ModelHost:
                 gc.collect()
         if not self._models:
             self._failure = failure
+        if turns is not None and start.device_batches is None:
+            measure_overlap(turns, list(self._models.values()))
         self._lock_guard.start()
         for instances in self._models.values():
             instances.serve()
 
-    def _load_model(self, model: LoadModel, device: Device, page: MetricPage) -> None:
+    def _load_model(self, model: LoadModel, device: Device, page: MetricPage, turns: Turns | None) -> None:
         servable = model.servable
         if servable.framework == "script":
             self.runs_script = True
             enter_script_process(servable)
-        instances = self._threads(model, page.model(model.slot))
+        instances = self._threads(model, page.model(model.slot), turns)
         try:
             loaded = instances.start(device, model.threads)
         except OperatorError:
@@ -133,11 +140,11 @@ class _ModelHost:
         self._lock_guard.add(model.number, servable.terms.timeout_ms)
         self._channel.send(Loaded(model.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
 
-    def _threads(self, model: LoadModel, metrics: ModelMetrics) -> ModelThreads:
+    def _threads(self, model: LoadModel, metrics: ModelMetrics, turns: Turns | None) -> ModelThreads:
         def tell(verdict: Verdict) -> None:
             self._channel.send(BatchingStopped(model.number, verdict))
 
-        return ModelThreads(model.servable, model.max_delay_ms, metrics, model.audit_rate, tell)
+        return ModelThreads(model.servable, model.max_delay_ms, metrics, model.audit_rate, tell, turns)
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
         arena = Arena(arena_fd, message.signature, message.capacity_rows)
@@ -154,6 +161,22 @@ class _ModelHost:
             # Frameworks' objects refer to each other in circles.
             gc.collect()
         self._channel.send(Unloaded(number))
+
+
+def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> Turns | None:
+    """The turns of the device; None where entry scripts run, whose time is not the device's."""
+    try:
+        if any(model.servable.framework == "script" for model in start.models):
+            return None
+        page = DevicePage(turns_fd, str(device))
+    except OSError as error:
+        logger.warning("its batches take no turns: %s", error)
+        return None
+    finally:
+        os.close(turns_fd)
+    if start.device_batches is not None:
+        page.set_turns(start.device_batches)
+    return Turns(page, asked_for=start.device_batches is not None)
 
 
 def _leave_ending_to_the_supervisor() -> None:

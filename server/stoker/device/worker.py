@@ -27,6 +27,8 @@ from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
 from stoker.device.occupancy import Occupancy
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
+from stoker.device.turn_taking import TurnTaking
+from stoker.device.turns import Turn
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 
@@ -61,6 +63,7 @@ class Worker:
         sizes: BatchSizes | None = None,
         canary: Canary | None = None,
         audit: AuditPolicy | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """Make the first instance.
 
@@ -72,9 +75,10 @@ class Worker:
             sizes: The sizes of batches; None lets them run as they come.
             canary: Tells whether the device still computes; None if that is not asked.
             audit: How running batches are audited; None if they are not.
+            turn: Its part in the turns of its device; None if it takes none.
         """
-        self._metrics = metrics
-        self._clock_ns = clock_ns
+        self._turn = None if turn is None else TurnTaking(turn)
+        self._metrics, self._clock_ns = metrics, clock_ns
         self._sizes = sizes or BatchSizes()
         self._cap = BatchCap(policy, self._sizes, metrics)
         self._auditor = None if audit is None else Auditor(audit, self._cap, clock_ns)
@@ -87,20 +91,23 @@ class Worker:
         self._queue = RowQueue()
         self._times = ServiceTimes(self._sizes.buckets)
         self._targets = policy.target_ms is not None
-        self._poller = select.epoll()
+        self._poller = select.epoll() if turn is None else turn.poller()
         # Never changed, only replaced: a batch keeps the lanes of the moment when it left.
         self._lanes: dict[int, Lane] = {}
         self._look_again_ns: int | None = None
-        self._lone_rows = 0
-        self._left = 0
+        self._lone_rows = self._left = 0
         # Everybody's.
         self._counting = threading.Lock()
         self._active_ns = clock_ns()
         self._arriving = threading.Lock()
         self._new_lanes: list[Lane] = []
         self._stopped = self._closed = False
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poller.register(self._wake_fd, select.EPOLLIN)
+        self._wake_fd = self._watched_eventfd()
+
+    def _watched_eventfd(self) -> int:
+        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(fd, select.EPOLLIN)
+        return fd
 
     def add_instance(self, runtime: Runtime) -> Instance:
         """Make a further instance, for the thread that calls."""
@@ -154,6 +161,8 @@ class Worker:
         for fd in list(self._lanes):
             self._drop(fd)
         self._poller.close()
+        if self._turn is not None:
+            self._turn.leave()
         with self._arriving:
             self._closed = True
             os.close(self._wake_fd)
@@ -182,6 +191,8 @@ class Worker:
 
     def _wait_s(self, most_s: float | None) -> float | None:
         """How long the leader may sleep if nothing comes."""
+        if self._turn is not None and self._turn.given:
+            return 0
         if self._look_again_ns is not None:
             wait_s = max(0, self._look_again_ns - self._clock_ns()) / 1e9
         elif self._metrics.notes:
@@ -208,7 +219,11 @@ class Worker:
         for fd, event in events:
             self._on_event(fd, event)
         self._times.running = self._occupancy.running
-        todo = plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
+        turn, number = self._turn, None
+        if turn is not None and turn.needed:
+            todo, number = turn.plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
+        else:
+            todo = plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
         for lot in todo.expired:
             self._lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
         left_rows = self._queue.rows
@@ -217,8 +232,24 @@ class Worker:
         self._look_again_ns = 0 if lots and left_rows else todo.look_again_ns
         if lots:
             rows = lots[0].rows if len(lots) == 1 else sum(lot.rows for lot in lots)
-            return Batch(lots, rows, self._lanes, todo.reason)
+            if turn is None or number is None:
+                return Batch(lots, rows, self._lanes, todo.reason)
+            return Batch(lots, rows, self._lanes, todo.reason, number, turn.waited_ns)
+        if turn is not None and number is not None:
+            # Nobody wants any more what it was asked for.
+            turn.end(number, 0)
         return None if events or left_rows else self._check_if_idle()
+
+    def _end_turn(self, number: int, elapsed_ns: int) -> None:
+        """Give a turn back; what waits competes with the others for the next one."""
+        assert self._turn is not None, "it has one"
+        if self._occupancy.several:
+            # Another thread leads, and has offered what waits.
+            self._turn.end(number, elapsed_ns)
+            return
+        for fd, event in self._poller.poll(0):
+            self._on_event(fd, event)
+        self._turn.end(number, elapsed_ns, self._queue, self._clock_ns(), self._cap.policy, self._times)
 
     def _check_if_idle(self) -> _CheckDevice | None:
         """The canary, if it is time for it."""
@@ -238,6 +269,9 @@ class Worker:
         self._lone_rows = 0
 
     def _on_event(self, fd: int, event: int) -> None:
+        if self._turn is not None and fd == self._turn.wake_fd:
+            # It is read when the turn is taken.
+            return
         if fd == self._wake_fd:
             os.eventfd_read(fd)
             with self._arriving:
@@ -287,6 +321,8 @@ class Worker:
         instance.run(batch, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
         self._occupancy.leave()
+        if batch.turn is not None:
+            self._end_turn(batch.turn, elapsed_ns)
         # Counted only when the callers have their answers already.
         with self._counting:
             self._count(instance, batch, started_ns, elapsed_ns, sharing)
@@ -310,6 +346,9 @@ class Worker:
         # Beside others it has had a part of the device.
         self._metrics.learn_batch_time(size, elapsed_ns // sharing)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
+        self._metrics.count_busy(elapsed_ns // sharing)
+        if batch.turn is not None:
+            self._metrics.observe_turn_wait(batch.turn_wait_ns)
         for lot in batch.lots:
             self._metrics.note_queued(started_ns - lot.enqueued_ns)
         if instance.padding_rows:

@@ -14,8 +14,10 @@ from stoker.metrics.layout import (
     BATCH_BLOCK,
     BATCH_BOUNDS_ROWS,
     BATCH_CAP_BLOCK,
+    BATCH_SIZES_BLOCK,
     BATCH_TIMES_BLOCK,
     BATCH_WORDS,
+    BUSY_BLOCK,
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
     COLLECTION_DROPS,
@@ -47,6 +49,7 @@ from stoker.metrics.layout import (
     TARGET_REASONS,
     TARGET_REASONS_BLOCK,
     TARGETS_BLOCK,
+    TURN_WAIT_BLOCK,
 )
 
 __all__ = ["ModelMetrics"]
@@ -146,7 +149,13 @@ class ModelMetrics:
         """
         word = BATCH_TIMES_BLOCK.offset + rows.bit_length()
         mean_ns = self._words[word]
-        self._words[word] = mean_ns + int(_LATEST_SHARE * (elapsed_ns - mean_ns)) if mean_ns else elapsed_ns
+        place = word - BATCH_TIMES_BLOCK.offset + BATCH_SIZES_BLOCK.offset
+        if mean_ns:
+            self._words[word] = mean_ns + int(_LATEST_SHARE * (elapsed_ns - mean_ns))
+            mean_rows = self._words[place]
+            self._words[place] = mean_rows + int(_LATEST_SHARE * (1000 * rows - mean_rows))
+        else:
+            self._words[word], self._words[place] = elapsed_ns, 1000 * rows
 
     def set_batch_cap_rows(self, rows: int) -> None:
         """Set how many rows a batch may have now."""
@@ -177,6 +186,15 @@ class ModelMetrics:
         words[TARGETS_BLOCK.offset + 1] += rows
         words[EXPECTED_BLOCK.offset + bisect_left(EXPECTED_OVER_ACTUAL, expected_over_actual)] += 1
         words[EXPECTED_BLOCK.end - 1] += round(1000 * expected_over_actual)
+
+    def count_busy(self, elapsed_ns: int) -> None:
+        """Count how long a batch kept the device."""
+        self._words[BUSY_BLOCK.offset] += elapsed_ns
+
+    def observe_turn_wait(self, elapsed_ns: int) -> None:
+        """Count how long a batch waited for its turn of the device."""
+        self._words[TURN_WAIT_BLOCK.offset + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
+        self._words[TURN_WAIT_BLOCK.end - 1] += elapsed_ns // 1000
 
     def count_comparison(self, result: str, *, flipped: bool) -> None:
         """Count a request whose answers by this version and another one were compared.

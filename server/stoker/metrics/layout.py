@@ -15,9 +15,11 @@ __all__ = [
     "BATCH_BLOCK",
     "BATCH_BOUNDS_ROWS",
     "BATCH_CAP_BLOCK",
+    "BATCH_SIZES_BLOCK",
     "BATCH_TIMES_BLOCK",
     "BATCH_WORDS",
     "BEATS_BLOCK",
+    "BUSY_BLOCK",
     "COLLECTED_BLOCK",
     "COLLECTION_DROPPED_BLOCK",
     "COLLECTION_DROPS",
@@ -25,6 +27,7 @@ __all__ = [
     "COMPARISONS_BLOCK",
     "DECISIONS",
     "DECISIONS_BLOCK",
+    "DEVICE_BLOCK",
     "DEVICE_SLOTS",
     "EXPECTED_BLOCK",
     "EXPECTED_OVER_ACTUAL",
@@ -63,6 +66,7 @@ __all__ = [
     "TARGETS_BLOCK",
     "TARGET_REASONS",
     "TARGET_REASONS_BLOCK",
+    "TURN_WAIT_BLOCK",
     "Block",
 ]
 
@@ -85,9 +89,9 @@ DECISIONS: Final = ("parity_passed", "parity_warned", "parity_failed", "rolled_b
 """What was decided on a version that is to take over from another one."""
 REASONS: Final = ("full", "idle", "delay", "deadline")
 """Why a batch left: it was full; the device was free; company was waited for long enough; a deadline pressed."""
-TARGET_REASONS: Final = ("largest", "order")
+TARGET_REASONS: Final = ("largest", "order", "turn")
 """Why one left where there are targets: it was the largest that could be in time, or the largest that the first
-target allowed."""
+target allowed, or its turn of the device had come, for which it had waited."""
 EXPECTED_OVER_ACTUAL: Final = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 """Bounds of the expected times of batches over those that they took."""
 STAGES: Final = ("parse", "queue", "compute", "total")
@@ -151,7 +155,12 @@ TARGETS_BLOCK: Final = Block(HELD_REQUESTS_BLOCK.end, 2)
 TARGET_REASONS_BLOCK: Final = Block(TARGETS_BLOCK.end, len(TARGET_REASONS))
 # Its sum is in thousandths.
 EXPECTED_BLOCK: Final = Block(TARGET_REASONS_BLOCK.end, len(EXPECTED_OVER_ACTUAL) + 2)
-SLOT_WORDS: Final = EXPECTED_BLOCK.end
+# How long batches kept the device, in nanoseconds.
+BUSY_BLOCK: Final = Block(EXPECTED_BLOCK.end, 1)
+TURN_WAIT_BLOCK: Final = Block(BUSY_BLOCK.end, STAGE_WORDS)
+# Beside the learned times of batches, the mean rows of each bit length, in thousandths.
+BATCH_SIZES_BLOCK: Final = Block(TURN_WAIT_BLOCK.end, BATCH_TIMES_BLOCK.words)
+SLOT_WORDS: Final = BATCH_SIZES_BLOCK.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 RESTARTS_BLOCK: Final = Block(MODEL_SLOTS * SLOT_WORDS, 2)
@@ -160,6 +169,8 @@ BEATS_BLOCK: Final = Block(GPUS_BLOCK.end, 1)
 ACCEPT_FAILURES_BLOCK: Final = Block(BEATS_BLOCK.end, 1)
 LARGE_BODIES_BLOCK: Final = Block(ACCEPT_FAILURES_BLOCK.end, 2)
 KEYS_GENERATION_BLOCK: Final = Block(LARGE_BODIES_BLOCK.end, 1)
-PAGE_BYTES: Final = -(-KEYS_GENERATION_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+# Of a device process: 1 for the CPU, from 2 on the numbers of GPUs.
+DEVICE_BLOCK: Final = Block(KEYS_GENERATION_BLOCK.end, 1)
+PAGE_BYTES: Final = -(-DEVICE_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 PAGES_BYTES: Final = PAGES * PAGE_BYTES
 MEMORY_BYTES: Final = PAGES_BYTES + mmap.PAGESIZE

@@ -20,8 +20,11 @@ from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.layout import (
     ACCEPT_FAILURES_BLOCK,
     BATCH_CAP_BLOCK,
+    BATCH_SIZES_BLOCK,
     BATCH_TIMES_BLOCK,
     BEATS_BLOCK,
+    BUSY_BLOCK,
+    DEVICE_BLOCK,
     DEVICE_SLOTS,
     GPUS_BLOCK,
     KEYS_GENERATION_BLOCK,
@@ -100,6 +103,32 @@ class MetricMemory:
         per_page = np.take_along_axis(rates, largest, axis=-1)[..., 0]
         return np.asarray(per_page.sum(axis=0))
 
+    def batch_times(self, slot: int) -> dict[int, tuple[float, float]]:
+        """What batches of a slot take: by the fewest rows of each power of two the mean rows and seconds."""
+        pages = self._pages[np.flatnonzero(self._taken), slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
+        times_ns = pages[:, BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
+        sizes = pages[:, BATCH_SIZES_BLOCK.offset : BATCH_SIZES_BLOCK.end]
+        known = times_ns > 0
+        return {
+            1 << (size - 1): (
+                float(sizes[known[:, size], size].mean()) / 1000,
+                float(times_ns[known[:, size], size].mean()) / 1e9,
+            )
+            for size in np.flatnonzero(known.any(axis=0)).tolist()
+            if size
+        }
+
+    def busy_s(self) -> dict[str, np.ndarray]:
+        """How long batches of each slot kept each device, in seconds: `float64[slots]`."""
+        words = self._pages[np.flatnonzero(self._taken)]
+        devices = words[:, DEVICE_BLOCK.offset]
+        slots = words[:, : MODEL_SLOTS * SLOT_WORDS].reshape(-1, MODEL_SLOTS, SLOT_WORDS)
+        busy_s = slots[..., BUSY_BLOCK.offset] / 1e9
+        return {
+            "cpu" if device == 1 else f"cuda:{device - 2}": busy_s[devices == device].sum(axis=0)
+            for device in np.unique(devices[devices > 0]).tolist()
+        }
+
     def clear_model(self, slot: int) -> None:
         """Zero the counters of a slot in all pages; no process may write them any more."""
         for index in np.flatnonzero(self._taken):
@@ -134,6 +163,10 @@ class MetricPage:
     def set_keys_generation(self, generation: int) -> None:
         """Set the number of the keys that hold."""
         self._words[KEYS_GENERATION_BLOCK.offset] = generation
+
+    def set_device(self, gpu: int | None) -> None:
+        """Set on which GPU this process computes; None for the CPU."""
+        self._words[DEVICE_BLOCK.offset] = 1 if gpu is None else 2 + gpu
 
     def beat(self) -> None:
         """Show that the event loop of the process turns."""

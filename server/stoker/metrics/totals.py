@@ -54,6 +54,7 @@ from stoker.metrics.layout import (
     TARGET_REASONS,
     TARGET_REASONS_BLOCK,
     TARGETS_BLOCK,
+    TURN_WAIT_BLOCK,
 )
 
 __all__ = ["HistogramTotals", "ModelTotals", "Totals"]
@@ -198,6 +199,11 @@ class ModelTotals:
         """Expected times of batches over those that they took."""
         *counts, thousandths = self._words[EXPECTED_BLOCK.offset : EXPECTED_BLOCK.end]
         return HistogramTotals(EXPECTED_OVER_ACTUAL, counts, thousandths / 1000)
+
+    def turn_waits(self) -> HistogramTotals:
+        """How long batches waited for their turns of the device, in seconds."""
+        *counts, total = self._words[TURN_WAIT_BLOCK.offset : TURN_WAIT_BLOCK.end]
+        return HistogramTotals(STAGE_BOUNDS_S, counts, total / 1e6)
 
     def comparisons(self) -> dict[str, int]:
         """Requests whose answers by this version and another one were compared, by what came of it."""

@@ -57,6 +57,7 @@ def terms_of(
         target_ms=model.target_ms,
         late=model.late,
         hold=model.hold,
+        device_share=model.device_share,
         load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
         max_concurrent_requests=model.max_concurrent_requests,
         max_queue_wait_ms=MAX_QUEUE_WAIT_MS if model.max_queue_wait_ms is None else model.max_queue_wait_ms,

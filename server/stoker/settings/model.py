@@ -123,6 +123,12 @@ class ModelSettings:
         "for which part of the time until it has to begin a batch waits for company, 0 to 1, where there is a "
         "target_ms (default 0: not at all)",
     )
+    device_share: float = setting(
+        1.0,
+        number_of(float, 0.001, 1000),
+        "weight of its time on a device that it shares, where batches of models take turns and cannot all begin in "
+        "time (default 1)",
+    )
     load_timeout_s: float | None = setting(
         None, number_of(float, 1, 86_400), "how long it may take to load (default: the server's)"
     )

@@ -15,6 +15,7 @@ from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, 
 from stoker.settings.values import (
     number_of,
     read_audit,
+    read_device_batches,
     read_devices,
     read_non_finite,
     read_origins,
@@ -69,6 +70,13 @@ class ServerSettings:
         0,
         number_of(int, 0, 64),
         "device processes that serve each model; 0 (the default) takes one for each of its devices",
+    )
+    device_batches: int | None = setting(
+        None,
+        read_device_batches,
+        "batches of models, entry scripts aside, that compute on a device at once: 1 to 8, or auto: as many as come, "
+        "but where a model has target_ms 1, or 2 if that was measured to gain 30 % (default auto)",
+        "COUNT",
     )
     auth: bool = setting(
         True, read_switch, "whether scoring takes a key, and needs one (default: yes)", "BOOL"

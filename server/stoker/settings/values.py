@@ -20,6 +20,7 @@ __all__ = [
     "number_of",
     "read_audit",
     "read_device",
+    "read_device_batches",
     "read_devices",
     "read_names",
     "read_non_finite",
@@ -109,6 +110,17 @@ def read_device(value: Any) -> str:
             "(MIG-…)"
         )
     return value
+
+
+def read_device_batches(value: Any) -> int | None:
+    """How many batches compute on a device at once; None for `auto`."""
+    if value == "auto":
+        return None
+    try:
+        count: int = number_of(int, 1, 8)(value)
+    except ValueError:
+        raise ValueError("must be auto, or a whole number between 1 and 8") from None
+    return count
 
 
 def read_devices(value: Any) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -151,9 +152,12 @@ class Supervision:
         page: The supervisor's page in it.
         background: Starts processes again.
         changes: Is told when something has changed with a process.
+        turns_fd: The memory in which device processes take turns.
     """
 
     metrics_fd: int
     page: MetricPage
     background: Background = field(default_factory=Background)
     changes: Changes = field(default_factory=Changes)
+    # Device processes give it its size: only they know what they write there.
+    turns_fd: int = field(default_factory=lambda: os.memfd_create("stoker-turns", os.MFD_CLOEXEC))

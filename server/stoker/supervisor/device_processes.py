@@ -101,6 +101,7 @@ class DeviceProcesses:
         on_loaded: Callable[[DeviceProcess, Replica], None],
         on_lost: Callable[[Replica], None],
         on_verdict: Callable[[Deployed, Verdict], None],
+        device_batches: int | None = None,
     ) -> None:
         """Begin with none.
 
@@ -109,10 +110,12 @@ class DeviceProcesses:
             on_loaded: Called when a replica can be used.
             on_lost: Called when one cannot be used any more.
             on_verdict: Called when something else is known of whether a model's rows may share batches.
+            device_batches: How many batches compute on a device at once; None to find out.
         """
         self.processes: list[DeviceProcess] = []
         self.replicas = Replicas([])
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
+        self._turns_fd, self._device_batches = supervision.turns_fd, device_batches
         self._background, self._changes = supervision.background, supervision.changes
         self._on_loaded = on_loaded
         self._on_lost = on_lost
@@ -212,8 +215,9 @@ class DeviceProcesses:
             yields=process.quiet,
             niceness=niceness,
             models=tuple(map(_load_model, process.group.models)),
+            device_batches=self._device_batches,
         )
-        child.send(start, [self._metrics_fd])
+        child.send(start, [self._metrics_fd, self._turns_fd])
 
     def _on_message(self, process: DeviceProcess, message: FromDevice) -> None:
         match message:

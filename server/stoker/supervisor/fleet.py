@@ -72,7 +72,9 @@ class Fleet:
             quiet_start: Whether frontends take connections only when told to; see `FrontendProcesses.listen`.
         """
         self._changes, self._background = supervision.changes, supervision.background
-        self.devices = DeviceProcesses(supervision, self._on_loaded, self._on_lost, self._on_verdict)
+        self.devices = DeviceProcesses(
+            supervision, self._on_loaded, self._on_lost, self._on_verdict, settings.device_batches
+        )
         self.frontends = FrontendProcesses(
             settings,
             catalogue,

@@ -251,16 +251,17 @@ def test_who_is_audited(
 def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A canary must not meet another model of the process that captures a CUDA graph."""
     told: list[bool] = []
-    served = threading.Barrier(3)
+    begins, served = threading.Event(), threading.Barrier(3)
 
     def serve(_: Worker, instance: Instance | None = None) -> None:
-        told.append(model._serving.is_set())
+        told.append(begins.is_set())
         served.wait(10)
 
     monkeypatch.setattr(Worker, "serve", serve)
     loading(monkeypatch, ForkingPuppet())
     with threads_of(dataclasses.replace(MODEL, instances=2)) as (model, _):
         model.start(GPU, 1)
+        begins.set()
         model.serve()
         served.wait(10)
     assert told == [True, True]

@@ -490,7 +490,7 @@ def test_rows_that_cannot_be_in_time_are_refused_at_once() -> None:
         assert [end for end in answered if end is not DeadlineExceeded] == [doubled(0), doubled(1)]
         totals = joined.totals()
         assert (totals.in_target_rows, totals.answered_rows) == (2, 2)
-        assert totals.target_dispatches() == {"largest": 1, "order": 0}
+        assert totals.target_dispatches() == {"largest": 1, "order": 0, "turn": 0}
         assert sum(totals.expected_over_actual().counts) == 1
 
 

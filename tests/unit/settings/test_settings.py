@@ -112,7 +112,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
         "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
         "connection_age_s": 2.5, "keys_dir": "/keys",
-        "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7,
+        "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7, "device_batches": 2,
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()

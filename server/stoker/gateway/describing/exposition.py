@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from stoker.gateway.describing.device_exposition import device_metrics
 from stoker.gateway.describing.gpu_exposition import gpu_metrics, with_types_of_aliases
 from stoker.gateway.served_models import ServedModel
 from stoker.metrics.load import Load, LoadMeter, load_of_all
@@ -90,6 +91,7 @@ class _ServerCollector(Collector):
         yield from _load_metrics(self._loads)
         yield from _batch_metrics(named)
         yield from _target_metrics(named)
+        yield from device_metrics(named, self._slots, self._memory)
         yield _batching_metric(self._verdicts)
         yield from _isolation_metrics(named)
         yield from _takeover_metrics(named)
@@ -167,7 +169,8 @@ def _batch_metrics(named: _Named) -> Iterator[Metric]:
         labels=["model", "version", "stage"],
     )
     for labels, model in named:
-        late = model.target_dispatches() if model.answered_rows else {}
+        late = model.target_dispatches()
+        late = late if model.answered_rows or any(late.values()) else {}
         for reason, count in (model.dispatches() | late).items():
             dispatches.add_metric([*labels, reason], count)
         batch_rows = model.batch_rows()

@@ -1,0 +1,326 @@
+"""What the device processes of a device know of each other: offers and device time of each model, in shared memory.
+
+All processes of a server map one memfd. It has a part for each device, with a slot for each model in each process,
+which that process alone writes. Locks on ranges of its bytes are those of open file descriptions: each process opens
+it anew, and what one holds the kernel lets go when it ends, however that is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from stoker.device.plans import Offer
+
+__all__ = ["MOST_TURNS", "ByteLock", "DevicePage", "Slot", "SlotFacts"]
+
+MOST_TURNS: Final = 8
+"""Most batches that run on a device at once."""
+_DEVICES: Final = 32
+_SLOTS: Final = 128
+_PROCESSES: Final = 128
+_SLOT_WORDS: Final = 16
+_NAME_WORDS: Final = 8
+_HEAD_WORDS: Final = 32
+_DEVICE_WORDS: Final = _HEAD_WORDS + _SLOTS * _SLOT_WORDS
+_BYTES: Final = -(-_DEVICES * _DEVICE_WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+
+# Words of a device's head, behind its name.
+_NEEDED, _TURNS, _SEVERAL, _EDITION, _NEXT, _ENDS = 8, 9, 10, 11, 12, 12 + MOST_TURNS
+# Words of a slot: whose it is, what it is, what it offers.
+_OWNER, _THREADS, _ASKS, _SEQUENCE, _ROWS, _COST, _LATEST, _TIER, _USED, _RUNNING = range(10)
+
+# Bytes that are locked, beyond those that are there.
+_REGISTER: Final = 1 << 40
+_LIVES: Final = _REGISTER + 1
+_PER_DEVICE: Final = 1 << 20
+_FIRST_TURN: Final = 1 << 41
+
+_FLOCK: Final = "hhqqi0q"
+
+
+class ByteLock:
+    """A lock on one byte of the file, or on others, of an open file description of its own.
+
+    Attributes:
+        fd: Its descriptor.
+    """
+
+    def __init__(self, fd: int, place: int) -> None:
+        """Open the file that `fd` is anew."""
+        self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._place = place
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.fd)
+
+    def lock(self, place: int | None = None, *, shared: bool = False) -> None:
+        """Wait until it can be had, or, shared, until nobody has it for himself."""
+        self._lock(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, place)
+
+    def try_lock(self, place: int | None = None) -> bool:
+        """Take it, if nobody has it."""
+        try:
+            self._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, place)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def unlock(self, place: int | None = None) -> None:
+        """Let it go, whether it is held or not; any thread may."""
+        self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
+
+    def _lock(self, command: int, kind: int, place: int | None) -> None:
+        start = self._place if place is None else place
+        fcntl.fcntl(self.fd, command, struct.pack(_FLOCK, kind, os.SEEK_SET, start, 1, 0))
+
+
+class SlotFacts(NamedTuple):
+    """A model in a process.
+
+    Attributes:
+        threads: How many batches of it may run at once.
+        asks: Whether turns are to be taken because of it.
+    """
+
+    threads: int
+    asks: bool
+
+
+class Slot:
+    """What one model in one process says of itself. One thread at a time writes."""
+
+    def __init__(self, words: memoryview, number: int) -> None:
+        self.number = number
+        self._words = words
+
+    @property
+    def owner(self) -> int:
+        """The number of its process; 0 if it is nobody's."""
+        return self._words[_OWNER]
+
+    @property
+    def active(self) -> bool:
+        """Whether it wants the device, or has it."""
+        return bool(self._words[_ROWS] or self._words[_RUNNING])
+
+    @property
+    def used_ns(self) -> int:
+        """How much of the device it has used, by its share."""
+        return self._words[_USED]
+
+    def charge(self, used_ns: int) -> None:
+        """Set that."""
+        self._words[_USED] = used_ns
+
+    def set_running(self, batches: int) -> None:
+        """Set how many of its batches have the device."""
+        self._words[_RUNNING] = batches
+
+    def publish(self, offer: Offer | None) -> None:
+        """Say what it would run; None for nothing."""
+        words = self._words
+        words[_SEQUENCE] += 1
+        if offer is None:
+            words[_ROWS] = 0
+        else:
+            words[_ROWS], words[_COST] = offer.rows, offer.cost_ns
+            words[_LATEST], words[_TIER] = offer.latest_ns, offer.tier
+        words[_SEQUENCE] += 1
+
+    def offer(self) -> Offer | None:
+        """What it would run; None for nothing, or where it is being written all the time."""
+        words = self._words
+        for _ in range(100):
+            before = words[_SEQUENCE]
+            rows, cost_ns, latest_ns, tier = (words[word] for word in (_ROWS, _COST, _LATEST, _TIER))
+            if before % 2 == 0 and before == words[_SEQUENCE]:
+                return (
+                    Offer(rows, cost_ns, latest_ns, tier, losing=False, look_again_ns=None) if rows else None
+                )
+        return None
+
+    def take(self, owner: int, facts: SlotFacts) -> None:
+        """Make it a process's."""
+        self._words[:] = memoryview(bytes(8 * _SLOT_WORDS)).cast("q")
+        self._words[_THREADS], self._words[_ASKS] = facts.threads, facts.asks
+        self._words[_OWNER] = owner
+
+    def clear(self) -> None:
+        """Make it nobody's."""
+        self._words[_OWNER] = 0
+        self.publish(None)
+
+    @property
+    def facts(self) -> SlotFacts:
+        """What its process has said of it."""
+        return SlotFacts(self._words[_THREADS], bool(self._words[_ASKS]))
+
+
+class DevicePage:
+    """The part of one device, for one process.
+
+    Attributes:
+        process: The number of this process among those of the server.
+        needed: A word that is 1 where batches take turns: more could run at once than may, and somebody asks for it.
+    """
+
+    def __init__(self, fd: int, device: str) -> None:
+        """Find it, or begin it.
+
+        Args:
+            fd: Shared memory, of any size; it may be closed afterwards.
+            device: The name of the device.
+
+        Raises:
+            OSError: There are too many devices, or processes.
+        """
+        os.ftruncate(fd, _BYTES)
+        memory = mmap.mmap(fd, _BYTES)
+        self._lock = ByteLock(fd, _REGISTER)
+        self._life = ByteLock(fd, _LIVES)
+        with self._registering():
+            self._place, words = _part(memoryview(memory).cast("q"), device)
+            self.process = self._live()
+        self._head = words[:_HEAD_WORDS]
+        self.needed = words[_NEEDED : _NEEDED + 1]
+        self._slots = [
+            Slot(words[_HEAD_WORDS + number * _SLOT_WORDS :][:_SLOT_WORDS], number)
+            for number in range(_SLOTS)
+        ]
+        self._entered: tuple[int, list[Slot]] = (-1, [])
+
+    @property
+    def turns(self) -> int:
+        """How many batches may run at once."""
+        return self._head[_TURNS] or 1
+
+    @property
+    def several(self) -> bool:
+        """Whether models of several processes take turns."""
+        return bool(self._head[_SEVERAL])
+
+    def join(self, facts: SlotFacts) -> Slot:
+        """Enter a model of this process.
+
+        Raises:
+            OSError: There are too many.
+        """
+        with self._registering():
+            self._bury()
+            slot = next((slot for slot in self._slots if not slot.owner), None)
+            if slot is None:
+                raise OSError(f"at most {_SLOTS} models can take turns on a device")
+            slot.take(self.process, facts)
+            self._settle()
+        return slot
+
+    def leave(self, slot: Slot) -> None:
+        """Take a model out."""
+        with self._registering():
+            slot.clear()
+            self._settle()
+
+    def close(self) -> None:
+        """Take no more part: all that this process has is free."""
+        self._life.close()
+        self._lock.close()
+
+    def set_turns(self, turns: int) -> None:
+        """Set how many batches may run at once."""
+        with self._registering():
+            self._head[_TURNS] = turns
+            self._settle()
+
+    def entered(self) -> list[Slot]:
+        """The slots that are a process's."""
+        edition = self._head[_EDITION]
+        if edition != self._entered[0]:
+            self._entered = edition, [slot for slot in self._slots if slot.owner]
+        return self._entered[1]
+
+    def named(self, turn: int) -> int:
+        """Which process was named for a turn, and has not come yet; 0 for none."""
+        return self._head[_NEXT + turn]
+
+    def name(self, turn: int, process: int) -> None:
+        """Name one; who has the turn does."""
+        self._head[_NEXT + turn] = process
+
+    @property
+    def free_ns(self) -> int:
+        """When a turn is expected to be free; 0 if one is."""
+        return min(self._head[_ENDS : _ENDS + self.turns].tolist())
+
+    def set_end(self, turn: int, ends_ns: int) -> None:
+        """Set when a turn is expected to be free; 0 if it is."""
+        self._head[_ENDS + turn] = ends_ns
+
+    def bury_the_dead(self) -> None:
+        """Take out the models of processes that have ended."""
+        with self._registering():
+            self._bury()
+            self._settle()
+
+    def lock_on(self, place: int) -> ByteLock:
+        """A lock of its own on a byte."""
+        return ByteLock(self._lock.fd, place)
+
+    def turn_place(self, turn: int) -> int:
+        """The byte whose lock is the turn."""
+        return _FIRST_TURN + self._place * _PER_DEVICE + turn
+
+    def door_place(self, turn: int, process: int) -> int:
+        """The byte that a process has locked while it comes for a turn."""
+        return _FIRST_TURN + self._place * _PER_DEVICE + MOST_TURNS * (process + 1) + turn
+
+    @contextmanager
+    def _registering(self) -> Iterator[None]:
+        self._lock.lock()
+        try:
+            yield
+        finally:
+            self._lock.unlock()
+
+    def _live(self) -> int:
+        for process in range(1, _PROCESSES):
+            if self._life.try_lock(_LIVES + process):
+                return process
+        raise OSError(f"at most {_PROCESSES - 1} device processes can take turns")
+
+    def _bury(self) -> None:
+        for process in {slot.owner for slot in self._slots} - {0, self.process}:
+            # A description has its own lock alone: to take one and let it go again does no harm.
+            if self._life.try_lock(_LIVES + process):
+                self._life.unlock(_LIVES + process)
+                for slot in self._slots:
+                    if slot.owner == process:
+                        slot.clear()
+
+    def _settle(self) -> None:
+        """Find out whether turns are needed, and by how many processes."""
+        self._head[_EDITION] += 1
+        facts = [slot.facts for slot in self.entered()]
+        self._head[_SEVERAL] = len({slot.owner for slot in self.entered()}) > 1
+        self._head[_NEEDED] = (
+            any(one.asks for one in facts) and sum(one.threads for one in facts) > self.turns
+        )
+
+
+def _part(words: memoryview, device: str) -> tuple[int, memoryview]:
+    name = memoryview(device.encode()[: 8 * _NAME_WORDS].ljust(8 * _NAME_WORDS, b"\0")).cast("q").tolist()
+    for place in range(_DEVICES):
+        part = words[place * _DEVICE_WORDS :][:_DEVICE_WORDS]
+        known = part[:_NAME_WORDS].tolist()
+        if not any(known):
+            part[:_NAME_WORDS] = memoryview(struct.pack(f"{_NAME_WORDS}q", *name)).cast("q")
+        elif known != name:
+            continue
+        return place, part
+    raise OSError(f"at most {_DEVICES} devices can be shared")

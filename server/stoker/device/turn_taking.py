@@ -1,0 +1,91 @@
+"""How the leader of a model's queue plans where batches take turns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stoker.device.planner import BatchPolicy, Plan, RowQueue, ServiceTimes, offer, plan
+from stoker.device.turns import Turn
+
+__all__ = ["TurnTaking"]
+
+_REFRESH_NS: Final = 1_000_000
+"""How long before a turn is expected to be free a model that waits for it says anew what it would run."""
+
+
+class TurnTaking:
+    """The part in the turns of a device that the worker of a model takes.
+
+    Attributes:
+        wake_fd: Is readable when a turn was given; it is read when that is taken.
+        waited_ns: How long the last turn was waited for.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self.wake_fd = turn.wake_fd
+        self.waited_ns = 0
+        self._turn = turn
+        self._offer_again_ns = 0
+
+    @property
+    def needed(self) -> bool:
+        """Whether batches take turns now, or this model has offered one."""
+        return self._turn.needed or self._turn.offer is not None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a turn that was not taken yet."""
+        return bool(self._turn.given)
+
+    def plan(
+        self, queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes
+    ) -> tuple[Plan, int | None]:
+        """Plan if there is a turn, else offer what would run; returns the turn too."""
+        turn = self._turn
+        number = turn.take()
+        if number is not None:
+            self.waited_ns = turn.waited_ns(now_ns)
+            return plan(queue, now_ns, policy, times)._replace(reason="turn"), number
+        if turn.offer is not None and now_ns < self._offer_again_ns:
+            return Plan([], [], "", self._offer_again_ns), None
+        free_ns = turn.free_ns
+        offered = offer(queue, now_ns, policy, times, free_ns)
+        if offered is None or not offered.rows or not turn.needed:
+            turn.withdraw()
+            # What cannot be in time by then is handed back already now.
+            return plan(queue, now_ns, policy, times, free_ns if turn.needed else None), None
+        number = turn.ask(offered, now_ns)
+        if number is not None:
+            self.waited_ns = turn.waited_ns(now_ns)
+            return plan(queue, now_ns, policy, times, free_ns), number
+        # What comes until shortly before is in the next offer.
+        self._offer_again_ns = free_ns - _REFRESH_NS
+        return Plan([], [], "", self._offer_again_ns if self._offer_again_ns > now_ns else None), None
+
+    def end(
+        self,
+        number: int,
+        elapsed_ns: int,
+        queue: RowQueue | None = None,
+        now_ns: int = 0,
+        policy: BatchPolicy | None = None,
+        times: ServiceTimes | None = None,
+    ) -> None:
+        """Give a turn back.
+
+        Args:
+            number: The turn.
+            elapsed_ns: How long the device was used.
+            queue: What the model would go on with, if nobody else offers that.
+            now_ns: The time.
+            policy: Settings of batching.
+            times: What batches take.
+        """
+        offered = None
+        if queue is not None and queue.rows and policy is not None and times is not None:
+            offered = offer(queue, now_ns, policy, times)
+        self._turn.give_back(number, elapsed_ns, offered if offered is not None and offered.rows else None)
+
+    def leave(self) -> None:
+        """Take no more part."""
+        self._turn.leave()

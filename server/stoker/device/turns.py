@@ -1,0 +1,377 @@
+"""The turns of a device: which model's batch has it next, among those of this process and of others.
+
+A model that has rows offers what it would run, and waits until it is given a turn. Whoever gives a turn back gives it
+to the next: the arbiter picks among the offers of that moment. So within a process nothing waits but threads. Where
+several processes share the device, a turn is the lock on a byte of shared memory, and who has it picks among the
+offers of all of them; if that is another process's, it is named and the lock let go. Others that come across it wait
+at the door of the one that is named, a byte which that one has locked until it has come. A process that ends, however
+that is, leaves its turn to the next, for the kernel lets its locks go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import Final
+
+from stoker.device.arbiter import pick
+from stoker.device.plans import Offer
+from stoker.device.turn_page import MOST_TURNS, ByteLock, DevicePage, Slot, SlotFacts
+
+__all__ = ["Turn", "Turns"]
+
+
+class _State(Enum):
+    AWAY = 0
+    """Another process may have it."""
+    COMING = 1
+    """The thread of the turn waits for it."""
+    HERE = 2
+
+
+class Turn:
+    """One model's part in the turns. The thread that leads its queue asks, any of its threads gives back.
+
+    Attributes:
+        wake_fd: An eventfd that is written when a turn was given.
+        asked_ns: Since when it has been waiting; None while it is not.
+    """
+
+    def __init__(self, turns: Turns, slot: Slot, share: float, needed: memoryview) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.asked_ns: int | None = None
+        self.slot = slot
+        self.share = share
+        self.offer: Offer | None = None
+        self.running = 0
+        self.given: list[int] = []
+        self._turns = turns
+        self._needed = needed
+
+    @property
+    def needed(self) -> bool:
+        """Whether batches take turns now."""
+        return bool(self._needed[0] or self.given)
+
+    @property
+    def free_ns(self) -> int:
+        """When a turn is expected to be free; 0 if one is."""
+        return self._turns.free_ns
+
+    def poller(self) -> select.epoll:
+        """One that watches its eventfd."""
+        poller = select.epoll()
+        poller.register(self.wake_fd, select.EPOLLIN)
+        return poller
+
+    def take(self) -> int | None:
+        """The turn that was given, if one was."""
+        if not self.given:
+            return None
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.wake_fd)
+        return self.given.pop()
+
+    def ask(self, offer: Offer, now_ns: int) -> int | None:
+        """Offer to run a batch; returns the turn if it has one at once."""
+        if self.asked_ns is None:
+            self.asked_ns = now_ns
+        return self._turns.ask(self, offer, now_ns)
+
+    def waited_ns(self, now_ns: int) -> int:
+        """End waiting, because there is a turn; returns how long it was."""
+        asked_ns, self.asked_ns = self.asked_ns, None
+        return 0 if asked_ns is None else now_ns - asked_ns
+
+    def withdraw(self) -> None:
+        """Offer nothing."""
+        self.asked_ns = None
+        if self.offer is not None:
+            self._turns.withdraw(self)
+
+    def give_back(self, number: int, elapsed_ns: int, offer: Offer | None = None) -> None:
+        """End a turn.
+
+        Args:
+            number: The turn.
+            elapsed_ns: How long the device was used.
+            offer: What the model would run next; None leaves what it has offered.
+        """
+        self._turns.give_back(self, number, elapsed_ns, offer)
+
+    def leave(self) -> None:
+        """Take no more part."""
+        self.withdraw()
+        for number in self.given:
+            self.give_back(number, 0)
+        self._turns.leave(self)
+        os.close(self.wake_fd)
+
+
+class Turns:
+    """The turns of a device, as one process sees them. Any thread may call anything.
+
+    Args:
+        page: What the processes of the device know of each other.
+        clock_ns: The time.
+        asked_for: Whether turns are taken whatever the models.
+    """
+
+    def __init__(
+        self, page: DevicePage, clock_ns: Callable[[], int] = time.monotonic_ns, *, asked_for: bool = False
+    ) -> None:
+        self._asked_for = asked_for
+        self._page = page
+        self._clock_ns = clock_ns
+        self._changed = threading.Condition(threading.Lock())
+        self._models: dict[int, Turn] = {}
+        self._states = [_State.AWAY] * MOST_TURNS
+        self._keepers: dict[int, _Keeper] = {}
+        self._locked: set[int] = set()
+        self._stopped = False
+
+    @property
+    def free_ns(self) -> int:
+        """When a turn is expected to be free; 0 if one is."""
+        return self._page.free_ns
+
+    def join(self, share: float, facts: SlotFacts) -> Turn:
+        """Let a model take part.
+
+        Args:
+            share: Weight of its device time in conflicts.
+            facts: What the others are told of it.
+        """
+        slot = self._page.join(facts._replace(asks=facts.asks or self._asked_for))
+        turn = Turn(self, slot, share, self._page.needed)
+        with self._changed:
+            self._models[turn.slot.number] = turn
+        return turn
+
+    def set_turns(self, turns: int) -> None:
+        """Set how many batches run at once."""
+        self._page.set_turns(turns)
+
+    def leave(self, turn: Turn) -> None:
+        """Take a model out."""
+        with self._changed:
+            del self._models[turn.slot.number]
+        self._page.leave(turn.slot)
+
+    def stop(self) -> None:
+        """Let all turns go; threads that wait for turns of other processes end when they have them."""
+        with self._changed:
+            self._stopped = True
+            for number in list(self._locked):
+                self._unlock(number)
+            self._changed.notify_all()
+
+    def ask(self, turn: Turn, offer: Offer, now_ns: int) -> int | None:
+        """See `Turn.ask`."""
+        with self._changed:
+            self._publish(turn, offer)
+            for number in range(self._page.turns):
+                if turn.given:
+                    break
+                if self._states[number] is _State.AWAY:
+                    self._try(number, now_ns, turn)
+            return turn.take() if turn.given else None
+
+    def withdraw(self, turn: Turn) -> None:
+        """See `Turn.withdraw`."""
+        with self._changed:
+            turn.offer = None
+            turn.slot.publish(None)
+
+    def give_back(self, turn: Turn, number: int, elapsed_ns: int, offer: Offer | None) -> None:
+        """See `Turn.give_back`."""
+        with self._changed:
+            turn.slot.charge(turn.slot.used_ns + round(elapsed_ns / turn.share))
+            if offer is not None:
+                # Before it has no turn any more: it was not away, and so has no less to make up for.
+                self._publish(turn, offer)
+                turn.asked_ns = self._clock_ns()
+            turn.running -= 1
+            turn.slot.set_running(turn.running)
+            self._states[number] = _State.AWAY
+            if self._page.several and number not in self._locked:
+                # It was this process's alone when it was taken.
+                self._try(number, self._clock_ns())
+            else:
+                self._give(number, self._clock_ns())
+
+    def come(self, number: int, lock: ByteLock) -> None:
+        """Wait until this process has a turn that other processes have too, and give it to one of its models.
+
+        Args:
+            number: The turn.
+            lock: The calling thread's, for the doors of the others.
+        """
+        page = self._page
+        own_door = page.door_place(number, page.process)
+        passed, absent = 0, set[int]()
+        while True:
+            lock.lock(own_door)
+            self._keepers[number].turn.lock()
+            with self._changed:
+                self._locked.add(number)
+                passed = self._arrive(number, passed, absent)
+                # While it waits at another one's door nobody may wait at its own.
+                lock.unlock(own_door)
+                if not passed:
+                    return
+            lock.lock(page.door_place(number, passed), shared=True)
+            lock.unlock(page.door_place(number, passed))
+
+    def _arrive(self, number: int, passed: int, absent: set[int]) -> int:
+        """Give a turn that was come for to one of this process, or leave it to another one.
+
+        Args:
+            number: The turn.
+            passed: At whose door was waited last; 0 for nobody's.
+            absent: Who did not come; it is brought up to date.
+
+        Returns:
+            Who is to have it, and is to be waited for; 0 if nobody is.
+        """
+        page = self._page
+        if self._stopped:
+            self._unlock(number)
+            return 0
+        named = page.named(number)
+        if named in (0, page.process):
+            absent.clear()
+        elif named != passed:
+            self._unlock(number)
+            return named
+        else:
+            absent.add(named)
+            page.bury_the_dead()
+        return self._give(number, self._clock_ns(), absent, own=named == page.process)
+
+    def wait_for_work(self, number: int) -> bool:
+        """Wait until a turn is to be come for; False if there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._states[number] is _State.COMING)
+            return not self._stopped
+
+    def _try(self, number: int, now_ns: int, asking: Turn | None = None) -> None:
+        """Take a turn if nobody has it; else have it come for."""
+        if self._page.several:
+            named = self._page.named(number)
+            if named not in (0, self._page.process) or not self._keeper(number).turn.try_lock():
+                self._send(number)
+                return
+            self._locked.add(number)
+        self._give(number, now_ns, asking=asking)
+
+    def _give(
+        self,
+        number: int,
+        now_ns: int,
+        absent: Collection[int] = (),
+        *,
+        own: bool = False,
+        asking: Turn | None = None,
+    ) -> int:
+        """Give a turn that is here to whoever is to have it; returns the process that was named, or 0.
+
+        Args:
+            number: The turn.
+            now_ns: The time.
+            absent: Processes that do not come.
+            own: Whether one of this process's is to have it, if it has any.
+            asking: The model that finds out by itself if it is given a turn.
+        """
+        page = self._page
+        chosen = self._pick(now_ns, absent, own=own)
+        if chosen is None or chosen.owner != page.process:
+            named = 0 if chosen is None else chosen.owner
+            page.set_end(number, 0)
+            page.name(number, named)
+            coming = self._states[number] is _State.COMING and named
+            self._states[number] = _State.COMING if coming else _State.AWAY
+            self._unlock(number)
+            if named and not coming and any(turn.offer is not None for turn in self._models.values()):
+                self._send(number)
+            return named
+        turn = self._models[chosen.number]
+        assert turn.offer is not None, "it was chosen"
+        page.set_end(number, now_ns + turn.offer.cost_ns)
+        page.name(number, 0)
+        self._states[number] = _State.HERE
+        turn.running += 1
+        turn.slot.set_running(turn.running)
+        turn.offer = None
+        turn.slot.publish(None)
+        turn.given.append(number)
+        if turn is not asking:
+            os.eventfd_write(turn.wake_fd, 1)
+        return 0
+
+    def _pick(self, now_ns: int, absent: Collection[int], *, own: bool) -> Slot | None:
+        slots = {turn.slot.number: turn.slot for turn in self._models.values() if turn.offer is not None}
+        offers = {number: self._models[number].offer for number in slots}
+        if self._page.several and not (own and slots):
+            for slot in self._page.entered():
+                if slot.owner not in (0, self._page.process, *absent):
+                    slots[slot.number], offers[slot.number] = slot, slot.offer()
+        said = {number: offer for number, offer in offers.items() if offer is not None}
+        chosen = pick(now_ns, said, {number: slots[number].used_ns for number in said})
+        return None if chosen is None else slots[chosen]
+
+    def _publish(self, turn: Turn, offer: Offer) -> None:
+        if turn.offer is None and not turn.running:
+            # Who comes back begins where the least of the others stands.
+            floor = [slot.used_ns for slot in self._known() if slot is not turn.slot and slot.active]
+            if floor:
+                turn.slot.charge(max(turn.slot.used_ns, min(floor)))
+        turn.offer = offer
+        turn.slot.publish(offer)
+
+    def _known(self) -> list[Slot]:
+        return self._page.entered() if self._page.several else [turn.slot for turn in self._models.values()]
+
+    def _unlock(self, number: int) -> None:
+        if number in self._locked:
+            self._locked.discard(number)
+            self._keepers[number].turn.unlock()
+
+    def _send(self, number: int) -> None:
+        """Have a turn come for."""
+        # Now, not when its thread runs: who names this process before that would think that it does not come.
+        self._keeper(number).doors.try_lock(self._page.door_place(number, self._page.process))
+        self._states[number] = _State.COMING
+        self._changed.notify_all()
+
+    def _keeper(self, number: int) -> _Keeper:
+        if number not in self._keepers:
+            self._keepers[number] = _Keeper(self, self._page, number)
+        return self._keepers[number]
+
+
+class _Keeper:
+    """The thread that waits for one turn, of those that other processes have too.
+
+    Attributes:
+        turn: The lock that is the turn.
+        doors: A lock for the doors of processes.
+    """
+
+    def __init__(self, turns: Turns, page: DevicePage, number: int) -> None:
+        self.turn = page.lock_on(page.turn_place(number))
+        self.doors = page.lock_on(page.door_place(number, page.process))
+        self._turns = turns
+        self._number: Final = number
+        threading.Thread(target=self._keep, name=f"turn {number}", daemon=True).start()
+
+    def _keep(self) -> None:
+        while self._turns.wait_for_work(self._number):
+            self._turns.come(self._number, self.doors)
+        self.turn.close()
+        self.doors.close()
