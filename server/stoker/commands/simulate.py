@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from stoker.errors import InvalidSettings
 from stoker.settings.values import number_of
@@ -13,6 +16,7 @@ from stoker.settings.values import number_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from stoker.device.planner import BatchPolicy
     from stoker.simulation.devices import Curve
     from stoker.simulation.world import Outcome
 
@@ -31,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--suite", action="store_true", help="the open workloads, by Stoker and by others")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the loads too, as PNG or SVG")
     parser.add_argument(
         "--seeds", type=_numbers(int, 0, 1 << 31), default=[101, 102, 103], help="of chance (101,102,103)"
     )
@@ -44,7 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device.add_argument(
         "--batch-buckets", type=_numbers(int, 1, 65536), help="sizes that batches are filled up to"
     )
+    device.add_argument(
+        "--from-metrics",
+        metavar="URI",
+        help="take the times that a running server has learned, by its /metrics",
+    )
+    device.add_argument("--model", metavar="NAME", help="of which of its models")
+    _add_fleet(parser.add_argument_group("several servers"))
     load = parser.add_argument_group("the requests")
+    load.add_argument(
+        "--replay", type=Path, metavar="FILE", help="requests from a CSV file: time (seconds), model, rows"
+    )
     load.add_argument(
         "--load",
         type=_numbers(float, 0.001, 100),
@@ -78,13 +93,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy.add_argument("--hold", type=_number(float, 0, 1), default=0.0, help="as the setting of a model")
 
 
+def _add_fleet(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--gpus", type=_number(int, 1, 10_000), help="so many servers with a GPU each")
+    group.add_argument(
+        "--routing",
+        choices=("random", "rows", "end"),
+        default="end",
+        help="by chance, to the fewest waiting rows, or to the earliest expected end (end)",
+    )
+    group.add_argument(
+        "--choices",
+        type=_number(int, 1, 10_000),
+        default=3,
+        help="among so many servers, drawn by chance (3)",
+    )
+    group.add_argument(
+        "--state-ms",
+        type=_number(float, 0, 1e5),
+        default=0.0,
+        help="how old what is known of them may be (0)",
+    )
+    group.add_argument(
+        "--routers",
+        type=_number(int, 1, 10_000),
+        default=16,
+        help="so many route requests; each knows what it has sent since itself (16)",
+    )
+    group.add_argument("--models", type=_number(int, 1, 10_000), default=1, help="models, equally busy (1)")
+    group.add_argument(
+        "--copies", type=_number(int, 0, 10_000), default=0, help="servers of each; 0 for all (0)"
+    )
+    group.add_argument(
+        "--lose", type=_number(int, 0, 10_000), default=0, help="servers that are lost half-way (0)"
+    )
+    group.add_argument(
+        "--least-gpus",
+        type=_number(int, 1, 10_000),
+        help="begin with so many; others come and go with the load",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Simulate, and print a table.
 
     Raises:
-        InvalidSettings: There is no such device.
+        InvalidSettings: There is no such device, or what is asked for cannot be.
     """
-    rows = list(_suite(args.seeds)) if args.suite else list(_loads(args))
+    rows = list(_suite(args.seeds)) if args.suite else list(_chosen(args))
+    if args.plot is not None:
+        from stoker.simulation.pictures import draw
+
+        draw(args.plot, rows)
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
@@ -130,13 +189,86 @@ def _mean(outcomes: Sequence[Outcome], model: int | None) -> float:
     return round(sum(outcome.in_time(model) for outcome in outcomes) / len(outcomes), 3)
 
 
-def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    if args.replay is not None:
+        return _replay(args)
+    return _loads(args) if args.gpus is None else _fleet(args)
+
+
+def _policy(args: argparse.Namespace, curve: Curve) -> BatchPolicy:
     from stoker.device.planner import BatchPolicy
+
+    return BatchPolicy(curve.max_batch_rows, buckets=curve.buckets, late=args.late, hold=args.hold)
+
+
+def _replay(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker.simulation.replay import read_requests
+    from stoker.simulation.suite import simulate_requests
+
+    curve = _curve(args)
+    requests, models = read_requests(args.replay, args.target_ms)
+    outcomes = [
+        simulate_requests(curve, _policy(args, curve), requests, len(models), seed) for seed in args.seeds
+    ]
+    yield {"model": "all"} | _facts(outcomes)
+    for number, model in enumerate(models if len(models) > 1 else ()):
+        yield {"model": model} | _facts(outcomes, number)
+
+
+def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker.simulation.arrivals import Stream, joined
+    from stoker.simulation.fleet import Fleet, run_fleet
+
+    if args.hold or args.copies > args.gpus or args.lose >= args.gpus:
+        raise InvalidSettings(
+            "a fleet has no hold, and as many gpus as a model has copies, and more than it loses; change those"
+        )
+    curve = _curve(args)
+    fleet = Fleet(
+        curve,
+        args.gpus,
+        _policy(args, curve),
+        args.routing,
+        args.choices,
+        args.state_ms,
+        args.routers,
+        args.models,
+        args.copies,
+        args.lose,
+        args.least_gpus,
+    )
+    for load in args.load:
+        rate = load * args.gpus * curve.peak_rows_per_s / args.models
+        ends = []
+        for seed in args.seeds:
+            chance = np.random.default_rng(seed)
+            streams = [
+                Stream(rate, args.target_ms, model, args.pattern, args.cv, args.most_rows)
+                for model in range(args.models)
+            ]
+            requests = joined([stream.draw(args.seconds, chance) for stream in streams])
+            ends.append(run_fleet(fleet, requests, seed))
+        seconds = sum(end.outcome.end_ns for end in ends) / 1e9
+        facts = _facts([end.outcome for end in ends])
+        facts["busy"] = round(
+            sum(end.outcome.busy_ns[0] for end in ends) / 1e9 / sum(end.gpu_s for end in ends), 3
+        )
+        yield (
+            {"load": load}
+            | facts
+            | {
+                "gpus": round(sum(end.gpu_s for end in ends) / seconds, 1),
+                "rerouted": sum(end.rerouted_rows for end in ends),
+            }
+        )
+
+
+def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     from stoker.simulation.arrivals import Stream
     from stoker.simulation.suite import simulate_load
 
     curve = _curve(args)
-    policy = BatchPolicy(curve.max_batch_rows, buckets=curve.buckets, late=args.late, hold=args.hold)
+    policy = _policy(args, curve)
     for load in args.load:
         stream = Stream(
             load * curve.peak_rows_per_s,
@@ -152,6 +284,10 @@ def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 def _curve(args: argparse.Namespace) -> Curve:
     from stoker.simulation.devices import CURVES, Curve
 
+    if args.from_metrics is not None:
+        from stoker.simulation.replay import read_curve
+
+        return read_curve(args.from_metrics, args.model)
     known = CURVES.get(args.device)
     if known is None:
         raise InvalidSettings(f"there is no curve {args.device!r}; there are {', '.join(CURVES)}")
@@ -166,8 +302,18 @@ def _curve(args: argparse.Namespace) -> Curve:
     )
 
 
-def _facts(outcomes: Sequence[Outcome]) -> dict[str, object]:
+def _facts(outcomes: Sequence[Outcome], model: int | None = None) -> dict[str, object]:
     count = len(outcomes)
+    if model is not None:
+        rows = [outcome.requests.rows[outcome.requests.model == model].sum() for outcome in outcomes]
+        return {
+            "rows": int(sum(rows)),
+            "in time": round(sum(outcome.in_time(model) for outcome in outcomes) / count, 3),
+            "p50 ms": None,
+            "p99 ms": None,
+            "rows a batch": None,
+            "busy": round(sum(outcome.busy_ns[model] / outcome.end_ns for outcome in outcomes) / count, 3),
+        }
     asked = sum(int(outcome.requests.rows.sum()) for outcome in outcomes)
     batches = sum(outcome.batches for outcome in outcomes)
     answered = sum(outcome.answered_rows for outcome in outcomes)

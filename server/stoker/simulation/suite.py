@@ -17,7 +17,7 @@ from stoker.simulation.planned import Planned, Untargeted
 from stoker.simulation.shared import Shared
 from stoker.simulation.world import Outcome, RowTable, Scheduler, row_tables, run
 
-__all__ = ["SCHEDULERS", "SUITE", "Workload", "simulate", "simulate_load"]
+__all__ = ["SCHEDULERS", "SUITE", "Workload", "simulate", "simulate_load", "simulate_requests"]
 
 _SECONDS: Final = 4.0
 
@@ -112,13 +112,19 @@ def simulate_load(
     return _run(curve, requests, lambda table, _: Planned(table, policy), seed, hiccups)
 
 
-def _run_shared(curve: Curve, workload: Workload, seed: int, hiccups: float) -> Outcome:
-    requests = workload.draw(seed)
-    tables = row_tables(requests, workload.models)
-    policy = BatchPolicy(curve.max_batch_rows, buckets=curve.buckets)
+def simulate_requests(
+    curve: Curve, policy: BatchPolicy, requests: Requests, models: int, seed: int, hiccups: float = 0.001
+) -> Outcome:
+    """What Stoker makes of given requests for models that share a device, all with the same curve and settings."""
+    tables = row_tables(requests, models)
     jitter = Jitter(np.random.default_rng(seed + 1), hiccups=hiccups)
-    shared = Shared(tables, [policy] * workload.models)
-    return run(requests, [curve] * workload.models, tables, shared, jitter)
+    shared = Shared(tables, [policy] * models)
+    return run(requests, [curve] * models, tables, shared, jitter)
+
+
+def _run_shared(curve: Curve, workload: Workload, seed: int, hiccups: float) -> Outcome:
+    policy = BatchPolicy(curve.max_batch_rows, buckets=curve.buckets)
+    return simulate_requests(curve, policy, workload.draw(seed), workload.models, seed, hiccups)
 
 
 def _run(

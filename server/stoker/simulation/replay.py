@@ -1,0 +1,116 @@
+"""Requests that were recorded, and times that a running server has learned."""
+
+from __future__ import annotations
+
+import csv
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker.errors import InvalidSettings
+from stoker.simulation.arrivals import Requests
+from stoker.simulation.devices import Curve
+
+__all__ = ["learned_curve", "read_curve", "read_requests"]
+
+_TIMEOUT_S: Final = 10.0
+_MEAN_SECONDS: Final = "stoker_batch_mean_seconds"
+_MEAN_ROWS: Final = "stoker_batch_mean_rows"
+_CAP: Final = "stoker_batch_cap_rows"
+
+
+def read_requests(path: Path, target_ms: float) -> tuple[Requests, list[str]]:
+    """Read requests from a CSV file with the columns `time` (seconds), `model` and `rows`; others are let be.
+
+    Args:
+        path: The file.
+        target_ms: How long an answer is worth something.
+
+    Returns:
+        The requests, in order, and the names of the models.
+
+    Raises:
+        InvalidSettings: It cannot be read, or has no requests.
+    """
+    try:
+        with path.open(newline="") as file:
+            told = [
+                (float(row["time"]), row.get("model") or "model", int(row.get("rows") or 1))
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, ValueError) as error:
+        raise InvalidSettings(
+            f"{path} cannot be read as CSV with the columns time (seconds), model and rows: {error!r}"
+        ) from error
+    if not told or min(rows for _, _, rows in told) < 1:
+        raise InvalidSettings(f"{path} has no requests, or some without a row")
+    told.sort()
+    models = sorted({model for _, model, _ in told})
+    begun_s = told[0][0]
+    requests = Requests(
+        np.array([round((time_s - begun_s) * 1e9) for time_s, _, _ in told], np.int64),
+        np.array([rows for _, _, rows in told], np.int64),
+        np.array([models.index(model) for _, model, _ in told], np.int64),
+        np.full(len(told), round(target_ms * 1e6)),
+    )
+    return requests, models
+
+
+def read_curve(uri: str, model: str | None) -> Curve:
+    """Ask a running server what batches of a model take.
+
+    Args:
+        uri: Its `/metrics`, or its root.
+        model: The model; None for the only one that has run batches.
+
+    Raises:
+        InvalidSettings: It does not answer, or has not run batches of two sizes.
+    """
+    url = uri if uri.rstrip("/").endswith("/metrics") else f"{uri.rstrip('/')}/metrics"
+    if not url.startswith(("http://", "https://")):
+        raise InvalidSettings(f"{uri} is no address of a server: it begins with http:// or https://")
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # its scheme was looked at
+            text = answer.read().decode()
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(f"{url} cannot be read: {error}") from error
+    return learned_curve(text, model)
+
+
+def learned_curve(text: str, model: str | None) -> Curve:
+    """The line through what batches take, by the metrics of a server; by least squares of relative errors.
+
+    Raises:
+        InvalidSettings: There is nothing of that model, or of one size alone.
+    """
+    known: dict[str, dict[str, dict[str, float]]] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name in (_MEAN_SECONDS, _MEAN_ROWS, _CAP):
+            for sample in family.samples:
+                of = known.setdefault(sample.labels["model"], {}).setdefault(sample.name, {})
+                of[sample.labels.get("rows", "")] = sample.value
+    measured = {name: facts for name, facts in known.items() if len(facts.get(_MEAN_SECONDS, {})) > 1}
+    if model is None and len(measured) == 1:
+        model = next(iter(measured))
+    if model is None or model not in measured:
+        raise InvalidSettings(
+            "say with --model which model's times are meant; those of which batches of two sizes have run: "
+            f"{', '.join(measured) or 'none'}"
+        )
+    facts = measured[model]
+    sizes = facts[_MEAN_SECONDS]
+    line = _line((facts[_MEAN_ROWS][size], seconds * 1000) for size, seconds in sizes.items())
+    return Curve(*line, int(facts.get(_CAP, {}).get("", 0)) or 256)
+
+
+def _line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    rows, ms = np.array(list(points)).T
+    left = np.stack((1 / ms, rows / ms), axis=1)
+    (a, b), *_ = np.linalg.lstsq(left, np.ones(len(ms)), rcond=None)
+    if a < 0:
+        a, b = 0.0, float((rows / ms).sum() / ((rows / ms) ** 2).sum())
+    return float(a), max(1e-6, float(b))
