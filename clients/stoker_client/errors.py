@@ -10,6 +10,7 @@
        │  ├─ MalformedBody      400 malformed_body
        │  ├─ Unauthorized       401 unauthorized          no key, or a wrong one
        │  ├─ Forbidden          403 forbidden             no key would help
+       │  │  └─ OutOfScope      403 out_of_scope          the key is not for this model
        │  ├─ NotFound           404 not_found
        │  │  └─ UnknownService  404 unknown_service
        │  ├─ MethodNotAllowed   405 method_not_allowed
@@ -62,6 +63,7 @@ __all__ = [
     "NotFound",
     "NotReady",
     "NotSupported",
+    "OutOfScope",
     "OutputTooLarge",
     "Overloaded",
     "RequestRefused",
@@ -159,6 +161,10 @@ class Unauthorized(RequestRefused):
 
 class Forbidden(RequestRefused):
     """The server does not do that for anybody, as it was started."""
+
+
+class OutOfScope(Forbidden):
+    """The key is valid, but not for this model."""
 
 
 class NotFound(RequestRefused):
@@ -259,6 +265,7 @@ _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "malformed_body": MalformedBody,
     "unauthorized": Unauthorized,
     "forbidden": Forbidden,
+    "out_of_scope": OutOfScope,
     "not_found": NotFound,
     "unknown_service": UnknownService,
     "method_not_allowed": MethodNotAllowed,

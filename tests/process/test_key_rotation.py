@@ -9,6 +9,7 @@ from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.process.callers import Callers, Question, scored
 from tests.process.conftest import Serve
 
+from stoker.keys.callers import CallerBook
 from stoker.keys.keyring import Keyring
 
 
@@ -57,6 +58,25 @@ def test_rotation_under_load_loses_no_request(serve: Serve, doubler: Path) -> No
     assert len({old.primary, old.secondary, new_primary, new_secondary}) == 4
     for key in (new_primary, new_secondary):
         assert server.score([1, 2, 3, 4], key=key).status == 200
+
+
+def test_named_keys_come_and_go_while_callers_ask(serve: Serve, doubler: Path) -> None:
+    """A new key is taken as soon as the command has ended, and refused when it is removed; others lose nothing."""
+    server = serve(doubler, "--frontends", "2", given_keys=False)
+    book = CallerBook(server.workspace / "keys")
+    primary = Keyring(server.workspace / "keys", "doubler").show().primary
+    with Callers(server.port, scored(primary), kept_alive=4, fresh=2) as callers:
+        wait_until(lambda: callers.answered(200), "callers use the primary key")
+        key = book.add("ads")
+        assert {server.score([1, 2, 3, 4], key=key).status for _ in range(24)} == {200}
+        book.change("ads", {"models": frozenset({"other"})})
+        answer = server.score([1, 2, 3, 4], key=key)
+        assert (answer.status, answer.error_code()) == (403, "out_of_scope")
+        book.remove("ads")
+        assert _refused_by_all(server, key)
+        outcomes = callers.stop()
+
+    assert [outcome for outcome in outcomes if not outcome.right] == []
 
 
 def _asks_with(callers: Callers, key: str) -> bool:

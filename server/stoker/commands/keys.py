@@ -1,4 +1,4 @@
-"""`stoker keys`: show and replace the bearer keys of a service."""
+"""`stoker keys`: show and replace the bearer keys of a service, and those of named callers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.commands.caller_keys import add_caller_actions
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "chosen_keyring", "run"]
 
-SUMMARY = "show and replace the bearer keys of a service"
+SUMMARY = "show and replace the bearer keys of a service, and add those of named callers"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "users' process lists. Without it the key is 256 random bits.",
     )
     regenerate.set_defaults(keys_run=_regenerate)
+    add_caller_actions(actions)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
+from stoker.commands.durations import duration_s
 from stoker.errors import InvalidSettings
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY: Final = "sign a short-lived token for a caller who is not to hold a key"
-
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long it is valid: a number with s, m, h or d (default 12h, at most 30d)",
     )
     parser.add_argument(
+        "--caller",
+        metavar="NAME",
+        help="whose it is: a caller with a named key (stoker keys add), whose scope and expiry hold for it too",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print JSON, with the times of refresh and expiry"
     )
     parser.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
@@ -44,22 +47,26 @@ def run(args: argparse.Namespace) -> int:
     """Sign a token and print it.
 
     Raises:
-        InvalidSettings: The service is unknown or signs no tokens, or the time is malformed or out of range.
+        InvalidSettings: The service is unknown or signs no tokens, the caller is unknown, or the time is malformed or
+            out of range.
     """
     from stoker.commands.keys import chosen_keyring
+    from stoker.keys.callers import CallerBook
     from stoker.keys.keyring import read_signing_secret
     from stoker.keys.tokens import issue
 
     valid_s = _duration_s(args.valid)
     keyring = chosen_keyring(args, signing=True)
     secret = read_signing_secret(keyring.keys_dir, keyring.service)
-    token = issue(secret, keyring.service, now_s=time.time(), valid_s=valid_s)
+    if args.caller is not None:
+        CallerBook(keyring.keys_dir).check_known(args.caller)
+    token = issue(secret, keyring.service, now_s=time.time(), valid_s=valid_s, caller=args.caller)
     sys.stdout.write((json.dumps(token.to_json(), indent=2) if args.json else token.text) + "\n")
     return 0
 
 
 def _duration_s(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
-    if not match:
+    seconds = duration_s(text)
+    if seconds is None:
         raise InvalidSettings(f"--valid has to be a number with s, m, h or d, such as 12h, not {text!r}")
-    return int(match[1]) * _UNITS_S[match[2]]
+    return seconds

@@ -6,6 +6,7 @@ StokerError                     500 internal
 │  ├─ InvalidInput              422 invalid_input       JSON of the wrong shape or type
 │  ├─ Unauthorized              401 unauthorized
 │  ├─ Forbidden                 403 forbidden           no key would help: this server does not do that
+│  │  └─ OutOfScope             403 out_of_scope        the key is not for this model
 │  ├─ NotFound                  404 not_found           no such path
 │  ├─ UnknownService            404 unknown_service
 │  ├─ MethodNotAllowed          405 method_not_allowed
@@ -80,6 +81,7 @@ from stoker.errors.request import (
     MalformedBody,
     MethodNotAllowed,
     NotFound,
+    OutOfScope,
     RequestError,
     RequestTimeout,
     TargetTooLong,
@@ -130,6 +132,7 @@ __all__ = [
     "NotReady",
     "NotSupported",
     "OperatorError",
+    "OutOfScope",
     "OutputTooLarge",
     "Overloaded",
     "ParityFailed",

@@ -16,6 +16,7 @@ __all__ = [
     "MalformedBody",
     "MethodNotAllowed",
     "NotFound",
+    "OutOfScope",
     "RequestError",
     "RequestTimeout",
     "TargetTooLong",
@@ -78,6 +79,12 @@ class Forbidden(RequestError):
     """This server, as it was started, does not do that for anybody who asks in this way."""
 
     status, code = 403, "forbidden"
+
+
+class OutOfScope(Forbidden):
+    """The caller's key is valid, but not for this model."""
+
+    status, code = 403, "out_of_scope"
 
 
 class NotFound(RequestError):

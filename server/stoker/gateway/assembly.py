@@ -70,7 +70,7 @@ def _access(rules: ServiceRules, server: ServerRules) -> Access:
     owner = keys_owner(server.endpoint, rules.name)
     if not server.auth and not server.token_auth:
         return Access()
-    keys = KeyVerifier(server.keys_dir, owner, rules.keys)
+    keys = KeyVerifier(server.keys_dir, owner, rules.keys, model=rules.name)
     if not server.token_auth:
         return Access(keys)
     from stoker.keys.tokens import TokenVerifier

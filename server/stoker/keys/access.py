@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stoker.errors import Unauthorized
+from stoker.errors import OutOfScope, StokerError, Unauthorized
+from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import BEARER_HEADER
 from stoker.keys.verifier import KeyVerifier
 
@@ -24,12 +25,12 @@ class Access:
         needs: What a caller without a valid key is told: the beginning of a sentence.
 
     Attributes:
-        allows: Returns whether the value of the `Authorization` header carries what is asked for.
+        holder: Returns who sends the value of the `Authorization` header; None if that is not allowed.
         open: Whether nothing is asked for.
         tokens: As given; whoever has a key gets new tokens there.
     """
 
-    __slots__ = ("_needs", "allows", "open", "tokens")
+    __slots__ = ("_keys", "_needs", "holder", "open", "tokens")
 
     def __init__(
         self,
@@ -37,41 +38,54 @@ class Access:
         tokens: TokenVerifier | None = None,
         needs: str = "A valid key is needed",
     ) -> None:
-        self.allows: Callable[[bytes], bool] = _check(keys, tokens)
+        self.holder: Callable[[bytes], CallerTerms | None] = _check(keys, tokens)
+        self._keys = keys
         self.open = keys is None and tokens is None
         self.tokens = tokens
         self._needs = needs
 
-    def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> None:
-        """Raise Unauthorized unless the value of the `Authorization` header carries what is asked for.
+    def allows(self, authorization: bytes) -> bool:
+        """Whether the value of the `Authorization` header carries what is asked for."""
+        return self.holder(authorization) is not None
+
+    def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> CallerTerms:
+        """Return who sends the value of the `Authorization` header.
 
         Args:
             authorization: The header's value; empty if there is none.
             sent_as: As for `refusal`.
-        """
-        if not self.allows(authorization):
-            raise self.refusal(authorization, sent_as)
 
-    def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> Unauthorized:
+        Raises:
+            Unauthorized: It does not carry what is asked for.
+            OutOfScope: It does, but not for this service.
+        """
+        holder = self.holder(authorization)
+        if holder is None:
+            raise self.refusal(authorization, sent_as)
+        return holder
+
+    def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> StokerError:
         """Return the error for a request that is not allowed.
 
         Args:
             authorization: The value of its `Authorization` header.
             sent_as: How callers of the request's protocol send it, in the words of `BEARER_HEADER`.
         """
+        if self._keys is not None and self._keys.out_of_scope(authorization):
+            return OutOfScope("This key is valid, but not for this model.")
         if self.tokens is not None:
             return self.tokens.refusal(authorization, sent_as)
         return Unauthorized(f"{self._needs}: send {sent_as.format('key')}.")
 
 
-def _check(keys: KeyVerifier | None, tokens: TokenVerifier | None) -> Callable[[bytes], bool]:
+def _check(keys: KeyVerifier | None, tokens: TokenVerifier | None) -> Callable[[bytes], CallerTerms | None]:
     if tokens is None:
-        return _allow_all if keys is None else keys.verify
+        return _everybody if keys is None else keys.holder
     if keys is None:
-        return tokens.verify
-    takes_token, takes_key = tokens.verify, keys.verify
-    return lambda authorization: takes_token(authorization) or takes_key(authorization)
+        return tokens.holder
+    of_token, of_key = tokens.holder, keys.holder
+    return lambda authorization: of_token(authorization) or of_key(authorization)
 
 
-def _allow_all(_: bytes) -> bool:
-    return True
+def _everybody(_: bytes) -> CallerTerms:
+    return DEFAULT

@@ -39,8 +39,11 @@ __all__ = [
     "Keyring",
     "Keys",
     "Slot",
+    "check_key",
     "digest",
     "map_generation",
+    "new_key",
+    "raise_generation",
     "read_signing_secret",
     "services_that_sign",
     "services_with_keys",
@@ -76,12 +79,12 @@ class Keys:
 
     def __post_init__(self) -> None:
         for slot, key in (("primary", self.primary), ("secondary", self.secondary)):
-            _check_key(slot, key)
+            check_key(slot, key)
 
     @classmethod
     def generate(cls) -> Keys:
         """Make two keys of 256 random bits each."""
-        return cls(_new_key(), _new_key())
+        return cls(new_key(), new_key())
 
     @classmethod
     def given(cls, primary: str | None, secondary: str | None) -> Keys | None:
@@ -164,8 +167,8 @@ class Keyring:
             FileNotFoundError: The service has no keys yet.
             InvalidSettings: The value is too short, too long, or cannot stand in a header.
         """
-        key = _new_key() if value is None else value
-        _check_key(slot, key)
+        key = new_key() if value is None else value
+        check_key(slot, key)
         with locked(self.keys_dir / ".lock"):
             keys = self.show().replaced(slot, key)
             # The readable file goes first: whatever is interrupted, no key is valid that nobody can read.
@@ -227,7 +230,7 @@ class Keyring:
         stored = {"service": self.service, "signing_secret": secret.hex()}
         path = _signing_path(self.keys_dir, self.service)
         replace_file(path, json.dumps(stored, indent=2).encode() + b"\n")
-        _raise_generation(self.keys_dir)
+        raise_generation(self.keys_dir)
         return secret
 
     def _write_keys(self, keys: Keys) -> None:
@@ -238,7 +241,7 @@ class Keyring:
         primary, secondary = (hashed.hex() for hashed in keys.digests())
         stored = {"service": self.service, "primary_sha256": primary, "secondary_sha256": secondary}
         replace_file(verify_path(self.keys_dir, self.service), json.dumps(stored, indent=2).encode() + b"\n")
-        _raise_generation(self.keys_dir)
+        raise_generation(self.keys_dir)
 
 
 class AdminKey(Keyring):
@@ -248,7 +251,7 @@ class AdminKey(Keyring):
         super().__init__(keys_dir, ADMIN)
 
     def _generate(self) -> Keys:
-        key = _new_key()
+        key = new_key()
         return Keys(key, key)
 
     def replace(self, value: str | None = None) -> str:
@@ -258,7 +261,7 @@ class AdminKey(Keyring):
             FileNotFoundError: There is none yet.
             InvalidSettings: The value is too short, too long, or cannot stand in a header.
         """
-        key = _new_key() if value is None else value
+        key = new_key() if value is None else value
         keys = Keys(key, key)
         with locked(self.keys_dir / ".lock"):
             self.show()
@@ -319,11 +322,13 @@ def _signing_path(keys_dir: Path, service: str) -> Path:
     return keys_dir / f"{checked_name(service, 'service')}.signing"
 
 
-def _new_key() -> str:
+def new_key() -> str:
+    """Make a key of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
-def _check_key(slot: str, key: str) -> None:
+def check_key(slot: str, key: str) -> None:
+    """Raise InvalidSettings, which says of which `slot` it is, if this cannot be a key."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidSettings(f"the {slot} key may have only visible ASCII characters, and no space")
     if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
@@ -350,7 +355,7 @@ def map_generation(keys_dir: Path) -> memoryview:
         os.close(descriptor)
 
 
-def _raise_generation(keys_dir: Path) -> None:
+def raise_generation(keys_dir: Path) -> None:
     """Add one to the shared counter; the caller holds the folder's lock, so there is one writer at a time."""
     descriptor = os.open(keys_dir / "generation", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

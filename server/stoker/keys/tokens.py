@@ -14,11 +14,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import jwt
 
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
+from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import BEARER_HEADER, map_generation, read_signing_secret
 from stoker.keys.verifier import KeyVerifier
 
@@ -37,11 +38,24 @@ _REMEMBERED: Final = 1024
 
 _log = logging.getLogger(__name__)
 
-_Flaw = Literal["expired", "invalid"]
+_Flaw = Literal["expired", "invalid", "disowned"]
 _FLAWS: Final[dict[_Flaw, str]] = {
     "expired": "The token has expired",
     "invalid": "The token is not valid: it was not signed by this service, or its secret was replaced since",
+    "disowned": "The token is of a caller who is not known any more, or not for this model",
 }
+
+
+class _Claims(NamedTuple):
+    """What a token says.
+
+    Attributes:
+        expires_s: From then on it is refused.
+        caller: Whose it is; None for those with the keys of the service.
+    """
+
+    expires_s: int
+    caller: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,9 @@ class Token:
         }
 
 
-def issue(secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_VALID_S) -> Token:
+def issue(
+    secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_VALID_S, caller: str | None = None
+) -> Token:
     """Sign a token.
 
     Args:
@@ -80,6 +96,7 @@ def issue(secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_V
         service: Name of the service.
         now_s: The time, in seconds of the epoch.
         valid_s: Seconds until it expires.
+        caller: Whose it is, the name of a named key; None for those with the keys of the service.
 
     Raises:
         InvalidSettings: `valid_s` is out of range.
@@ -90,7 +107,9 @@ def issue(secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_V
         )
     issued_s = int(now_s)
     expires_s = issued_s + valid_s
-    claims = {"iss": _ISSUER, "aud": service, "iat": issued_s, "exp": expires_s}
+    claims: dict[str, Any] = {"iss": _ISSUER, "aud": service, "iat": issued_s, "exp": expires_s}
+    if caller is not None:
+        claims["sub"] = caller
     return Token(jwt.encode(claims, secret, _ALGORITHM), issued_s, issued_s + valid_s // 2, expires_s)
 
 
@@ -121,24 +140,28 @@ class TokenVerifier:
         self._secret: bytes | None = None
         # What was accepted, with its end. That a lookup's time depends on its key tells nothing here: Python's
         # hash of bytes is keyed with a random number, and a match is compared whole.
-        self._accepted: dict[bytes, int] = {}
+        self._accepted: dict[bytes, _Claims] = {}
         self._load()
 
     def verify(self, authorization: bytes) -> bool:
-        """Say whether the value of an `Authorization` header carries a valid token.
+        """Whether the value of an `Authorization` header carries a valid token; see `holder`."""
+        return self.holder(authorization) is not None
+
+    def holder(self, authorization: bytes) -> CallerTerms | None:
+        """Find out whose token the value of an `Authorization` header carries; None if it is not valid.
 
         Args:
             authorization: The header's value, `Bearer TOKEN` with the scheme in any case; empty if absent.
         """
         if self._generation[0] != self._loaded_generation:
             self._reload()
-        expires_s = self._accepted.get(authorization)
-        if expires_s is None:
-            return self._verify_signature(authorization)
-        if self._clock_s() < expires_s:
-            return True
-        del self._accepted[authorization]
-        return False
+        accepted = self._accepted.get(authorization)
+        if accepted is None:
+            return self._by_signature(authorization)
+        if self._clock_s() >= accepted.expires_s:
+            del self._accepted[authorization]
+            return None
+        return self._whose(accepted)
 
     def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
         """The error for a request whose header `verify` refused: what is wrong with it and where to get a token.
@@ -166,7 +189,8 @@ class TokenVerifier:
             Unauthorized: The header carries no key of the service.
             NotReady: The secret cannot be read just now.
         """
-        if not self._keys.verify(authorization):
+        holder = self._keys.holder(authorization)
+        if holder is None:
             raise Unauthorized(
                 "A key of the service is needed for a token: send 'Authorization: Bearer <key>'."
             )
@@ -176,19 +200,24 @@ class TokenVerifier:
             raise NotReady(
                 f"The signing secret of {self._service} cannot be read; the server's log says why."
             )
-        return issue(self._secret, self._service, now_s=self._clock_s())
+        caller = None if holder is DEFAULT else holder.name
+        return issue(self._secret, self._service, now_s=self._clock_s(), caller=caller)
 
-    def _verify_signature(self, authorization: bytes) -> bool:
-        expires_s = self._expiry(authorization)
-        if expires_s is None or self._clock_s() >= expires_s:
-            return False
+    def _by_signature(self, authorization: bytes) -> CallerTerms | None:
+        claims = self._claims(authorization)
+        if claims is None or self._clock_s() >= claims.expires_s:
+            return None
         if len(self._accepted) >= _REMEMBERED:
             self._accepted.clear()
-        self._accepted[authorization] = expires_s
-        return True
+        self._accepted[authorization] = claims
+        return self._whose(claims)
 
-    def _expiry(self, authorization: bytes) -> int | None:
-        """When a rightly signed token of this service ends, be that past; None for everything else."""
+    def _whose(self, claims: _Claims) -> CallerTerms | None:
+        # A caller who is removed, or whose key has expired, has no use of tokens either.
+        return DEFAULT if claims.caller is None else self._keys.caller_named(claims.caller)
+
+    def _claims(self, authorization: bytes) -> _Claims | None:
+        """What a rightly signed token of this service says, be its end past; None for everything else."""
         text = _token_of(authorization)
         # Keys come here too, where both are taken; they have no two dots.
         if len(text) > _MAX_TOKEN_BYTES or text.count(b".") != 2 or self._secret is None:
@@ -203,14 +232,17 @@ class TokenVerifier:
                 # The time is looked at with every request, here the token itself is.
                 options={"require": ["exp", "iat"], "verify_exp": False, "verify_iat": False},
             )
-            return int(claims["exp"])
+            return _Claims(int(claims["exp"]), claims.get("sub"))
         except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError):
             return None
 
     def _flaw(self, authorization: bytes) -> _Flaw | None:
         if not _token_of(authorization):
             return None
-        return "invalid" if self._expiry(authorization) is None else "expired"
+        claims = self._claims(authorization)
+        if claims is None:
+            return "invalid"
+        return "expired" if self._clock_s() >= claims.expires_s else "disowned"
 
     def _load(self) -> None:
         # The counter is read before the file and raised after it is replaced: the secret is never the older one.

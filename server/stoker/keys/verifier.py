@@ -12,9 +12,13 @@ import hashlib
 import json
 import logging
 import secrets
+import time
+from collections.abc import Callable
 from hmac import compare_digest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from stoker.errors import InvalidSettings
+from stoker.keys.callers import DEFAULT, CallerTerms, read_callers
 from stoker.keys.keyring import MAX_KEY_CHARS, digest, map_generation, verify_path
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ __all__ = ["KeyVerifier"]
 
 # Stands for "no header was accepted yet": random, so that no header equals it, not even an empty one.
 _NO_HEADER = secrets.token_bytes(32)
+_REMEMBERED: Final = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -37,17 +42,35 @@ class KeyVerifier:
         keys_dir: The workspace's folder of keys, after `Keyring.ensure`.
         service: Name of the service.
         override: Keys given by the operator; then no file is read.
+        model: For which model; named keys are taken there alone, and as far as it is in their scope.
+        clock_s: The time, in seconds of the epoch.
 
     Raises:
         FileNotFoundError: The folder has no keys, so `Keyring.ensure` did not run.
     """
 
-    def __init__(self, keys_dir: Path, service: str, override: Keys | None = None) -> None:
+    def __init__(
+        self,
+        keys_dir: Path,
+        service: str,
+        override: Keys | None = None,
+        *,
+        model: str | None = None,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
         self._service = service
+        self._keys_dir = keys_dir
         self._path = verify_path(keys_dir, service)
+        self._model = model
+        self._clock_s = clock_s
         self._reported_generation = 0
         self._digests: tuple[bytes, bytes] | None = None
         self._last_primary = self._last_secondary = _NO_HEADER
+        self._callers: dict[bytes, CallerTerms] = {}
+        # Headers with named keys. That a lookup's time depends on its key tells nothing here: Python's hash of bytes
+        # is keyed with a random number, and a match is compared whole.
+        self._known: dict[bytes, CallerTerms] = {}
+        self._said_expired: set[str] = set()
         if override is not None:
             self._digests = override.digests()
             self._generation = memoryview(bytes(8)).cast("Q")
@@ -58,7 +81,11 @@ class KeyVerifier:
             self._reload()
 
     def verify(self, authorization: bytes) -> bool:
-        """Say whether the value of an `Authorization` header carries a valid key.
+        """Whether the value of an `Authorization` header carries a valid key; see `holder`."""
+        return self.holder(authorization) is not None
+
+    def holder(self, authorization: bytes) -> CallerTerms | None:
+        """Find out who has the key that the value of an `Authorization` header carries; None if it is not valid.
 
         The time taken tells nothing of how much of a wrong key is right: every comparison runs over the
         whole value, and both keys are compared always.
@@ -72,13 +99,26 @@ class KeyVerifier:
         if compare_digest(authorization, self._last_primary) | compare_digest(
             authorization, self._last_secondary
         ):
-            return True
-        return self._verify_by_digest(authorization)
+            return DEFAULT
+        known = self._known.get(authorization)
+        return self._by_digest(authorization) if known is None else self._admitted(known)
 
-    def _verify_by_digest(self, authorization: bytes) -> bool:
+    def caller_named(self, name: str) -> CallerTerms | None:
+        """The caller of this name, if they may ask for the model now: for tokens, which say whose they are."""
+        if self._generation[0] != self._loaded_generation:
+            self._reload()
+        found = next((terms for terms in self._callers.values() if terms.name == name), None)
+        return None if found is None else self._admitted(found)
+
+    def out_of_scope(self, authorization: bytes) -> bool:
+        """Whether a header carries a named key that is valid, but not for this model."""
+        known = self._known.get(authorization)
+        return known is not None and not self._over(known) and not known.may_ask(str(self._model))
+
+    def _by_digest(self, authorization: bytes) -> CallerTerms | None:
         scheme, _, key = authorization.partition(b" ")
         if self._digests is None or scheme.lower() != b"bearer" or len(key) > 2 * MAX_KEY_CHARS:
-            return False
+            return None
         presented = digest(key.strip(b" \t"))
         primary, secondary = self._digests
         is_primary, is_secondary = compare_digest(presented, primary), compare_digest(presented, secondary)
@@ -86,32 +126,64 @@ class KeyVerifier:
             self._last_primary = authorization
         elif is_secondary:
             self._last_secondary = authorization
-        return is_primary | is_secondary
+        if is_primary | is_secondary:
+            return DEFAULT
+        # Who looks for a hash that is here has to find a key that has it.
+        named = self._callers.get(presented)
+        if named is None:
+            return None
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[authorization] = named
+        return self._admitted(named)
+
+    def _admitted(self, terms: CallerTerms) -> CallerTerms | None:
+        """The caller, if they may ask for the model now."""
+        if terms.expires_s is None and terms.models is None:
+            return terms
+        if self._over(terms):
+            if terms.name not in self._said_expired:
+                self._said_expired.add(terms.name)
+                _log.warning("the key of the caller %s has expired; it is refused from now on", terms.name)
+            return None
+        return terms if terms.may_ask(str(self._model)) else None
+
+    def _over(self, terms: CallerTerms) -> bool:
+        return terms.expires_s is not None and self._clock_s() >= terms.expires_s
 
     def _reload(self) -> None:
-        # The counter is read before the file and raised after it is replaced, so hashes can be newer than
+        # The counter is read before the files and raised after they are replaced, so hashes can be newer than
         # the generation noted here, but never older.
         generation = self._generation[0]
         self._last_primary = self._last_secondary = _NO_HEADER
+        self._known.clear()
+        self._said_expired.clear()
+        self._callers, self._loaded_generation = {}, generation
         try:
             stored = json.loads(self._path.read_bytes())
             self._digests = (
                 _stored_digest(stored["primary_sha256"]),
                 _stored_digest(stored["secondary_sha256"]),
             )
-            self._loaded_generation = generation
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # The generation stays unloaded: the next request tries again, so a mended file needs no restart.
             self._digests = None
-            self._loaded_generation = -1
-            if self._reported_generation != generation:
-                self._reported_generation = generation
-                _log.error(
-                    "every key of service %s is refused until %s can be read: %r",
-                    self._service,
-                    self._path,
-                    error,
-                )
+            self._report(
+                generation,
+                f"every key of service {self._service} is refused until {self._path} can be read: {error!r}",
+            )
+            return
+        if self._model is not None:
+            try:
+                self._callers = read_callers(self._keys_dir)
+            except InvalidSettings as error:
+                self._report(generation, f"every named key is refused: {error}")
+
+    def _report(self, generation: int, message: str) -> None:
+        # The generation stays unloaded: the next request tries again, so a mended file needs no restart.
+        self._loaded_generation = -1
+        if self._reported_generation != generation:
+            self._reported_generation = generation
+            _log.error("%s", message)
 
 
 def _stored_digest(digest: str) -> bytes:

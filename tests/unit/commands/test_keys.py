@@ -11,6 +11,7 @@ import pytest
 from stoker.commands import keys as command
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import AdminKey, Keyring
+from stoker.keys.verifier import KeyVerifier
 
 
 def run(*arguments: str) -> int:
@@ -122,3 +123,35 @@ def test_the_admin_key_is_shown_and_replaced(workspace: Path, capsys: pytest.Cap
     assert new != shown
     with pytest.raises(InvalidSettings, match="there are no keys"):
         run("show", "--workspace", str(workspace))
+
+
+def test_named_keys_are_added_listed_changed_and_removed(
+    workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The key alone is printed when it is made, and never again; what is not said stays as it is."""
+    where = ("--workspace", str(workspace))
+    run("add", "ads", "--models", "mnist,digits", "--expires", "2030-01-31", *where)
+    key = capsys.readouterr().out.strip()
+    assert KeyVerifier(keyring.keys_dir, "mnist", model="mnist").verify(f"Bearer {key}".encode())
+    run("set", "ads", "--expires", "never", *where)
+    run("list", "--json", *where)
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "ads", "models": ["digits", "mnist"], "expires": None}
+    ]
+    run("list", *where)
+    assert capsys.readouterr().out == "ads  models digits mnist, expires any\n"
+    run("remove", "ads", *where)
+    run("list", "--json", *where)
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    "options", [["--expires", "soon"], ["--models", "no such"], []], ids=["time", "model", "nothing"]
+)
+def test_what_a_named_key_may_has_to_be_said_rightly(
+    workspace: Path, keyring: Keyring, options: list[str]
+) -> None:
+    """A time that is none, a name that can be none, or no change at all is an error."""
+    run("add", "ads", "--workspace", str(workspace))
+    with pytest.raises(InvalidSettings):
+        run("set", "ads", *options, "--workspace", str(workspace))

@@ -141,7 +141,7 @@ class DirectProtocol(BoundedProtocol):
             elif (
                 len(data) == end + known.body_bytes
                 and (self.cycle is None or self.cycle.response_complete)
-                and known.service.access.allows(known.authorization)
+                and known.service.access.holder(known.authorization)
             ):
                 if self.timeout_keep_alive_task is not None:
                     self._unset_keepalive_if_required()
@@ -175,7 +175,7 @@ class DirectProtocol(BoundedProtocol):
             return False
         authorization, length_text, content_type, _, json_length, accepts, *sent_ids = values
         length = int(length_text or 0)
-        if not 0 < length <= service.max_body_bytes or not service.access.allows(authorization):
+        if not 0 < length <= service.max_body_bytes or not service.access.holder(authorization):
             return False
         if infers:
             if not self._takes_infer(json_length, accepts):

@@ -249,7 +249,7 @@ class Scoring:
         if (
             service is None
             or request.model_version
-            or not service.access.allows(authorization)
+            or not service.access.holder(authorization)
             or gateway.split_of(service) is not None
         ):
             return None

@@ -8,6 +8,7 @@ from stoker.errors import (
     ImageTooLarge,
     MethodNotAllowed,
     NotReady,
+    OutOfScope,
     Overloaded,
     RequestError,
     StokerError,
@@ -26,7 +27,7 @@ def rejection(error: StokerError) -> str | None:
             return "not_ready"
         case DeadlineExceeded():
             return "deadline"
-        case Unauthorized():
+        case Unauthorized() | OutOfScope():
             return "unauthorized"
         case BodyTooLarge() | ImageTooLarge():
             return "body_too_large"

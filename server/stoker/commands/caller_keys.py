@@ -1,0 +1,159 @@
+"""The actions of `stoker keys` for named keys: add, list, set and remove callers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.commands.durations import duration_s
+from stoker.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from stoker.keys.callers import CallerBook, CallerTerms
+
+__all__ = ["add_caller_actions"]
+
+
+def add_caller_actions(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> None:
+    """Declare the actions."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    terms = argparse.ArgumentParser(add_help=False)
+    _add_terms(terms)
+
+    add = actions.add_parser("add", parents=[terms, common], help="make a named key, and print it")
+    add.add_argument("caller", metavar="NAME", help="name of the caller")
+    add.add_argument(
+        "--key",
+        metavar="VALUE",
+        help="the key, 16 to 512 characters; '-' reads it from standard input. Without it there are 256 random bits.",
+    )
+    add.set_defaults(keys_run=_add)
+
+    listed = actions.add_parser("list", parents=[common], help="list the named keys, and what each may")
+    listed.add_argument("--json", action="store_true", help="print JSON")
+    listed.set_defaults(keys_run=_list)
+
+    change = actions.add_parser(
+        "set", parents=[terms, common], help="change what a named key may, at once in running servers too"
+    )
+    change.add_argument("caller", metavar="NAME", help="name of the caller")
+    change.set_defaults(keys_run=_set)
+
+    remove = actions.add_parser(
+        "remove", parents=[common], help="refuse a named key, at once in running servers too"
+    )
+    remove.add_argument("caller", metavar="NAME", help="name of the caller")
+    remove.set_defaults(keys_run=_remove)
+
+
+def _add_terms(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--models", metavar="NAMES", help="the only models that it opens, separated by commas; all opens all"
+    )
+    parser.add_argument(
+        "--expires",
+        metavar="WHEN",
+        help="until when it is valid: a time from now on, a number with s, m, h or d, or a date of UTC such as "
+        "2030-01-31 or 2030-01-31T12:00; never takes that back",
+    )
+
+
+def _add(args: argparse.Namespace) -> int:
+    key = sys.stdin.readline().strip() if args.key == "-" else args.key
+    made = _book(args).add(args.caller, key, **_terms(args))
+    sys.stdout.write(f"{made}\n")
+    sys.stderr.write(
+        f"The key of {args.caller} is valid, in running servers too. Only its hash is kept: it is not shown again.\n"
+    )
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    callers = _book(args).callers()
+    if args.json:
+        sys.stdout.write(json.dumps([_shown(terms) for terms in callers], indent=2) + "\n")
+        return 0
+    for terms in callers:
+        shown = _shown(terms)
+        said = [f"{name} {_text(value)}" for name, value in shown.items() if name != "name"]
+        sys.stdout.write(f"{terms.name}  {', '.join(said)}\n")
+    return 0
+
+
+def _set(args: argparse.Namespace) -> int:
+    changes = _terms(args)
+    if not changes:
+        raise InvalidSettings("nothing is to be changed; give --models or --expires")
+    terms = _book(args).change(args.caller, changes)
+    sys.stderr.write(f"The key of {terms.name} is changed, in running servers too.\n")
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    _book(args).remove(args.caller)
+    sys.stderr.write(f"The key of {args.caller} is refused from now on, in running servers too.\n")
+    return 0
+
+
+def _book(args: argparse.Namespace) -> CallerBook:
+    from stoker.keys.callers import CallerBook
+    from stoker.workspace import Workspace
+
+    return CallerBook(Workspace.find(args.workspace).keys_dir)
+
+
+def _terms(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of a caller's terms, by the names of `CallerTerms`."""
+    given: dict[str, Any] = {}
+    if args.models is not None:
+        given["models"] = _models(args.models)
+    if args.expires is not None:
+        given["expires_s"] = _moment_s(args.expires, time.time())
+    return given
+
+
+def _models(text: str) -> frozenset[str] | None:
+    from stoker.names import checked_name
+
+    if text == "all":
+        return None
+    return frozenset(checked_name(name.strip()) for name in text.split(","))
+
+
+def _moment_s(text: str, now_s: float) -> float | None:
+    """A moment in seconds of the epoch; None for never."""
+    if text == "never":
+        return None
+    after_s = duration_s(text)
+    if after_s is not None:
+        return now_s + after_s
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidSettings(
+            f"--expires has to be a time such as 30d, a date such as 2030-01-31, or never, not {text!r}"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _shown(terms: CallerTerms) -> dict[str, Any]:
+    expires = None if terms.expires_s is None else datetime.fromtimestamp(terms.expires_s, UTC)
+    return {
+        "name": terms.name,
+        "models": None if terms.models is None else sorted(terms.models),
+        "expires": None if expires is None else expires.isoformat(timespec="seconds"),
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "any"
+    return " ".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,231 @@
+"""Named keys: callers who are told apart, with what each of them may.
+
+They are kept beside the keys of services, for all models of the workspace: the file `.callers` has the SHA-256 of
+each key and what goes with it, and nothing from which a key could be found again. A change raises the counter that
+frontends have mapped, as that of every other key does; see `stoker.keys.keyring`.
+
+The module is imported by frontends, so it needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.keys.keyring import check_key, digest, new_key, raise_generation
+from stoker.names import checked_name
+from stoker.system.durable import locked, private_folder, replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["DEFAULT", "MOST_CALLERS", "CallerBook", "CallerTerms", "read_callers"]
+
+MOST_CALLERS: Final = 256
+"""So many callers there are at most, those with the two keys of a service, who are one, among them."""
+_HASH_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CallerTerms:
+    """A caller, and what they may.
+
+    Attributes:
+        name: Their name.
+        number: By which the parts of a server mean them, below `MOST_CALLERS`; 0 for callers without a name.
+        models: The models that they may ask; None for all.
+        expires_s: From then on their key is refused, in seconds of the epoch; None for never.
+    """
+
+    name: str
+    number: int
+    models: frozenset[str] | None = None
+    expires_s: float | None = None
+
+    def may_ask(self, model: str) -> bool:
+        """Whether a model is in their scope."""
+        return self.models is None or model in self.models
+
+
+DEFAULT: Final = CallerTerms("default", 0)
+"""Who comes with the primary or the secondary key of a service, or without a key where none is needed."""
+
+
+class CallerBook:
+    """The named keys of a workspace, for those who change them.
+
+    Args:
+        keys_dir: The workspace's folder of keys.
+    """
+
+    def __init__(self, keys_dir: Path) -> None:
+        self.keys_dir = keys_dir
+
+    def callers(self) -> list[CallerTerms]:
+        """All of them, by name.
+
+        Raises:
+            InvalidSettings: The file is malformed.
+        """
+        return sorted(read_callers(self.keys_dir).values(), key=lambda terms: terms.name)
+
+    def check_known(self, name: str) -> None:
+        """Raise InvalidSettings unless there is a caller of this name."""
+        names = [terms.name for terms in self.callers()]
+        if name not in names:
+            raise _unknown(name, names)
+
+    def add(
+        self,
+        name: str,
+        key: str | None = None,
+        *,
+        models: frozenset[str] | None = None,
+        expires_s: float | None = None,
+    ) -> str:
+        """Make a caller; running servers know them with the next request.
+
+        Args:
+            name: Their name.
+            key: Their key; by default 256 random bits.
+            models: As `CallerTerms` has it.
+            expires_s: Likewise.
+
+        Returns:
+            The key, which nothing keeps.
+
+        Raises:
+            InvalidSettings: The name is taken or cannot be one, the key cannot be one or is somebody else's, or there
+                are too many callers.
+        """
+        checked_name(name, "caller")
+        if name == DEFAULT.name:
+            raise InvalidSettings(
+                "default is who comes with a primary or secondary key; choose another name for a caller"
+            )
+        text = new_key() if key is None else key
+        check_key("caller's", text)
+        private_folder(self.keys_dir)
+        with locked(self.keys_dir / ".lock"):
+            book = read_callers(self.keys_dir)
+            if any(terms.name == name for terms in book.values()):
+                raise InvalidSettings(
+                    f"there is a caller {name} already; 'stoker keys set {name}' changes it"
+                )
+            hashed = digest(text.encode())
+            if hashed in book:
+                raise InvalidSettings(
+                    f"the caller {book[hashed].name} has this key; give each one of its own"
+                )
+            book[hashed] = CallerTerms(name, _free_number(book), models, expires_s)
+            self._write(book)
+        return text
+
+    def change(self, name: str, changes: Mapping[str, Any]) -> CallerTerms:
+        """Let a caller have other terms from the next request on.
+
+        Args:
+            name: Their name.
+            changes: Attributes of `CallerTerms` by name, but for `name` and `number`.
+
+        Raises:
+            InvalidSettings: There is no such caller.
+        """
+        with self._changing(name) as (book, hashed):
+            book[hashed] = dataclasses.replace(book[hashed], **changes)
+            return book[hashed]
+
+    def remove(self, name: str) -> None:
+        """Refuse a caller's key from the next request on.
+
+        Raises:
+            InvalidSettings: There is no such caller.
+        """
+        with self._changing(name) as (book, hashed):
+            del book[hashed]
+
+    @contextlib.contextmanager
+    def _changing(self, name: str) -> Iterator[tuple[dict[bytes, CallerTerms], bytes]]:
+        """The callers, to be changed in the body, and the hash of the one who is meant."""
+        if not _path(self.keys_dir).exists():
+            raise _unknown(name, ())
+        with locked(self.keys_dir / ".lock"):
+            book = read_callers(self.keys_dir)
+            hashed = next((hashed for hashed, terms in book.items() if terms.name == name), None)
+            if hashed is None:
+                raise _unknown(name, sorted(terms.name for terms in book.values()))
+            yield book, hashed
+            self._write(book)
+
+    def _write(self, book: Mapping[bytes, CallerTerms]) -> None:
+        stored = [_stored(hashed, terms) for hashed, terms in book.items()]
+        replace_file(_path(self.keys_dir), json.dumps({"callers": stored}, indent=2).encode() + b"\n")
+        raise_generation(self.keys_dir)
+
+
+def read_callers(keys_dir: Path) -> dict[bytes, CallerTerms]:
+    """The callers of a workspace by the SHA-256 of their keys; empty if there never was one.
+
+    Raises:
+        InvalidSettings: The file is malformed, or cannot be read.
+    """
+    path = _path(keys_dir)
+    try:
+        stored = json.loads(path.read_bytes())["callers"]
+        return {_hash(one["sha256"]): _terms(one) for one in stored}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidSettings(
+            f"the named keys in {path} cannot be read; restore that file, or delete it and add them again: {error!r}"
+        ) from error
+
+
+def _free_number(book: Mapping[bytes, CallerTerms]) -> int:
+    numbers = {terms.number for terms in book.values()}
+    free = next((number for number in range(1, MOST_CALLERS) if number not in numbers), None)
+    if free is None:
+        raise InvalidSettings(
+            f"there are {MOST_CALLERS} callers already; remove one by 'stoker keys remove NAME'"
+        )
+    return free
+
+
+def _unknown(name: str, there: Sequence[str]) -> InvalidSettings:
+    known = f"; there are: {', '.join(there)}" if there else "; none has been added by 'stoker keys add' yet"
+    return InvalidSettings(f"there is no caller {name!r}{known}")
+
+
+def _stored(hashed: bytes, terms: CallerTerms) -> dict[str, Any]:
+    stored: dict[str, Any] = {"name": terms.name, "number": terms.number, "sha256": hashed.hex()}
+    if terms.models is not None:
+        stored["models"] = sorted(terms.models)
+    if terms.expires_s is not None:
+        stored["expires_s"] = terms.expires_s
+    return stored
+
+
+def _terms(stored: Mapping[str, Any]) -> CallerTerms:
+    models, expires_s = stored.get("models"), stored.get("expires_s")
+    return CallerTerms(
+        str(stored["name"]),
+        int(stored["number"]),
+        None if models is None else frozenset(models),
+        None if expires_s is None else float(expires_s),
+    )
+
+
+def _hash(text: str) -> bytes:
+    hashed = bytes.fromhex(text)
+    if len(hashed) != _HASH_BYTES:
+        raise ValueError(f"a SHA-256 has {2 * _HASH_BYTES} hexadecimal digits, this one has {len(text)}")
+    return hashed
+
+
+def _path(keys_dir: Path) -> Path:
+    return keys_dir / ".callers"

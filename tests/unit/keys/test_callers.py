@@ -1,0 +1,189 @@
+"""Named keys: who is let in where, until when, and what servers that run know of changes."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import InvalidSettings, OutOfScope, Unauthorized
+from stoker.keys.access import Access
+from stoker.keys.callers import DEFAULT, MOST_CALLERS, CallerBook
+from stoker.keys.keyring import AdminKey, Keyring
+from stoker.keys.tokens import TokenVerifier
+from stoker.keys.verifier import KeyVerifier
+
+
+class Clock:
+    """A clock in seconds of the epoch that stands still until a test moves it."""
+
+    now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def bearer(key: str) -> bytes:
+    return b"Bearer " + key.encode()
+
+
+@pytest.fixture
+def keys_dir(tmp_path: Path) -> Path:
+    keyring = Keyring(tmp_path / "keys", "mnist")
+    keyring.ensure()
+    keyring.ensure_signing_secret()
+    return keyring.keys_dir
+
+
+@pytest.fixture
+def book(keys_dir: Path) -> CallerBook:
+    return CallerBook(keys_dir)
+
+
+def test_a_named_key_opens_every_model_at_once(keys_dir: Path, book: CallerBook) -> None:
+    """Verifiers that were there before know it with the next request, and who has it; keys of services stay."""
+    primary = Keyring(keys_dir, "mnist").show().primary
+    verifier = KeyVerifier(keys_dir, "mnist", model="mnist")
+    key = book.add("ads")
+    for _ in range(2):
+        holder = verifier.holder(bearer(key))
+        assert holder is not None
+        assert holder.name == "ads"
+    assert verifier.holder(bearer(primary)) is DEFAULT
+    assert verifier.holder(bearer(key + "x")) is None
+
+
+def test_a_removed_key_is_refused_at_once(keys_dir: Path, book: CallerBook) -> None:
+    """What a verifier remembers of a header ends with the key."""
+    key, other = book.add("ads"), book.add("search")
+    verifier = KeyVerifier(keys_dir, "mnist", model="mnist")
+    assert verifier.verify(bearer(key))
+    book.remove("ads")
+    assert not verifier.verify(bearer(key))
+    assert verifier.verify(bearer(other))
+
+
+def test_a_key_out_of_its_scope_is_told_so(keys_dir: Path, book: CallerBook) -> None:
+    """It is 403 for other models, with a code of its own, and 401 is for keys that nobody has."""
+    key = book.add("ads", models=frozenset({"mnist"}))
+    inside = Access(KeyVerifier(keys_dir, "mnist", model="mnist"))
+    outside = Access(KeyVerifier(keys_dir, "mnist", model="other"))
+    assert inside.check(bearer(key)).name == "ads"
+    with pytest.raises(OutOfScope) as refused:
+        outside.check(bearer(key))
+    assert (refused.value.status, refused.value.code) == (403, "out_of_scope")
+    with pytest.raises(Unauthorized):
+        outside.check(bearer("a-key-that-nobody-has"))
+    book.change("ads", {"models": None})
+    assert outside.check(bearer(key)).name == "ads"
+
+
+def test_only_the_log_says_that_a_key_has_expired(
+    keys_dir: Path, book: CallerBook, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever sends it is told what a wrong key is told; the log says it once, not with every request."""
+    clock = Clock()
+    key = book.add("ads", models=frozenset({"mnist"}), expires_s=clock.now_s + 10)
+    for model in ("mnist", "other"):
+        access = Access(KeyVerifier(keys_dir, "mnist", model=model, clock_s=clock))
+        clock.now_s = Clock.now_s
+        assert access.allows(bearer(key)) is (model == "mnist")
+        clock.now_s += 10
+        for _ in range(2):
+            with pytest.raises(Unauthorized) as refused:
+                access.check(bearer(key))
+            assert str(refused.value) == str(access.refusal(b"Bearer a-key-that-nobody-has"))
+    assert [record.message for record in caplog.records] == [
+        "the key of the caller ads has expired; it is refused from now on"
+    ] * 2
+    book.change("ads", {"expires_s": None})
+    assert Access(KeyVerifier(keys_dir, "mnist", model="mnist", clock_s=clock)).allows(bearer(key))
+
+
+def test_the_admin_key_is_no_model(keys_dir: Path, book: CallerBook) -> None:
+    """A named key does not load models."""
+    AdminKey(keys_dir).ensure()
+    assert not KeyVerifier(keys_dir, ".admin").verify(bearer(book.add("ads")))
+
+
+def test_nothing_keeps_a_key(keys_dir: Path, book: CallerBook) -> None:
+    """The file is for the owner alone and has its hash."""
+    key = book.add("ads")
+    (path,) = (path for path in keys_dir.iterdir() if path.name == ".callers")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert key not in path.read_text()
+
+
+def test_callers_are_told_apart_by_small_numbers(book: CallerBook) -> None:
+    """Each has a number of its own below 256, which is free for another one when it is removed."""
+    for name in "abc":
+        book.add(name)
+    book.remove("b")
+    book.add("d")
+    assert {terms.name: terms.number for terms in book.callers()} == {"a": 1, "c": 3, "d": 2}
+
+
+def test_there_are_no_more_callers_than_numbers(keys_dir: Path, book: CallerBook) -> None:
+    """The one without a name counts."""
+    import json
+
+    stored = [
+        {"name": f"c{number}", "number": number, "sha256": f"{number:064x}"}
+        for number in range(1, MOST_CALLERS)
+    ]
+    (keys_dir / ".callers").write_text(json.dumps({"callers": stored}))
+    with pytest.raises(InvalidSettings, match="remove one"):
+        book.add("one-more")
+
+
+@pytest.mark.parametrize("name", ["default", "", "a b", ".hidden"])
+def test_a_caller_has_a_name(book: CallerBook, name: str) -> None:
+    """Names are those of models; `default` is who has the keys of a service."""
+    with pytest.raises(InvalidSettings):
+        book.add(name)
+
+
+def test_names_and_keys_belong_to_one_caller(book: CallerBook) -> None:
+    """A second caller of a name or with a key is refused, and one who is not there cannot be changed."""
+    key = book.add("ads")
+    with pytest.raises(InvalidSettings, match="already"):
+        book.add("ads")
+    with pytest.raises(InvalidSettings, match="has this key"):
+        book.add("search", key)
+    with pytest.raises(InvalidSettings, match="there are: ads"):
+        book.remove("search")
+
+
+def test_a_damaged_file_closes_named_keys_alone(
+    keys_dir: Path, book: CallerBook, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The keys of the service go on; a mended file needs no restart."""
+    key, path = book.add("ads"), keys_dir / ".callers"
+    whole = path.read_bytes()
+    path.write_bytes(b"{")
+    verifier = KeyVerifier(keys_dir, "mnist", model="mnist")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            assert not verifier.verify(bearer(key))
+    assert verifier.verify(bearer(Keyring(keys_dir, "mnist").show().primary))
+    assert len(caplog.records) == 1
+    path.write_bytes(whole)
+    assert verifier.verify(bearer(key))
+
+
+def test_a_token_is_of_the_caller_whose_key_fetched_it(keys_dir: Path, book: CallerBook) -> None:
+    """It is worth what the caller's key is worth, and nothing once the caller is removed."""
+    clock = Clock()
+    keys = KeyVerifier(keys_dir, "mnist", model="mnist", clock_s=clock)
+    tokens = TokenVerifier(keys_dir, "mnist", keys, clock_s=clock)
+    access = Access(keys, tokens)
+    token = bearer(tokens.fresh(bearer(book.add("ads"))).text)
+    plain = bearer(tokens.fresh(bearer(Keyring(keys_dir, "mnist").show().primary)).text)
+    for _ in range(2):
+        assert access.check(token).name == "ads"
+        assert access.check(plain) is DEFAULT
+    book.change("ads", {"models": frozenset({"other"})})
+    with pytest.raises(Unauthorized, match="not known any more, or not for this model"):
+        access.check(token)
+    book.remove("ads")
+    assert not access.allows(token)
+    assert access.check(plain) is DEFAULT
