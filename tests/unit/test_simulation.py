@@ -1,5 +1,6 @@
 """The simulator: its arrivals and devices, and what it makes of the planner of the server."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -118,6 +119,18 @@ def test_models_that_share_a_device_do_not_starve() -> None:
     # And the device does nearly what it can do in full batches.
     assert outcomes[0].in_time() * 1.86 > 0.83
     assert simulate(SUITE["O8"], "Nexus", [SEED]) is None
+
+
+@pytest.mark.parametrize(("name", "all_rows"), [("O9", 0.27), ("O10", 0.3)])
+def test_a_flood_takes_nothing_from_others(name: str, all_rows: float) -> None:
+    """Five callers beside one with three times what the device can do, and a high tier beside such a low one."""
+    workload = SUITE[name]
+    outcomes = simulate(dataclasses.replace(workload, seconds=1.0), "Stoker", [SEED])
+    assert outcomes is not None
+    part = workload.in_time_beside(outcomes[0])
+    assert part is not None
+    assert part >= 0.99
+    assert outcomes[0].in_time() >= all_rows
 
 
 def test_the_command_prints_a_line_for_each_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.values import number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from stoker.device.planner import BatchPolicy
     from stoker.simulation.devices import Curve
@@ -176,17 +176,16 @@ def _suite(seeds: Sequence[int]) -> Iterator[dict[str, object]]:
         row: dict[str, object] = {"workload": f"{name} {workload.text}"}
         for scheduler in SCHEDULERS:
             outcomes = simulate(workload, scheduler, seeds)
-            row[scheduler] = None if outcomes is None else _mean(outcomes, None)
-        # Of the models beside the first, the worst.
-        stokers = simulate(workload, "Stoker", seeds) if workload.others else None
-        row["others"] = (
-            None if stokers is None else min(_mean(stokers, of) for of in range(1, workload.models))
-        )
+            row[scheduler] = None if outcomes is None else _mean(outcome.in_time() for outcome in outcomes)
+            beside = [workload.in_time_beside(outcome) for outcome in outcomes or ()]
+            # Of those beside the first, the worst.
+            row["others"] = _mean(part for part in beside if part is not None)
         yield row
 
 
-def _mean(outcomes: Sequence[Outcome], model: int | None) -> float:
-    return round(sum(outcome.in_time(model) for outcome in outcomes) / len(outcomes), 3)
+def _mean(parts: Iterable[float]) -> float | None:
+    known = list(parts)
+    return round(sum(known) / len(known), 3) if known else None
 
 
 def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:

@@ -8,8 +8,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from stoker.device.plans import BatchPolicy, Offer, Plan
-from stoker.device.row_queue import DEADLINE, DUE, ENQUEUED, Lot, RowQueue, lots_of
+from stoker.device.ranked import Candidates, classes_of, pick, served_of
+from stoker.device.row_queue import DEADLINE, DUE, ENQUEUED, PLACED, Lot, RowQueue, lots_of
 from stoker.device.service_times import ServiceTimes, filled, worthwhile
+from stoker.device.shares import tier_of
 from stoker.device.targets import Choice, choose, hopeless, largest_within
 
 __all__ = ["Decision", "carry_out", "decide", "offered"]
@@ -29,6 +31,7 @@ class Decision(NamedTuple):
         cost_ns: Expected time of the batch.
         due_ns: Until when its first row is worth something.
         look_again_ns: When to look again.
+        picked: The places of its rows in `waiting`, ascending, where these are no run; `choice` has their number.
     """
 
     choice: Choice
@@ -37,6 +40,7 @@ class Decision(NamedTuple):
     cost_ns: int
     due_ns: int
     look_again_ns: int | None
+    picked: np.ndarray | None = None
 
 
 def decide(
@@ -47,14 +51,21 @@ def decide(
         return None
     costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
     target_ns = 0 if policy.target_ms is None else round(policy.target_ms * 1e6)
-    everything = _everything(queue, now_ns, policy, times, free_ns, costs_ns, target_ns)
-    if everything is not None:
-        return everything
+    if queue.shares is None:
+        everything = _everything(queue, now_ns, policy, times, free_ns, costs_ns, target_ns)
+        if everything is not None:
+            return everything
     waiting = _settle(queue, now_ns, policy, free_ns, costs_ns, target_ns)
     count = waiting.shape[1]
     if not count:
         return _late_ones(queue, target_ns, costs_ns)
     due = waiting[DUE]
+    if queue.shares is not None:
+        rows_to_rank = Candidates(np.arange(count), waiting[PLACED], due)
+        lasts_ns = due - waiting[ENQUEUED]
+        picked = pick(queue.shares, rows_to_rank, lasts_ns, now_ns, free_ns, policy, times, costs_ns)
+        if picked is not None:
+            return _ranked(queue, waiting, picked, now_ns, policy, costs_ns)
     rows = worthwhile(count, policy.buckets, times) if count <= policy.max_batch_rows else 0
     if rows and due[0] >= free_ns + costs_ns[rows]:
         choice = Choice(0, rows, "idle" if rows == count < policy.max_batch_rows else "full")
@@ -72,6 +83,28 @@ def decide(
         choice = choice._replace(reason=_ended(policy, oldest_ns, now_ns))
     late_rows = min(filled(rows, policy.buckets) - rows, queue.late.shape[1])
     return Decision(choice, waiting, late_rows, cost_ns, due_ns, None)
+
+
+def _ranked(
+    queue: RowQueue,
+    waiting: np.ndarray,
+    picked: np.ndarray,
+    now_ns: int,
+    policy: BatchPolicy,
+    costs_ns: Sequence[int],
+) -> Decision:
+    """The decision where callers or tiers take turns."""
+    rows, cost_ns, due_ns = len(picked), costs_ns[len(picked)], int(waiting[DUE][picked].min())
+    whole = rows == waiting.shape[1]
+    reason = "full" if rows == policy.max_batch_rows else "idle" if whole else "largest"
+    if reason == "idle" and _waits(policy):
+        oldest_ns = int(waiting[ENQUEUED].min())
+        leaves_ns = _leaves_ns(policy, oldest_ns, due_ns - cost_ns)
+        if now_ns < leaves_ns:
+            return Decision(_NOTHING, waiting, 0, cost_ns, due_ns, leaves_ns)
+        reason = _ended(policy, oldest_ns, now_ns)
+    late_rows = min(filled(rows, policy.buckets) - rows, queue.late.shape[1])
+    return Decision(Choice(0, rows, reason), waiting, late_rows, cost_ns, due_ns, None, picked)
 
 
 def _everything(
@@ -174,9 +207,21 @@ def offered(decision: Decision) -> Offer | None:
     rows = choice.stop - choice.start + decision.late_rows
     if not rows and decision.look_again_ns is None:
         return None
-    tier = _NORMAL if rows > decision.late_rows or not rows else _LATE
+    tier = _tier(decision) if rows > decision.late_rows or not rows else _LATE
     latest_ns = decision.due_ns - decision.cost_ns
     return Offer(rows, decision.cost_ns, latest_ns, tier, choice.start > 0, decision.look_again_ns)
+
+
+def _tier(decision: Decision) -> int:
+    """The highest tier of the rows that leave, or wait to."""
+    if decision.waiting is None:
+        return _NORMAL
+    placed = decision.waiting[PLACED]
+    if decision.picked is not None:
+        placed = placed[decision.picked]
+    elif decision.choice.stop:
+        placed = placed[decision.choice.start : decision.choice.stop]
+    return tier_of(int(placed.min()))
 
 
 def carry_out(
@@ -188,12 +233,20 @@ def carry_out(
         batch = queue.take_all() if choice.stop else []
         return Plan(batch, [], choice.reason, decision.look_again_ns)
     waiting = decision.waiting
-    batch = lots_of(waiting[:, choice.start : choice.stop])
-    if choice.stop:
-        queue.table = waiting[:, choice.stop :]
-    if choice.start:
-        # They are over by the time at which this batch ends.
-        queue.give_up(waiting[:, : choice.start], free_ns + decision.cost_ns, late=policy.late == "answer")
+    if decision.picked is not None:
+        batch = _take(queue, decision, waiting, policy, free_ns)
+    else:
+        batch = lots_of(waiting[:, choice.start : choice.stop])
+        if choice.stop:
+            queue.table = waiting[:, choice.stop :]
+        if choice.start:
+            # They are over by the time at which this batch ends.
+            queue.give_up(
+                waiting[:, : choice.start], free_ns + decision.cost_ns, late=policy.late == "answer"
+            )
+    if batch and queue.shares is not None:
+        left = classes_of(queue.table[PLACED])
+        queue.shares.charge(served_of(batch), left, decision.cost_ns, policy.weights, policy.tier_floor)
     if decision.late_rows:
         batch += queue.take_late(decision.late_rows)
     if queue.all_hopeless:
@@ -202,3 +255,16 @@ def carry_out(
     over = queue.take_over()
     queue.recount()
     return Plan(batch, over, choice.reason, decision.look_again_ns)
+
+
+def _take(
+    queue: RowQueue, decision: Decision, waiting: np.ndarray, policy: BatchPolicy, free_ns: int
+) -> list[Lot]:
+    """Remove the rows that were picked from the table, and those that are late by their batch."""
+    rest = np.ones(waiting.shape[1], bool)
+    rest[decision.picked] = False
+    lost = rest & (waiting[DUE] < free_ns + decision.cost_ns)
+    queue.table = waiting[:, rest & ~lost]
+    if lost.any():
+        queue.give_up(waiting[:, lost], free_ns + decision.cost_ns, late=policy.late == "answer")
+    return lots_of(waiting[:, decision.picked])

@@ -11,6 +11,7 @@ A `RowQueue` holds the rows that wait; `plan` looks at it and says what to do at
 - When more waits than fits in one batch, rows whose batch would hardly end before their deadline are given up at
   once, for others that can still be answered in time. Else an overloaded device would always be at work on what is
   about to be too late.
+- Where several callers wait, or rows of several tiers, they take turns: see `stoker.device.ranked`.
 - `max_delay_ms` = 0 (the default) means no added delay: whatever waits leaves as soon as the device is free.
 """
 
@@ -23,8 +24,10 @@ import numpy as np
 
 from stoker.device.in_time import carry_out, decide, offered
 from stoker.device.plans import BatchPolicy, Offer, Plan
-from stoker.device.row_queue import Lot, RowQueue
+from stoker.device.ranked import NEVER_NS, Candidates, classes_of, pick, served_of
+from stoker.device.row_queue import Lot, RowQueue, placed_of
 from stoker.device.service_times import ServiceTimes, filled, worthwhile
+from stoker.device.shares import Shares, tier_of
 
 __all__ = ["BatchPolicy", "Lot", "Offer", "Plan", "RowQueue", "ServiceTimes", "offer", "plan"]
 
@@ -56,6 +59,14 @@ def plan(
         expired += _remove_hopeless(queue, now_ns, times.mean_ns(policy.max_batch_rows))
     if not queue.rows:
         return Plan([], expired, "", None)
+    if queue.shares is None:
+        return _leave_or_wait(queue, now_ns, policy, times, expired)
+    return _in_turn(queue, queue.shares, now_ns, policy, times, expired)
+
+
+def _leave_or_wait(
+    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot]
+) -> Plan:
     if queue.rows >= policy.max_batch_rows:
         return Plan(_take_fairest(queue, policy.max_batch_rows), expired, "full", None)
     if not policy.max_delay_ms:
@@ -74,6 +85,8 @@ def offer(
         decision = decide(queue, now_ns, policy, times, now_ns if free_ns is None else max(now_ns, free_ns))
         return None if decision is None else offered(decision)
     tried = RowQueue(deque(queue.lots), queue.rows, queue.virtual_time)
+    if queue.shares is not None:
+        tried.shares = queue.shares.copy()
     planned = plan(tried, now_ns, policy, times)
     rows = sum(lot.rows for lot in planned.batch)
     if not rows and planned.look_again_ns is None:
@@ -81,7 +94,38 @@ def offer(
     lots = planned.batch or tried.lots
     cost_ns = times.expected_ns(filled(rows or tried.rows, policy.buckets))
     latest_ns = min(int(lot.deadline_ns.min()) for lot in lots) - cost_ns
-    return Offer(rows, cost_ns, latest_ns, 1, False, planned.look_again_ns)
+    tier = 1 if queue.shares is None else tier_of(min(served_of(list(lots))))
+    return Offer(rows, cost_ns, latest_ns, tier, False, planned.look_again_ns)
+
+
+def _in_turn(
+    queue: RowQueue,
+    shares: Shares,
+    now_ns: int,
+    policy: BatchPolicy,
+    times: ServiceTimes,
+    expired: list[Lot],
+) -> Plan:
+    """What leaves where callers or tiers may have to take turns, without targets."""
+    costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
+    tags = np.concatenate([lot.position + lot.arrived for lot in queue.lots])
+    placed = np.concatenate([placed_of(lot) for lot in queue.lots])
+    # In the order of tags those of one class run; stable, so that of equal ones the first to come is the first.
+    order = np.argsort(tags, kind="stable")
+    never = np.full(len(tags), NEVER_NS)
+    rows = Candidates(order, placed[order], never)
+    picked = pick(shares, rows, never, now_ns, now_ns, policy, times, costs_ns)
+    if picked is None or len(picked) == queue.rows:
+        planned = _leave_or_wait(queue, now_ns, policy, times, expired)
+    else:
+        reason = "full" if len(picked) == policy.max_batch_rows else "largest"
+        planned = Plan(_take(queue, picked, tags), expired, reason, None)
+    if planned.batch:
+        served = served_of(planned.batch)
+        left = classes_of(np.concatenate([placed_of(lot) for lot in queue.lots])) if queue.lots else {}
+        cost_ns = costs_ns[sum(served.values())]
+        shares.charge(served, left, cost_ns, policy.weights, policy.tier_floor)
+    return planned
 
 
 def _leave(
@@ -136,19 +180,22 @@ def _remove_expired(queue: RowQueue, now_ns: int) -> list[Lot]:
 def _take_fairest(queue: RowQueue, rows: int) -> list[Lot]:
     if queue.rows == rows:
         return queue.take_all()
-    lots = list(queue.lots)
-    tags = np.concatenate([lot.position + lot.arrived for lot in lots])
-    chosen = np.zeros(len(tags), bool)
+    tags = np.concatenate([lot.position + lot.arrived for lot in queue.lots])
     # Stable, so that rows with equal tags keep the order of arrival.
-    order = np.argsort(tags, kind="stable")[:rows]
-    chosen[order] = True
+    return _take(queue, np.argsort(tags, kind="stable")[:rows], tags)
+
+
+def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[Lot]:
+    """Remove and return the rows at these places of all lots; `tags` are their virtual start times."""
+    chosen = np.zeros(len(tags), bool)
+    chosen[places] = True
     # Only an overfull queue needs the virtual time: rows that arrive later compete with those left behind.
     # It moves by one a batch at least, else a stream of small requests would keep it, and a large one, in place.
-    queue.virtual_time = max(queue.virtual_time + 1, int(tags[order[-1]]))
+    queue.virtual_time = max(queue.virtual_time + 1, int(tags[places].max()))
     batch: list[Lot] = []
     rest: deque[Lot] = deque()
     start = 0
-    for lot in lots:
+    for lot in queue.lots:
         mask = chosen[start : start + len(lot.numbers)]
         start += len(lot.numbers)
         if mask.all():
@@ -158,5 +205,5 @@ def _take_fairest(queue: RowQueue, rows: int) -> list[Lot]:
             rest.append(lot.part(~mask))
         else:
             rest.append(lot)
-    queue.lots, queue.rows = rest, queue.rows - rows
+    queue.lots, queue.rows = rest, queue.rows - len(places)
     return batch

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.device.row_queue import Lot
@@ -24,6 +25,11 @@ class BatchPolicy:
             there is nothing else to do, and in the padding of batches; `refuse` hands them back at once.
         hold: For which part of the time that it could still wait a batch waits for company while the device is free,
             from 0 to 1.
+        weights: Weights of callers by their numbers, 1 for those that are not in it.
+        tier_block_ms: The longest batch with rows of a lower tier while those of a higher one have come in the last
+            second; None is half of the smallest target of those.
+        tier_floor: Which part of the device's time rows of lower tiers get while they wait, even if one of a higher
+            tier always does.
     """
 
     max_batch_rows: int = 256
@@ -32,6 +38,9 @@ class BatchPolicy:
     target_ms: float | None = None
     late: Late = "answer"
     hold: float = 0.0
+    weights: Mapping[int, float] = field(default_factory=dict)
+    tier_block_ms: float | None = None
+    tier_floor: float = 0.05
 
     def __post_init__(self) -> None:
         if self.max_batch_rows < 1:
@@ -42,6 +51,10 @@ class BatchPolicy:
             raise ValueError(f"target_ms must be above 0, got {self.target_ms}")
         if not 0 <= self.hold <= 1:
             raise ValueError(f"hold must be between 0 and 1, got {self.hold}")
+        if self.tier_block_ms is not None and not self.tier_block_ms > 0:
+            raise ValueError(f"tier_block_ms must be above 0, got {self.tier_block_ms}")
+        if not 0 <= self.tier_floor < 1:
+            raise ValueError(f"tier_floor must be at least 0 and below 1, got {self.tier_floor}")
 
 
 class Plan(NamedTuple):
@@ -67,7 +80,7 @@ class Offer(NamedTuple):
         rows: Rows of the batch; 0 while they wait for company.
         cost_ns: Expected time of the batch.
         latest_ns: When it has to begin, so that all of its rows are in time.
-        tier: 1 for rows that can be in time, 3 for those that are late already.
+        tier: The highest of its rows: 0 for high, 1 for normal, 2 for low; 3 for those that are late already.
         losing: Whether others that wait miss their targets by it.
         look_again_ns: When to ask again if nothing arrives; None means only on arrival, or when a device is free.
     """

@@ -13,20 +13,24 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from stoker.device.shares import NORMAL, TIER_SHIFT, Shares
+
 __all__ = [
     "DEADLINE",
     "DUE",
     "ENQUEUED",
     "LANE",
+    "PLACED",
     "POSITION",
     "SIZE",
     "Lot",
     "RowQueue",
     "lots_of",
+    "placed_of",
 ]
 
-NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE = range(7)
-_FIELDS: Final = 7
+NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE, PLACED = range(8)
+_FIELDS: Final = 8
 _NONE: Final = np.empty((_FIELDS, 0), np.int64)
 
 
@@ -43,6 +47,7 @@ class Lot(NamedTuple):
         target_ns: Until when their answers are worth something, `int64[rows]`, 0 where that is their deadline; None
             if nothing was said of any.
         size: Rows of the whole request of each, `int64[rows]`; None if all of them are in this lot.
+        placed: Tier and caller of each, `tier << 16 | caller` as `int64[rows]`; None if nothing is said of any.
     """
 
     lane: int
@@ -53,6 +58,7 @@ class Lot(NamedTuple):
     arrived: int
     target_ns: np.ndarray | None = None
     size: np.ndarray | None = None
+    placed: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -79,6 +85,7 @@ class Lot(NamedTuple):
             self.arrived,
             None if self.target_ns is None else self.target_ns[which],
             None if self.size is None else self.size[which],
+            None if self.placed is None else self.placed[which],
         )
 
     def due_ns(self, target_ns: int) -> np.ndarray:
@@ -104,6 +111,7 @@ class RowQueue:
         over: Those that are to be handed back unrun by the next plan, as a table.
         late_limit_rows: Most rows that may be late; of more, those that came first are given up.
         has_targets: Whether any row has come with a target of its own.
+        shares: What its callers have had, once any row has said whose it is, or how urgent; None before.
         all_hopeless: Whether all that waited was found not to be in time, though it would be if batches took no time.
         longest_rows: The most rows of a request, as far as anything was said of that.
     """
@@ -118,6 +126,7 @@ class RowQueue:
     has_targets: bool = False
     longest_rows: int = 1
     all_hopeless: bool = False
+    shares: Shares | None = None
 
     def push(
         self,
@@ -129,6 +138,8 @@ class RowQueue:
         *,
         target_ns: np.ndarray | None = None,
         size: np.ndarray | None = None,
+        tier: np.ndarray | None = None,
+        caller: np.ndarray | None = None,
     ) -> None:
         """Add rows; all arrays have the same length.
 
@@ -141,9 +152,17 @@ class RowQueue:
             target_ns: Until when their answers are worth something; 0 for those without a target. None leaves that
                 to the policy.
             size: How many rows each one's whole request has; None if all of them are here.
+            tier: 0 for high, 1 for normal, 2 for low; None if all are normal.
+            caller: Whose each is; None if all are of the caller 0.
         """
+        placed = None
+        if tier is not None or caller is not None:
+            placed = np.zeros(len(numbers), np.int64) + (NORMAL if tier is None else tier << TIER_SHIFT)
+            if caller is not None:
+                placed |= caller
+            self.shares = self.shares or Shares()
         self.lots.append(
-            Lot(lane, numbers, position, enqueued_ns, deadline_ns, self.virtual_time, target_ns, size)
+            Lot(lane, numbers, position, enqueued_ns, deadline_ns, self.virtual_time, target_ns, size, placed)
         )
         self.rows += len(numbers)
         if target_ns is not None and not self.has_targets:
@@ -267,6 +286,7 @@ def _lot(lane: int, table: np.ndarray) -> Lot:
         0,
         table[DUE],
         table[SIZE],
+        table[PLACED],
     )
 
 
@@ -285,7 +305,15 @@ def _table_of(lots: Sequence[Lot], target_ns: int) -> np.ndarray:
         np.concatenate([lot.deadline_ns for lot in lots], out=table[DEADLINE])
     _write_due(table, lots, target_ns)
     _write_sizes(table, lots)
+    table[PLACED] = NORMAL
+    if any(lot.placed is not None for lot in lots):
+        np.concatenate([placed_of(lot) for lot in lots], out=table[PLACED])
     return table
+
+
+def placed_of(lot: Lot) -> np.ndarray:
+    """Tier and caller of each row, `int64[rows]`."""
+    return np.full(len(lot.numbers), NORMAL) if lot.placed is None else lot.placed
 
 
 def _write_due(table: np.ndarray, lots: Sequence[Lot], target_ns: int) -> None:

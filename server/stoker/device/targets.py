@@ -21,7 +21,7 @@ import numpy as np
 
 from stoker.device.row_queue import DUE, LANE, POSITION, SIZE
 
-__all__ = ["Choice", "choose", "hopeless", "largest_within"]
+__all__ = ["Choice", "choose", "hopeless", "largest_feasible", "largest_within"]
 
 _WORTH: Final = 0.75
 """What device time costs when batches are compared: so much of the rows that the largest batches do in it."""
@@ -102,6 +102,18 @@ def choose(due: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> Choice:
 def largest_within(limit_ns: int, costs_ns: Sequence[int]) -> int:
     """The most rows of a batch that ends within a time; one at least."""
     return max(1, bisect_right(costs_ns, limit_ns) - 1)
+
+
+def largest_feasible(due: list[int], free_ns: int, costs_ns: Sequence[int]) -> int:
+    """The most rows of which a batch is in time for all of its rows.
+
+    Args:
+        due: Until when each can be answered, ascending.
+        free_ns: When the device is free.
+        costs_ns: Expected times of batches of 0 rows up to the most.
+    """
+    start, stop = _largest(due, 0, free_ns, costs_ns)
+    return stop - start
 
 
 def _largest(times: list[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:

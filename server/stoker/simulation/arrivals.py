@@ -21,12 +21,16 @@ class Requests:
         rows: How many rows each has, `int64[requests]`.
         model: For which model, by its place, `int64[requests]`.
         target_ns: How long an answer is worth something, `int64[requests]`.
+        tier: 0 for high, 1 for normal, 2 for low, `int64[requests]`.
+        caller: Whose it is, `int64[requests]`.
     """
 
     at_ns: np.ndarray
     rows: np.ndarray
     model: np.ndarray
     target_ns: np.ndarray
+    tier: np.ndarray
+    caller: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Stream:
         cv: See above.
         most_rows: With more than 1, the rows of requests follow a Pareto distribution of `alpha` up to it.
         alpha: See above.
+        tier: 0 for high, 1 for normal, 2 for low.
+        caller: Whose they are.
     """
 
     rows_per_s: float
@@ -51,6 +57,8 @@ class Stream:
     cv: float = 1.0
     most_rows: int = 1
     alpha: float = 1.1
+    tier: int = 1
+    caller: int = 0
 
     def draw(self, seconds: float, rng: np.random.Generator) -> Requests:
         """Its requests in so many seconds."""
@@ -63,6 +71,8 @@ class Stream:
             rows[:count] if count <= len(rows) else self._rows(rng, count),
             np.full(count, self.model),
             np.full(count, round(self.target_ms * 1e6)),
+            np.full(count, self.tier),
+            np.full(count, self.caller),
         )
 
     def _times(self, seconds: float, rate: float, rng: np.random.Generator) -> np.ndarray:
@@ -107,6 +117,6 @@ def joined(parts: list[Requests]) -> Requests:
     return Requests(
         *(
             np.concatenate([getattr(part, name) for part in parts])[order]
-            for name in ("at_ns", "rows", "model", "target_ns")
+            for name in ("at_ns", "rows", "model", "target_ns", "tier", "caller")
         )
     )

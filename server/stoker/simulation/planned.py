@@ -33,6 +33,8 @@ class Planned:
         self._policy = policy
         self._deadline_ns = table.at_ns + round(timeout_ms * 1e6)
         self._numbers = np.arange(len(table.at_ns), dtype=np.int32)
+        # Where nobody is told apart, nothing is said of that, as in a server without named keys and tiers.
+        self._ranked = bool(table.caller.any() or (table.tier != 1).any())
         self._large = bool(len(table.size)) and int(table.size.max()) > 1
         self._queue = RowQueue()
 
@@ -48,6 +50,8 @@ class Planned:
             self._deadline_ns[rows],
             target_ns=table.due_ns[rows],
             size=table.size[rows] if self._large else None,
+            tier=table.tier[rows] if self._ranked else None,
+            caller=table.caller[rows] if self._ranked else None,
         )
 
     def offer(self, now_ns: int) -> Offer | None:

@@ -33,6 +33,7 @@ class Workload:
         text: What it is, in a few words.
         seconds: How long requests come.
         others: Loads of further models, with the same curve and the same kind of requests.
+        beside: Further streams of requests for the same model, each with its load.
     """
 
     curve: str
@@ -41,6 +42,7 @@ class Workload:
     text: str
     seconds: float = _SECONDS
     others: tuple[float, ...] = ()
+    beside: tuple[tuple[float, Stream], ...] = ()
 
     @property
     def models(self) -> int:
@@ -54,7 +56,14 @@ class Workload:
             dataclasses.replace(self.stream, rows_per_s=load * peak, model=model)
             for model, load in enumerate((self.load, *self.others))
         ]
+        streams += [dataclasses.replace(stream, rows_per_s=load * peak) for load, stream in self.beside]
         return joined([stream.draw(self.seconds, chance) for stream in streams])
+
+    def in_time_beside(self, outcome: Outcome) -> float | None:
+        """In time of those beside the first model or stream, the part of the one that fares worst; None if alone."""
+        parts = [outcome.in_time(model) for model in range(1, self.models)]
+        parts += [outcome.in_time(caller=stream.caller, tier=stream.tier) for _, stream in self.beside]
+        return min(parts, default=None)
 
 
 SUITE: Final[Mapping[str, Workload]] = {
@@ -71,6 +80,20 @@ SUITE: Final[Mapping[str, Workload]] = {
     ),
     "O8": Workload(
         "resnet50-a100", 1.5, Stream(1, 50), "four models, 50 ms, one 1.5, three 0.12", others=(0.12,) * 3
+    ),
+    "O9": Workload(
+        "resnet50-a100",
+        3.0,
+        Stream(1, 50, caller=1),
+        "50 ms, one caller 3, five 0.1",
+        beside=tuple((0.1, Stream(1, 50, caller=caller)) for caller in range(2, 7)),
+    ),
+    "O10": Workload(
+        "resnet50-a100",
+        3.0,
+        Stream(1, 500, tier=2),
+        "low 3 (500 ms), high 0.3 (50 ms)",
+        beside=((0.3, Stream(1, 50, tier=0)),),
     ),
 }
 """The open workloads by name."""

@@ -31,6 +31,8 @@ class RowTable:
         size: Rows of its request.
         due_ns: Until when an answer is worth something.
         request: The place of its request among those of all models.
+        tier: 0 for high, 1 for normal, 2 for low.
+        caller: Whose it is.
     """
 
     at_ns: np.ndarray
@@ -38,6 +40,8 @@ class RowTable:
     size: np.ndarray
     due_ns: np.ndarray
     request: np.ndarray
+    tier: np.ndarray
+    caller: np.ndarray
 
 
 class Batch(NamedTuple):
@@ -85,13 +89,23 @@ class Outcome:
     batches: int
     end_ns: int
 
-    def in_time(self, model: int | None = None) -> float:
-        """Which part of the rows was answered within its target, with its whole request; of one model or all."""
+    def in_time(
+        self, model: int | None = None, *, caller: int | None = None, tier: int | None = None
+    ) -> float:
+        """Which part of the rows was answered within its target, with its whole request; of some or all."""
         asked = self.requests
-        which = slice(None) if model is None else asked.model == model
+        which = self._which(model, caller, tier)
         rows = asked.rows[which]
         in_time = (self.done_ns <= asked.at_ns + asked.target_ns)[which]
         return float(rows[in_time].sum() / max(1, rows.sum()))
+
+    def _which(self, model: int | None, caller: int | None, tier: int | None) -> np.ndarray:
+        asked = self.requests
+        which = np.ones(len(asked.at_ns), bool)
+        for column, wanted in ((asked.model, model), (asked.caller, caller), (asked.tier, tier)):
+            if wanted is not None:
+                which &= column == wanted
+        return which
 
     @property
     def answered_rows(self) -> int:
@@ -120,6 +134,8 @@ def row_tables(requests: Requests, models: int) -> list[RowTable]:
                 np.repeat(rows, rows),
                 at_ns + requests.target_ns[request],
                 request,
+                requests.tier[request],
+                requests.caller[request],
             )
         )
     return tables

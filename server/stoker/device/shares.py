@@ -1,0 +1,164 @@
+"""What callers have had of a device, so that those who wait get equal parts of its time, or parts by their weights.
+
+A virtual token counter (Sheng et al., OSDI 2024) in device time: each *class*, which is a caller within a tier, has a
+virtual time that grows by the device time of its rows, divided by the caller's weight, and the one with the least is
+served next. Who comes back after a pause has the time of those who went on: pauses earn nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+__all__ = ["NORMAL", "TIER_SHIFT", "Shares", "tier_of"]
+
+TIER_SHIFT: Final = 16
+NORMAL: Final = 1 << TIER_SHIFT
+"""The class of rows of which nothing is said: of the tier normal and the caller 0."""
+
+_SEEN_NS: Final = 1_000_000_000
+"""So long after its last row a tier is reckoned with."""
+_CALLERS: Final = (1 << TIER_SHIFT) - 1
+
+
+def tier_of(placed: int) -> int:
+    """The tier of a class."""
+    return placed >> TIER_SHIFT
+
+
+@dataclass(slots=True)
+class Shares:
+    """What the classes of one model have had in one device process.
+
+    Attributes:
+        used_ns: The virtual time of each class that ever waited.
+        waiting: The classes that waited behind the last batch.
+        level_ns: By tier, the least virtual time among those who waited: nobody comes back with less.
+        seen: By tier, when a row of it last waited, and the smallest target of such rows then.
+        owed_ns: Device time that rows of lower tiers have yet to get.
+    """
+
+    used_ns: dict[int, float] = field(default_factory=dict)
+    waiting: frozenset[int] = frozenset()
+    level_ns: dict[int, float] = field(default_factory=dict)
+    seen: dict[int, tuple[int, int]] = field(default_factory=dict)
+    owed_ns: float = 0.0
+
+    def copy(self) -> Shares:
+        """The same, for somebody who only tries what would happen."""
+        return dataclasses.replace(
+            self, used_ns=dict(self.used_ns), level_ns=dict(self.level_ns), seen=dict(self.seen)
+        )
+
+    def see(self, now_ns: int, targets_ns: Mapping[int, int]) -> None:
+        """Take note of which tiers wait now, each with the smallest target of its rows."""
+        for tier, target_ns in targets_ns.items():
+            known = self.seen.get(tier)
+            # Rows with shorter targets may come again.
+            recent = known is not None and now_ns - known[0] < _SEEN_NS
+            smallest_ns = min(target_ns, known[1]) if recent and known is not None else target_ns
+            self.seen[tier] = (now_ns, smallest_ns)
+
+    def target_above_ns(self, now_ns: int, tier: int) -> int | None:
+        """The smallest target of rows of higher tiers that wait, or did in the last second; None if none did."""
+        targets = [
+            target_ns
+            for other, (at_ns, target_ns) in self.seen.items()
+            if other < tier and now_ns - at_ns < _SEEN_NS
+        ]
+        return min(targets, default=None)
+
+    def virtual_ns(self, placed: int) -> float:
+        """The virtual time of a class that waits now."""
+        used_ns = self.used_ns.get(placed, 0.0)
+        return used_ns if placed in self.waiting else max(used_ns, self.level_ns.get(tier_of(placed), 0.0))
+
+    def divide(
+        self, counts: Mapping[int, int], rows: int, row_ns: float, weights: Mapping[int, float]
+    ) -> dict[int, int]:
+        """How many rows of each class are in the next batch: always the next one of the class with the least time.
+
+        Args:
+            counts: How many rows of each class wait, which are all of one tier.
+            rows: How many there is room for.
+            row_ns: Device time of a row.
+            weights: Weights of callers.
+        """
+        if sum(counts.values()) <= rows:
+            return dict(counts)
+        if len(counts) == 1:
+            return dict.fromkeys(counts, rows)
+        classes = list(counts)
+        begins = np.array([self.virtual_ns(placed) for placed in classes])
+        steps = np.array([max(1.0, row_ns) / _weight(weights, placed) for placed in classes])
+        most = np.array([counts[placed] for placed in classes], float)
+        taken = _filled_to(_level(begins, steps, most, rows), begins, steps, most).astype(np.int64)
+        while (missing := rows - int(taken.sum())) > 0:
+            ends = np.where(taken < most, begins + taken * steps, np.inf)
+            taken[ends.argsort(kind="stable")[:missing]] += 1
+        return dict(zip(classes, taken.tolist(), strict=True))
+
+    def charge(
+        self,
+        served: Mapping[int, int],
+        left: Collection[int],
+        cost_ns: int,
+        policy_weights: Mapping[int, float],
+        tier_floor: float,
+    ) -> None:
+        """Take note of a batch that leaves.
+
+        Args:
+            served: How many of its rows each class has.
+            left: The classes that go on waiting.
+            cost_ns: What the batch is expected to take.
+            policy_weights: Weights of callers.
+            tier_floor: The part of device time that lower tiers get while they wait.
+        """
+        row_ns = max(1.0, cost_ns / max(1, sum(served.values())))
+        begun = {placed: self.virtual_ns(placed) for placed in {*served, *left}}
+        for placed, virtual_ns in begun.items():
+            tier = tier_of(placed)
+            others = [ns for other, ns in begun.items() if tier_of(other) == tier]
+            self.level_ns[tier] = max(self.level_ns.get(tier, 0.0), min(others))
+            self.used_ns[placed] = virtual_ns + served.get(placed, 0) * row_ns / _weight(
+                policy_weights, placed
+            )
+        self.waiting = frozenset(left)
+        self._owe(served, left, row_ns, tier_floor)
+
+    def _owe(
+        self, served: Mapping[int, int], left: Collection[int], row_ns: float, tier_floor: float
+    ) -> None:
+        highest = min(map(tier_of, {*served, *left}))
+        lower_rows = sum(rows for placed, rows in served.items() if tier_of(placed) > highest)
+        if not lower_rows and not any(tier_of(placed) > highest for placed in left):
+            self.owed_ns = min(0.0, self.owed_ns)
+            return
+        all_ns = row_ns * sum(served.values())
+        # What they have had beyond it is theirs: room that nobody else needs is no advance.
+        self.owed_ns = max(-all_ns, self.owed_ns + tier_floor * all_ns - lower_rows * row_ns)
+
+
+def _weight(weights: Mapping[int, float], placed: int) -> float:
+    return weights.get(placed & _CALLERS, 1.0)
+
+
+def _filled_to(level: float, begins: np.ndarray, steps: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """How many whole rows of each class bring it up to a virtual time at most."""
+    filled: np.ndarray = np.floor(((level - begins) / steps).clip(0, most) + 1e-9)
+    return filled
+
+
+def _level(begins: np.ndarray, steps: np.ndarray, most: np.ndarray, rows: int) -> float:
+    """Up to which virtual time so many rows fill the classes, if rows could be cut."""
+    marks = np.sort(np.concatenate((begins, begins + most * steps)))
+    filled = ((marks[:, None] - begins) / steps).clip(0, most).sum(axis=1)
+    place = int(filled.searchsorted(rows))
+    before, after = filled[place - 1], filled[place]
+    part = (rows - before) / (after - before)
+    return float(marks[place - 1] + part * (marks[place] - marks[place - 1]))
