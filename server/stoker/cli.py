@@ -12,6 +12,7 @@ from typing import Final
 
 from stoker import __version__
 from stoker.errors import StokerError
+from stoker.system.cgroup import tell_libraries
 
 __all__ = ["main"]
 
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Errors that the operator can mend are printed without a traceback.
     """
     _prepare_standard_streams()
+    # Before any command imports NumPy.
+    tell_libraries(os.environ)
     arguments = _joined(sys.argv[1:] if arguments is None else arguments)
     command = ""
     try:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["core_count", "cpu_limit", "own_groups", "usable_cores"]
+__all__ = ["core_count", "cpu_limit", "own_groups", "tell_libraries", "usable_cores"]
 
 _ROOT: Final = Path("/")
 
@@ -21,6 +21,19 @@ _ROOT: Final = Path("/")
 def usable_cores() -> int:
     """Cores that this process may use, at least 1."""
     return core_count(len(os.sched_getaffinity(0)), _own_limit())
+
+
+def tell_libraries(environ: MutableMapping[str, str]) -> None:
+    """Have libraries with threads of their own, such as NumPy and PyTorch, heed the limit too.
+
+    They count the cores of the machine when they are loaded, in every process anew. What an operator has said stays.
+
+    Args:
+        environ: The environment that they will read.
+    """
+    cores = usable_cores()
+    if cores < len(os.sched_getaffinity(0)):
+        environ.setdefault("OMP_NUM_THREADS", str(cores))
 
 
 def core_count(cores: int, limit: float | None) -> int:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.system.cgroup import core_count, cpu_limit
+from stoker.system import cgroup
+from stoker.system.cgroup import core_count, cpu_limit, tell_libraries
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -65,3 +66,22 @@ def test_no_proc_is_no_limit(tmp_path: Path) -> None:
 def test_whole_cores_within_the_limit(cores: int, limit: float | None, expected: int) -> None:
     """A thread for a part of a core would be stopped for the rest of each period; one is always there."""
     assert core_count(cores, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "said", "told"),
+    [
+        (2.5, {}, {"OMP_NUM_THREADS": "2"}),
+        (2.5, {"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3"}),
+        (None, {}, {}),
+        (64.0, {}, {}),
+    ],
+)
+def test_libraries_are_told_of_the_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None, said: dict[str, str], told: dict[str, str]
+) -> None:
+    """Where it is below the cores of the kernel, unless the operator has chosen a number of threads."""
+    monkeypatch.setattr(cgroup, "_own_limit", lambda: limit)
+    monkeypatch.setattr(cgroup.os, "sched_getaffinity", lambda _: set(range(16)))
+    tell_libraries(said)
+    assert said == told
