@@ -25,7 +25,7 @@ from azureml.core import Environment, Model, Webservice, Workspace  # isort: ski
 from azureml.core.compute import AksCompute, ComputeTarget
 from azureml.core.model import InferenceConfig
 from azureml.core.webservice import AksWebservice
-from azureml.exceptions import WebserviceException
+from azureml.exceptions import ComputeTargetException, WebserviceException
 
 SHARED = Path(os.environ.get("STOKER_TEST_SHARED", Path(__file__).parents[3] / "shared"))
 HOW_TO = SHARED / "azure"
@@ -249,6 +249,39 @@ def test_the_address_of_a_service_is_that_of_its_nodes_or_a_port_of_this_process
     service.wait_for_deployment()
     ports = control_plane.get(f"/api/v1/namespaces/{namespace}/services/digits")["spec"]["ports"]
     assert service.scoring_uri == f"http://127.0.0.1:{ports[0]['nodePort']}/api/v1/service/digits/score"
+
+
+def test_a_cluster_that_is_attached_is_bound_to_its_context(
+    folder: Path,
+    control_plane: ControlPlane,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By its name, or by its id on Azure; what its pods run has to be said, and a context has to be there."""
+    ws = Workspace.from_config()
+    resource = "/subscriptions/s/resourceGroups/r/providers/Microsoft.ContainerService/managedClusters/test"
+    for number, where in enumerate(
+        ({"resource_group": "r", "cluster_name": "test"}, {"resource_id": resource})
+    ):
+        attached, target = AksCompute.attach_configuration(**where), f"attached-{number}"
+        monkeypatch.delenv("STOKER_IMAGE", raising=False)
+        with pytest.raises(ComputeTargetException, match="set STOKER_IMAGE to an image, or bind it first"):
+            ComputeTarget.attach(ws, target, attached)
+        monkeypatch.setenv("STOKER_IMAGE", "stoker:7")
+        capsys.readouterr()
+        assert isinstance(ComputeTarget.attach(ws, target, attached), AksCompute)
+        assert f"{target}: the cluster test stands for it, namespace default" in capsys.readouterr().out
+        assert main(["compute", "list"]) == 0
+        assert f"{target}  test  default  stoker:7" in capsys.readouterr().out
+    absent = AksCompute.attach_configuration(resource_group="r", cluster_name="absent")
+    with pytest.raises(ComputeTargetException, match="has no context absent; it has test"):
+        ComputeTarget.attach(ws, "other", absent)
+    assert "other" not in ws.compute_targets
+    # What was bound by hand stays as it is.
+    again = AksCompute.attach_configuration(resource_group="r", cluster_name="test")
+    ComputeTarget.attach(ws, "aks-gpu", again)
+    assert main(["compute", "list"]) == 0
+    assert "stoker:1" in capsys.readouterr().out
 
 
 def test_a_target_that_is_not_bound_any_more_leaves_its_services(folder: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from stoker.cluster.plan import ClusterPlan
@@ -14,7 +16,10 @@ from stoker.settings.fields import converted
 from stoker.system.durable import private_folder, replace_file
 from stoker.workspace import Workspace
 
-__all__ = ["Binding", "bind", "binding_of", "bindings", "unbind", "vm_size_of"]
+__all__ = ["STORE", "Binding", "bind", "binding_of", "bindings", "has_kubeconfig", "unbind", "vm_size_of"]
+
+STORE: Final = "store"
+"""What `models` of a binding is where the files of services come from the store of their namespace."""
 
 _OF_THE_SERVICE: Final = (
     "name",
@@ -40,14 +45,20 @@ class Binding:
     namespace: str
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def uses_store(self) -> bool:
+        """Whether the files of services come from the store of their namespace."""
+        return self.fields.get("models") == STORE
+
     def planned(self) -> dict[str, Any]:
         """Return the fields of a plan.
 
         Raises:
             InvalidSettings: One cannot be.
         """
+        fields = {name: value for name, value in self.fields.items() if (name, value) != ("models", STORE)}
         return {
-            **converted(ClusterPlan, dict(self.fields), "the compute target"),
+            **converted(ClusterPlan, fields, "the compute target"),
             "namespace": self.namespace,
         }
 
@@ -93,6 +104,12 @@ def binding_of(workspace: Workspace, target: str | None) -> Binding | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise InvalidSettings(f"the record {file} cannot be read: {error}; bind {target} again") from error
+
+
+def has_kubeconfig() -> bool:
+    """Whether this machine knows any cluster."""
+    files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return any(Path(file).expanduser().is_file() for file in files.split(os.pathsep))
 
 
 def vm_size_of(workspace: Workspace, target: str | None) -> str | None:

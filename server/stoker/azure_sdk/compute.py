@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 from stoker.azure.exceptions import ComputeTargetException
+from stoker.azure_sdk import deferred
+from stoker.azure_sdk.bindings import Binding, bind, binding_of, has_kubeconfig
 from stoker.azure_sdk.compute_target import ComputeTarget, Configuration, given
 from stoker.azure_sdk.training_compute import (
     AdlaCompute,
@@ -16,6 +19,8 @@ from stoker.azure_sdk.training_compute import (
     RemoteCompute,
 )
 from stoker.azure_sdk.unoffered import unoffered_names
+from stoker.errors import InvalidSettings
+from stoker.workspace import Workspace as LocalWorkspace
 
 __all__ = [
     "CLASSES",
@@ -33,6 +38,7 @@ __all__ = [
 ]
 
 _TYPE: Final = "AKS"
+_IMAGE: Final = "STOKER_IMAGE"
 _OF_TRAINING: Final = frozenset(
     {"ComputeInstance", "DataFactoryCompute", "KubernetesCompute", "SynapseCompute"}
 )
@@ -49,6 +55,28 @@ class AksConfiguration(Configuration):
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(_TYPE, values)
+
+    def bind(self, workspace: LocalWorkspace, target: str) -> None:
+        """Let the target stand for the cluster that it names, if there is a kubeconfig with its context.
+
+        Raises:
+            InvalidSettings: Nothing says what its pods run, or the name cannot be one.
+            ClusterError: The kubeconfig has no such context.
+        """
+        name = self.values.get("cluster_name") or str(self.values.get("resource_id", "")).rpartition("/")[2]
+        if not name or not has_kubeconfig():
+            return
+        old = binding_of(workspace, target)
+        if old is not None and old.context == name:
+            return
+        cluster = deferred.access.Cluster.connect(name)
+        image = os.environ.get(_IMAGE)
+        if image is None:
+            raise InvalidSettings(
+                f"nothing says what the pods of {target} run; set {_IMAGE} to an image, or bind it first: "
+                f"stoker compute bind {target} --context {name} --image IMAGE"
+            )
+        bind(workspace, target, Binding(context=name, namespace=cluster.namespace, fields={"image": image}))
 
     def enable_ssl(self, **ssl: Any) -> None:
         """Keep how the cluster would speak TLS; Stoker speaks plain HTTP."""

@@ -17,6 +17,7 @@ from stoker.azure_sdk.unoffered import UnofferedByComputeTarget
 from stoker.azure_sdk.workspace import Workspace
 from stoker.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
+from stoker.workspace import Workspace as LocalWorkspace
 
 __all__ = ["ComputeTarget", "Configuration", "given"]
 
@@ -37,6 +38,9 @@ class Configuration:
 
     def validate_configuration(self) -> None:
         """Accept it: what cannot be is refused when it is made."""
+
+    def bind(self, workspace: LocalWorkspace, target: str) -> None:
+        """Let the target stand for the cluster that it names; most name none."""
 
     def keep(self, workspace: Workspace, file: Path) -> None:
         """Keep what is no part of the record: the secrets, if there are any, in a file of mode 0600.
@@ -135,11 +139,16 @@ class ComputeTarget(UnofferedByComputeTarget):
 
     @staticmethod
     def attach(workspace: Workspace, name: str, attach_configuration: Configuration) -> ComputeTarget:
-        """The same as `create`.
+        """Keep a compute target in the workspace, as `create` does; one that names a cluster is bound to it.
+
+        A cluster of Azure is the context of the kubeconfig with its name. What its pods run is what `STOKER_IMAGE`
+        names, or the binding that the target has already.
 
         Raises:
-            ComputeTargetException: It cannot have this name.
+            ComputeTargetException: It cannot have this name, or the cluster that it names cannot be bound.
         """
+        with raised_as(ComputeTargetException):
+            attach_configuration.bind(workspace.local, name)
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod

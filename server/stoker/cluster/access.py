@@ -353,17 +353,27 @@ class Cluster:
 
 
 def _open_tunnel(client: Any, namespace: str, pod: str, port: int) -> socket.socket:
-    from kubernetes.stream.ws_client import portforward_call
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.stream.ws_client import PortForward, create_websocket, get_websocket_url
+
+    class Tunnel(PortForward):  # type: ignore[misc]  # the client has no types
+        def _proxy(self) -> None:
+            try:
+                super()._proxy()
+            finally:
+                # Where the pod ends first, the client's own would leave its end open.
+                self.websocket.shutdown()
 
     # What the client's own class of all pods would do, whose import takes seconds.
-    method, url, headers, *_ = client.param_serialize(
-        "GET",
-        f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward",
-        query_params=[("ports", str(port))],
-        auth_settings=["BearerToken"],
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
+    _, url, headers, *_ = client.param_serialize(
+        "GET", path, query_params=[("ports", str(port))], auth_settings=["BearerToken"]
     )
-    forwarded = portforward_call(client.configuration, method, url, headers=headers)
-    opened: socket.socket = forwarded.socket(port)._socket  # noqa: SLF001  # what it wraps
+    try:
+        websocket = create_websocket(client.configuration, get_websocket_url(url), headers)
+    except Exception as error:  # what the WebSocket says is not of one kind
+        raise ApiException(status=0, reason=str(error)) from error
+    opened: socket.socket = Tunnel(websocket, [port]).socket(port)._socket  # noqa: SLF001  # what it wraps
     return opened
 
 

@@ -7,21 +7,40 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Final
+from typing import Final, Protocol
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.pod_file import HTTP_PORT
-from stoker.cluster.service import ClusterService
 from stoker.errors import ClusterError
 
-__all__ = ["forwarding"]
+__all__ = ["Forwarded", "forwarding"]
 
 _CHUNK_BYTES: Final = 65_536
 
 
+class Forwarded(Protocol):
+    """Whose pods a port leads to, such as `stoker.cluster.service.ClusterService`.
+
+    Attributes:
+        namespace: Their namespace.
+        instance: What messages call it.
+    """
+
+    namespace: str
+    instance: str
+
+    def ready_pods(self) -> list[str]:
+        """Return the names of those that answer."""
+        ...
+
+
 @contextlib.contextmanager
 def forwarding(
-    cluster: Cluster, service: ClusterService, port: int, say: Callable[[str], object]
+    cluster: Cluster,
+    service: Forwarded,
+    port: int,
+    say: Callable[[str], object],
+    pod_port: int = HTTP_PORT,
 ) -> Iterator[int]:
     """Listen on a port of the loopback interface while the body runs; each connection goes to the next ready pod.
 
@@ -30,12 +49,15 @@ def forwarding(
         service: The service.
         port: The port; 0 is a free one.
         say: Takes why a connection could not be made.
+        pod_port: The port of the pods.
 
     Yields:
         The port.
     """
     with socket.create_server(("127.0.0.1", port)) as listener:
-        accepting = threading.Thread(target=_accept, args=(listener, cluster, service, say), daemon=True)
+        accepting = threading.Thread(
+            target=_accept, args=(listener, cluster, service, say, pod_port), daemon=True
+        )
         accepting.start()
         yield int(listener.getsockname()[1])
         # Wakes the thread, which closing alone does not.
@@ -44,28 +66,35 @@ def forwarding(
 
 
 def _accept(
-    listener: socket.socket, cluster: Cluster, service: ClusterService, say: Callable[[str], object]
+    listener: socket.socket,
+    cluster: Cluster,
+    service: Forwarded,
+    say: Callable[[str], object],
+    pod_port: int,
 ) -> None:
     for number in count():
         try:
             caller, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(target=_serve, args=(caller, cluster, service, number, say), daemon=True).start()
+        threading.Thread(
+            target=_serve, args=(caller, cluster, service, number, say, pod_port), daemon=True
+        ).start()
 
 
 def _serve(
     caller: socket.socket,
     cluster: Cluster,
-    service: ClusterService,
+    service: Forwarded,
     number: int,
     say: Callable[[str], object],
+    pod_port: int,
 ) -> None:
     with caller:
         try:
             ready = service.ready_pods()
             tunnel = (
-                cluster.tunnel(service.namespace, ready[number % len(ready)], HTTP_PORT) if ready else None
+                cluster.tunnel(service.namespace, ready[number % len(ready)], pod_port) if ready else None
             )
         except ClusterError as error:
             say(str(error))

@@ -110,7 +110,6 @@ def _generation(cluster: Cluster, namespace: str, pod: str, key: str) -> int | N
     asking.sock = cluster.tunnel(namespace, pod, HTTP_PORT)
     try:
         asking.sock.settimeout(_ANSWER_S)
-        # Kept alive: where the pod ends the connection, the client of Kubernetes leaves its own end open.
         asking.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
         answer = asking.getresponse()
         content = answer.read()

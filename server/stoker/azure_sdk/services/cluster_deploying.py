@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -11,6 +11,7 @@ from stoker.azure_config import DeploymentConfig
 from stoker.azure_sdk.bindings import Binding, vm_size_of
 from stoker.azure_sdk.environments.environment import DEFAULT_GPU_IMAGE
 from stoker.azure_sdk.services.plan import Plan
+from stoker.azure_sdk.services.pod_files import lay_out, lay_out_versions
 from stoker.azure_sdk.services.records import ServiceRecord, Services, now
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import apply
@@ -18,10 +19,9 @@ from stoker.cluster.azure import plan_of
 from stoker.cluster.checking import INSTANCE_TYPE, has_machines
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.service import ClusterService
+from stoker.cluster.store_access import push_to_cluster, stored_at
 from stoker.cluster.values import MODELS_FOLDER
 from stoker.errors import InvalidSettings
-from stoker.models.frameworks import SERVED_ALONE
-from stoker.models.registered import Registered
 from stoker.models.repository import Repository
 from stoker.system.durable import private_folder
 from stoker.workspace import Workspace
@@ -29,7 +29,8 @@ from stoker.workspace import Workspace
 __all__ = ["deploy", "prepare", "record"]
 
 _FILES: Final = "files"
-_REGISTERED: Final = "azureml-models"
+_POLL_S: Final = 2.0
+_NOT_YET: Final = f"sha256:{'0' * 64}"
 _MONITOR: Final = ("monitoring.coreos.com/v1", "PodMonitor")
 _NOT_MONITORED: Final = (
     "enable_app_insights has no effect: the cluster knows no PodMonitor; each pod has its metrics at /metrics"
@@ -106,13 +107,14 @@ def prepare(
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     among = version or {}
     instance = f"{plan.name}-{among['version_name']}" if among else plan.name
-    folder = private_folder(workspace.services_dir / plan.name) / _FILES
-    if among:
-        folder = private_folder(folder) / str(among["version_name"])
-    models = [Repository(workspace.models_dir).resolve(reference) for reference in plan.models]
-    served = _lay_out(folder, plan, models, PurePosixPath(MODELS_FOLDER) / instance)
+    folder, served, is_followed = _lay_out(workspace, plan, instance, binding, is_version=bool(among))
     said = {"name": plan.name, "serves": (served,), "compute_target": plan.compute_name}
     given = {**binding.planned(), **said, **among}
+    if is_followed:
+        given["server"] = {"poll_s": _POLL_S}
+    namespace = str(configuration.values.get("namespace", binding.namespace))
+    if binding.uses_store:
+        given["models"] = stored_at(namespace, _NOT_YET)
     if "namespace" in configuration.values:
         del given["namespace"]
     size = vm_size_of(workspace, plan.compute_name)
@@ -121,45 +123,26 @@ def prepare(
     if configuration.values.get("enable_app_insights") and not cluster.knows(*_MONITOR):
         given |= {"pod_monitor": False, "notes": (_NOT_MONITORED,)}
     planned = plan_of(configuration, given, gpu_environment=_wants_gpus(plan))
+    if binding.uses_store:
+        # Once all else is found good.
+        address = push_to_cluster(cluster, namespace, folder.parent, instance, say)
+        planned = dataclasses.replace(planned, models=address)
     for line in _lines(planned, binding, folder):
         say(line)
     return planned
 
 
-def _lay_out(folder: Path, plan: Plan, models: list[Registered], inside: PurePosixPath) -> dict[str, Any]:
-    """Copy the files of the service, and return its model as the deployment file of the pods has it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for model in models:
-        shutil.copytree(model.files_dir, folder / _REGISTERED / model.name / str(model.version))
-    if plan.inference is None:
-        if len(models) != 1 or models[0].framework not in SERVED_ALONE:
-            raise InvalidSettings(
-                f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel or entry script can be "
-                "deployed"
-            )
-        (model,) = models
-        path = inside / _REGISTERED / model.name / str(model.version) / model.entry
-        return {"path": str(path), "name": plan.name}
-    script = Path(plan.inference["entryScript"])
-    source = Path(plan.inference.get("sourceDirectory") or script.parent)
-    if "sourceDirectory" in plan.inference:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
-    else:
-        private_folder(folder)
-        shutil.copy(script, folder)
-    served: dict[str, Any] = {
-        "path": str(inside / script.relative_to(source).as_posix()),
-        "name": plan.name,
-    }
-    if models:
-        # As AZUREML_MODEL_DIR is on Azure: the one model, or the folder of all.
-        root = inside / _REGISTERED
-        served["model_dir"] = str(
-            root / models[0].name / str(models[0].version) if len(models) == 1 else root
-        )
-    if variables := (plan.inference.get("environment") or {}).get("environmentVariables"):
-        served["environment_variables"] = dict(variables)
-    return served
+def _lay_out(
+    workspace: Workspace, plan: Plan, instance: str, binding: Binding, *, is_version: bool
+) -> tuple[Path, dict[str, Any], bool]:
+    """The folder with the files of a service, its model, and whether pods follow other versions of that."""
+    # In a store the folder is named as in the pods.
+    below = instance if is_version or binding.uses_store else ""
+    folder = private_folder(private_folder(workspace.services_dir / plan.name) / _FILES) / below
+    models = [Repository(workspace.models_dir).resolve(reference) for reference in plan.models]
+    inside = PurePosixPath(MODELS_FOLDER) / instance
+    followed = lay_out_versions(folder, plan, models, inside) if binding.uses_store else None
+    return folder, followed or lay_out(folder, plan, models, inside), followed is not None
 
 
 def _wants_gpus(plan: Plan) -> bool:
@@ -169,8 +152,11 @@ def _wants_gpus(plan: Plan) -> bool:
 
 def _lines(planned: ClusterPlan, binding: Binding, folder: Path) -> Iterator[str]:
     yield f"{planned.instance}: a service of the cluster {binding.context}, whose pods run {planned.image}"
-    place = "the image" if planned.models == "image" else planned.models
-    yield f"  files    {folder} is to be {MODELS_FOLDER}/{planned.instance} of {place}"
+    if binding.uses_store:
+        yield f"  files    {folder} is in {planned.models}"
+    else:
+        place = "the image" if planned.models == "image" else planned.models
+        yield f"  files    {folder} is to be {MODELS_FOLDER}/{planned.instance} of {place}"
     for note in planned.notes:
         yield f"  azure    {note}"
 

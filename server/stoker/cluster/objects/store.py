@@ -7,19 +7,21 @@ from typing import Any, Final
 from stoker.cluster.objects.quantities import gigabytes
 from stoker.cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
 
-__all__ = ["STORE_PORT", "store"]
+__all__ = ["STORE_NAME", "STORE_PORT", "store"]
 
 STORE_PORT: Final = 8090
 """The port of the store's pod and Service."""
 
-_NAME: Final = "stoker-store"
+STORE_NAME: Final = "stoker-store"
+"""What the store of a namespace is called."""
+
 _FOLDER: Final = "/store"
 _LABELS: Final = {
-    "app.kubernetes.io/name": _NAME,
+    "app.kubernetes.io/name": STORE_NAME,
     "app.kubernetes.io/component": "store",
     "app.kubernetes.io/managed-by": "stoker",
 }
-_SELECTOR: Final = {"app.kubernetes.io/name": _NAME}
+_SELECTOR: Final = {"app.kubernetes.io/name": STORE_NAME}
 
 
 def store(
@@ -33,7 +35,7 @@ def store(
         size_gb: What its disk has, in GB of 10⁹ bytes; the store takes a twentieth less.
         storage_class: Of which class that is; None is the default one.
     """
-    metadata: dict[str, Any] = {"name": _NAME}
+    metadata: dict[str, Any] = {"name": STORE_NAME}
     if namespace is not None:
         metadata["namespace"] = namespace
     metadata["labels"] = _LABELS
@@ -92,7 +94,7 @@ def _pod(image: str, size_gb: float) -> dict[str, Any]:
         "securityContext": POD_SECURITY,
         "containers": [container],
         "volumes": [
-            {"name": "store", "persistentVolumeClaim": {"claimName": _NAME}},
+            {"name": "store", "persistentVolumeClaim": {"claimName": STORE_NAME}},
             {"name": "tmp", "emptyDir": {}},
         ],
     }
