@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 PARTS := clients clients/stoker_run models loadtests
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
+SBOM_NEEDS := deploy/image/sbom-requirements.txt
 MLFLOW := $(VENV)/mlflow
 TRITON := $(VENV)/triton
 TRITON_NEEDS := tests/triton/requirements.txt
 MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-bench test-cluster test-offline test-ray test-targets test-triton examples coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install image-test serve test test-bench test-cluster test-offline test-ray test-targets test-triton examples coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -52,6 +53,9 @@ test-bench: install  ## whole benches, each with its servers, as short as they c
 test-cluster: install  ## what needs a Kubernetes control plane, which Go builds here the first time
 	$(BIN)/python -m tests.cluster.tools
 	$(BIN)/python -m pytest -rs tests/cluster
+
+image-test: install  ## Dockerfile.gpu built and run by podman, which takes root; the base is made by debootstrap
+	$(BIN)/python -m pytest -rs --timeout 3600 tests/image
 
 $(MLFLOW)/.installed: $(MLFLOW_NEEDS) $(STAMP)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(MLFLOW)
@@ -130,6 +134,8 @@ constraints:  ## refresh the lock of the other targets
 	rm requirements.in
 	echo kserve | $(BIN)/uv pip compile --no-config --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 - > $(KSERVE_NEEDS)
+	echo cyclonedx-bom | $(BIN)/uv pip compile --no-config --universal --upgrade --quiet --no-annotate --no-header \
+	    --python-version 3.11 - > $(SBOM_NEEDS)
 
 clean:  ## remove what the targets made, but not the workspace
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

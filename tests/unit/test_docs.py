@@ -287,7 +287,7 @@ def test_shown_entry_scripts_keep_their_contract() -> None:
 
 
 def test_image_copies_what_exists() -> None:
-    """Dockerfile.gpu copies files of the repository that .dockerignore lets through, and installs what it copied."""
+    """Dockerfile.gpu copies what .dockerignore lets through, installs what it copied, and names its version."""
     dockerfile = text_of(ROOT / "Dockerfile.gpu").replace("\\\n", " ")
     ignored = [
         line for line in text_of(ROOT / ".dockerignore").splitlines() if line and not line.startswith("#")
@@ -295,7 +295,7 @@ def test_image_copies_what_exists() -> None:
     assert ignored[0] == "*"
     copied = [
         source
-        for line in re.findall(r"^COPY (.+)$", dockerfile, re.MULTILINE)
+        for line in re.findall(r"^COPY (?!--from=)(.+)$", dockerfile, re.MULTILINE)
         for source in line.split()[:-1]
     ]
     assert len(copied) >= 5
@@ -308,3 +308,4 @@ def test_image_copies_what_exists() -> None:
     ]
     assert {package.partition("/")[0] for package in packages} <= set(copied)
     assert 'ENTRYPOINT ["stoker", "serve"]' in dockerfile
+    assert f'org.opencontainers.image.version="{stoker.__version__}"' in dockerfile
