@@ -71,13 +71,14 @@ def test_each_model_is_on_its_copies() -> None:
 
 
 def test_requests_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In order of their times, whatever that of the file; other columns are let be."""
+    """In order of their times, whatever that of the file, with their callers and tiers."""
     file = tmp_path / "asked.csv"
     file.write_text("time,model,rows,caller,tier\n10.5,b,2,x,low\n10,a,1,y,high\n10.7,a,3,,\n")
     requests, models = read_requests(file, 50)
     assert models == ["a", "b"]
     assert requests.at_ns.tolist() == [0, 500_000_000, 700_000_000]
     assert (requests.rows.tolist(), requests.model.tolist()) == ([1, 2, 3], [0, 1, 0])
+    assert (requests.caller.tolist(), requests.tier.tolist()) == ([2, 1, 0], [0, 2, 1])
     assert main(["simulate", "--replay", str(file), "--json", "--seeds", "1"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["model"], row["rows"], row["in time"]) for row in told] == [
@@ -87,7 +88,9 @@ def test_requests_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
-@pytest.mark.parametrize("text", ["", "time,rows\n", "when\n1\n", "time,rows\n1,0\n", "time\nnow\n"])
+@pytest.mark.parametrize(
+    "text", ["", "time,rows\n", "when\n1\n", "time,rows\n1,0\n", "time\nnow\n", "time,tier\n1,top\n"]
+)
 def test_files_without_requests_are_refused(tmp_path: Path, text: str) -> None:
     """With the columns that there have to be."""
     file = tmp_path / "asked.csv"

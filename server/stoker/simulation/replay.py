@@ -6,7 +6,7 @@ import csv
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,26 +38,49 @@ def read_requests(path: Path, target_ms: float) -> tuple[Requests, list[str]]:
     """
     try:
         with path.open(newline="") as file:
-            told = [
-                (float(row["time"]), row.get("model") or "model", int(row.get("rows") or 1))
-                for row in csv.DictReader(file)
-            ]
+            told = sorted(map(_told, csv.DictReader(file)))
     except (OSError, KeyError, ValueError) as error:
         raise InvalidSettings(
-            f"{path} cannot be read as CSV with the columns time (seconds), model and rows: {error!r}"
+            f"{path} cannot be read as CSV with the columns time (seconds), model, rows, caller and tier: {error!r}"
         ) from error
-    if not told or min(rows for _, _, rows in told) < 1:
+    if not told or min(one.rows for one in told) < 1:
         raise InvalidSettings(f"{path} has no requests, or some without a row")
-    told.sort()
-    models = sorted({model for _, model, _ in told})
-    begun_s = told[0][0]
+    models = sorted({one.model for one in told})
+    callers = sorted({one.caller for one in told})
+    begun_s = told[0].time_s
     requests = Requests(
-        np.array([round((time_s - begun_s) * 1e9) for time_s, _, _ in told], np.int64),
-        np.array([rows for _, _, rows in told], np.int64),
-        np.array([models.index(model) for _, model, _ in told], np.int64),
+        np.array([round((one.time_s - begun_s) * 1e9) for one in told], np.int64),
+        np.array([one.rows for one in told], np.int64),
+        np.array([models.index(one.model) for one in told], np.int64),
         np.full(len(told), round(target_ms * 1e6)),
+        np.array([one.tier for one in told], np.int64),
+        np.array([callers.index(one.caller) for one in told], np.int64),
     )
     return requests, models
+
+
+_TIERS: Final = ("high", "normal", "low")
+
+
+class _Told(NamedTuple):
+    """One request of a file."""
+
+    time_s: float
+    model: str
+    rows: int
+    caller: str
+    tier: int
+
+
+def _told(row: dict[str, str]) -> _Told:
+    tier = _TIERS.index(row.get("tier") or "normal")
+    return _Told(
+        float(row["time"]),
+        row.get("model") or "model",
+        int(row.get("rows") or 1),
+        row.get("caller") or "",
+        tier,
+    )
 
 
 def read_curve(uri: str, model: str | None) -> Curve:
