@@ -101,6 +101,7 @@ def running(folder: Path, *, controllers: Sequence[str] = ()) -> Iterator[Contro
             "--node-monitor-grace-period=24h",
             "--kube-api-qps=300",
             "--kube-api-burst=600",
+            "--horizontal-pod-autoscaler-sync-period=1s",
             *controllers,
         ]
         _start(started, folder, "kube-controller-manager", [*same, *more])
@@ -139,7 +140,6 @@ def _api_server_options(folder: Path, etcd: int, port: int) -> list[str]:
         f"--service-account-key-file={_CERTIFICATE}",
         f"--service-account-signing-key-file={_KEY}",
         "--service-cluster-ip-range=10.0.0.0/16",
-        "--enable-aggregator-routing",
         # The address of simulated nodes is one of this machine.
         "--kubelet-preferred-address-types=InternalIP",
     ]

@@ -129,8 +129,11 @@ def test_a_compute_target_is_kept_in_the_workspace(ws: Workspace, capsys: pytest
     assert ws.compute_targets == {}
 
 
-def test_a_cluster_that_is_attached_is_the_same(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second one of a name is the first one, and its TLS is no matter of this machine."""
+def test_a_cluster_that_is_attached_is_the_same(
+    ws: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second one of a name is the first one, and its TLS is no matter of this machine, which knows no cluster."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     configuration = AksCompute.attach_configuration(
         resource_group="rg", cluster_name="c", cluster_purpose=AksCompute.ClusterPurpose.DEV_TEST
     )
