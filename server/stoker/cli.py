@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Final
 
 from stoker import __version__
@@ -57,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = _joined(sys.argv[1:] if arguments is None else arguments)
     command = ""
     try:
-        args = _parser(arguments).parse_args(arguments)
+        parser = _parser(arguments)
+        args, foreign = parser.parse_known_args(arguments)
+        if foreign:
+            parser.error(f"unrecognized arguments: {' '.join(foreign)}{_nearest(parser, foreign)}")
         command = args.command
         return int(args.run(args))
     except StokerError as error:
@@ -136,6 +140,19 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         if chosen in (name, None):
             module.add_arguments(command)
     return parser
+
+
+def _nearest(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """The option that one of the words is nearest to, among those of all commands that were declared."""
+    known, parsers = set[str](), [parser]
+    while parsers:
+        for action in parsers.pop()._actions:  # noqa: SLF001  # argparse has no other way to them
+            known.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+                parsers.extend(action.choices.values())
+    options = (word.partition("=")[0] for word in words if word.startswith("--"))
+    near = next((found[0] for option in options if (found := get_close_matches(option, known, 1))), None)
+    return "" if near is None else f"; did you mean {near}?"
 
 
 def _sentence(summary: str) -> str:

@@ -20,6 +20,18 @@ def test_what_the_system_refuses_is_told_in_a_sentence(
     assert capsys.readouterr().err == "stoker models: No such file or directory: /proc/nowhere\n"
 
 
+def test_a_mistyped_option_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the command and of those below it; what is near to nothing is only named."""
+    for words, said in (
+        (["submit", "--experimnt", "x", "train.py"], "--experimnt; did you mean --experiment?"),
+        (["runs", "list", "--metrc=loss"], "--metrc=loss; did you mean --metric?"),
+        (["runs", "list", "--zzzzzz"], "unrecognized arguments: --zzzzzz\n"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert (stopped.value.code, said in capsys.readouterr().err) == (2, True)
+
+
 def test_standard_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) -> None:
     """Else the first socket of a server would be its standard output, and what is printed has no place to go."""
     seen = tmp_path / "seen"

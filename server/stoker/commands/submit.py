@@ -23,11 +23,21 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 SUMMARY = "run a training script on a compute target and follow it"
 
 _PROGRESS_FROM_FILES: Final = 500
+_EXAMPLES: Final = """examples:
+  stoker submit train.py --lr 0.1                    this machine, this Python; what follows train.py is its own
+  stoker submit --environment env.yml train.py       with the packages that a conda or requirements file names
+  stoker submit --target gpu-vm --gpus 1 train.py    on another machine; see: stoker targets --help
+  stoker submit --input digits=data train.py         the path of the data is in the variable 'digits'
+
+What the script writes to outputs/ is kept. Then: stoker runs list, stoker runs show @latest, stoker runs --help.
+Exit status: 0 Completed, 1 Failed or Canceled, 2 refused, 130 left to itself by Ctrl-C.
+"""
 _MB: Final = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EXAMPLES
     common = common_arguments()
     for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
         parser._add_action(action)  # noqa: SLF001
@@ -88,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--detach", action="store_true", help="do not follow the run")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    parser.set_defaults(own_options=frozenset(parser._option_string_actions))  # noqa: SLF001  # nobody else knows them
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,6 +114,11 @@ def run(args: argparse.Namespace) -> int:
 
     workspace = found_workspace(args)
     request = _request(args, workspace)
+    for word in args.arguments:
+        if word.startswith("--") and word.partition("=")[0] in args.own_options:
+            note(
+                f"{word} follows the script's name and so goes to the script; options of submit stand before it"
+            )
     if args.dry_run:
         _print_plan(request, workspace)
         return 0

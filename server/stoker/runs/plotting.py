@@ -111,6 +111,7 @@ def _draw_panel(axis: Any, name: str, curves: Sequence[tuple[str, Curve]]) -> No
     axis.set_title(name)
     axis.set_ylabel(name)
     axis.set_xlabel("step" if all_steps else "value number")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(visible=True, alpha=0.3)
     axis.legend(fontsize="small")
 

@@ -150,6 +150,10 @@ class RunStore:
             raise UnknownRun(
                 f"{reference!r} could be any of {len(found)} runs ({shown} …); write more of the id"
             )
+        if _RECENT.fullmatch(f"@{reference}"):
+            raise UnknownRun(
+                f"there is no run {reference!r}; the newest one is @latest, the one before it @-2"
+            )
         near = get_close_matches(reference, [folder.id for folder in self.folders()], 1)
         hint = f"; the nearest is {near[0]}" if near else "; stoker runs list shows what there is"
         raise UnknownRun(f"there is no run {reference!r}{hint}")

@@ -122,6 +122,7 @@ def test_what_a_run_does_is_done_by_name(
     ("arguments", "words"),
     [
         (["runs", "show", "e_9"], "there is no run 'e_9'"),
+        (["runs", "show", "latest"], "the newest one is @latest"),
         (["runs", "cancel"], "name the run to cancel, or give --all"),
         (["runs", "list", "--where", "accuracy"], "is no condition"),
         (["runs", "download", "@latest", "nothing"], "has no file that begins with 'nothing'"),
