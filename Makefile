@@ -12,6 +12,7 @@ MLFLOW := $(VENV)/mlflow
 TRITON := $(VENV)/triton
 TRITON_NEEDS := tests/triton/requirements.txt
 MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
+LEGACY_KERAS := $(VENV)/tf-keras
 
 .DEFAULT_GOAL := help
 .PHONY: help install image-test serve test test-bench test-cluster test-offline test-ray test-targets test-triton examples coverage frames lint chaos bench load compare dist constraints clean
@@ -62,7 +63,12 @@ $(MLFLOW)/.installed: $(MLFLOW_NEEDS) $(STAMP)
 	VIRTUAL_ENV=$(MLFLOW) $(BIN)/uv pip install --no-config --quiet -r $(MLFLOW_NEEDS)
 	touch $@
 
-test-targets: install $(MLFLOW)/.installed  ## training runs with real processes, killed ones among them, on each kind of compute target
+# What scripts of before Keras 3 need of their Keras where their models are read.
+$(LEGACY_KERAS): $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target $(LEGACY_KERAS) tf-keras==2.21.0
+	touch $@
+
+test-targets: install $(MLFLOW)/.installed $(LEGACY_KERAS)  ## training runs with real processes, killed ones among them, on each kind of compute target
 	$(BIN)/python -m pytest -m targets tests/targets
 
 $(TRITON)/.installed: $(TRITON_NEEDS) $(STAMP)

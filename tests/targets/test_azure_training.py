@@ -96,6 +96,7 @@ def test_code_for_the_sdk_runs_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
+@pytest.mark.timeout(600)
 def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
     """Twice into SQLite: each run is there once, with its parameters, values and status."""
     with stoker.start_run("digits") as run:
@@ -106,7 +107,7 @@ def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path}/x.db"
     command = [sys.executable, "-m", "stoker.cli", "runs", "mirror", "--to", address]
     for new in (1, 0):
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=True)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=True)
         assert done.stdout == f"{new} of 1 runs had something new for {address}\n"
     look = (
         "from mlflow.tracking import MlflowClient\nimport sys\nclient = MlflowClient(tracking_uri=sys.argv[1])\n"
@@ -116,7 +117,7 @@ def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
         "    print(run.info.run_name, run.info.status, [one.step for one in values])\n"
     )
     seen = subprocess.run(
-        [MLFLOW, "-c", look, address], capture_output=True, text=True, timeout=110, check=True
+        [MLFLOW, "-c", look, address], capture_output=True, text=True, timeout=300, check=True
     )
     assert seen.stdout == f"{run.id} FINISHED [0, 1, 2]\n"
 
