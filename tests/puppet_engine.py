@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.runs.failures import FailureCode, RunFailure
-from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight
+from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
 
 __all__ = ["Machine", "PuppetEngine", "exited"]
 
@@ -130,4 +130,4 @@ class PuppetEngine:
 
     def _reach(self) -> None:
         if self._machine.unreachable:
-            raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, self._machine.unreachable))
+            raise Unreachable(RunFailure(FailureCode.TARGET_UNUSABLE, self._machine.unreachable))

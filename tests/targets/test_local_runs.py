@@ -40,13 +40,14 @@ class Project:
         self.path, self.workspace = path, workspace
         path.mkdir()
 
-    def submit(self, script: str, **asked: object) -> RunFolder:
+    def submit(self, script: str, environment_file: str = "", **asked: object) -> RunFolder:
         (self.path / "train.py").write_text(script, encoding="utf-8")
         definition = Definition("train.py", **asked)  # type: ignore[arg-type]
-        return submit(Request(definition, self.path), self.workspace)[0]
+        request = Request(definition, self.path, environment=environment_file)
+        return submit(request, self.workspace)[0]
 
-    def ended(self, script: str, **asked: object) -> tuple[RunFolder, RunState]:
-        folder = self.submit(script, **asked)
+    def ended(self, script: str, environment_file: str = "", **asked: object) -> tuple[RunFolder, RunState]:
+        folder = self.submit(script, environment_file, **asked)
         return folder, wait(folder, self.workspace)
 
     def until(self, folder: RunFolder, *statuses: Status) -> None:

@@ -19,6 +19,7 @@ from tests.targets.machines import shared_sshd
 from tests.targets.sshd import Sshd, why_not
 from tests.targets.test_conformance import STUBBORN, processes_with
 from tests.targets.test_local_runs import RECORDER, Project, runners_of
+from tests.tiny_packages import write_wheel
 
 from stoker.cli import main
 from stoker.launch.adoption import adopt_all
@@ -360,6 +361,34 @@ def test_large_outputs_come_whole(project: Project) -> None:
     assert (folder.outputs / "deep" / "er").is_dir()
     assert (folder.outputs / "run.sh").stat().st_mode & stat.S_IXUSR
     assert sum(1 for path in (folder.outputs / "deep").iterdir() if path.is_file()) == 3000
+
+
+@pytest.mark.timeout(300)
+def test_an_environment_is_built_there_once(project: Project, tmp_path: Path) -> None:
+    """Of a file's packages and no others; the second run finds it; what cannot be had is the run's error."""
+    write_wheel(tmp_path / "wheels", "tiny-one", "1.5")
+    server = Sshd(tmp_path / "sshd", options=(f"SetEnv UV_FIND_LINKS={tmp_path / 'wheels'}",)).start()
+    try:
+        server.attach(project.workspace.targets_dir)
+        (project.path / "requirements.txt").write_text("--no-index\ntiny-one==1.5\n")
+        assert (
+            main(["targets", "prepare", "gpu-vm", "--environment", str(project.path / "requirements.txt")])
+            == 0
+        )
+        (built,) = [path for path in (server.remote / "environments").iterdir() if path.is_dir()]
+        stamp = (built / "manifest.json").stat().st_mtime_ns
+        script = "import shutil, sys, tiny_one\nprint(tiny_one.VERSION, sys.prefix, shutil.which('python'))\n"
+        folder, state = project.ended(script, environment_file="requirements.txt", target="gpu-vm")
+        assert state.status is Status.COMPLETED, state
+        assert log(folder) == f"1.5 {built / 'venv'} {built / 'venv' / 'bin' / 'python'}\n"
+        assert "tiny-one==1.5" in (folder.environment / "got.txt").read_text()
+        assert (built / "manifest.json").stat().st_mtime_ns == stamp
+        (project.path / "requirements.txt").write_text("--no-index\ntiny-one==2.0\n")
+        _, state = project.ended(script, environment_file="requirements.txt", target="gpu-vm")
+        assert state.error is not None
+        assert (state.error.code, "tiny-one==2.0" in state.error.message) == ("EnvironmentUnusable", True)
+    finally:
+        server.stop()
 
 
 def refusal(project: Project) -> str:

@@ -1,4 +1,4 @@
-"""`stoker targets attach` and `detach`: options follow from what the files of each type may say."""
+"""`stoker targets attach`, `prepare` and `detach`: options follow from what the files of each type may say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.errors import InvalidSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["add_attach", "detach"]
+__all__ = ["add_attach", "add_prepare", "detach"]
 
 _HELP: Final[Mapping[str, str]] = {
     "address": "host name of the machine, or an alias of ~/.ssh/config",
@@ -95,6 +95,55 @@ def _secret(args: argparse.Namespace, name: str) -> str | None:
     if not text:
         raise InvalidSettings(f"the {name} is empty")
     return text
+
+
+def add_prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare what `prepare` takes."""
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
+    asked.add_argument("--config", type=Path, metavar="FILE", help="a file of settings that names one")
+    parser.add_argument(
+        "--as-of", default="", metavar="DATE", help="leave out packages that were uploaded later"
+    )
+    parser.set_defaults(targets_run=_prepare)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    import shutil
+    from tempfile import TemporaryDirectory
+
+    from stoker.environments.asked import AskedEnvironment
+    from stoker.launch.configuration import read_configuration
+    from stoker.targets.definitions import LOCAL, find_target
+    from stoker.targets.engine import Building
+    from stoker.targets.registry import engine_of
+
+    workspace = found_workspace(args)
+    target = find_target(workspace.targets_dir, args.target)
+    settings = {} if args.config is None else read_configuration(args.config).get("environment", {})
+    file = Path(args.environment or settings.get("file", ""))
+    if not file.is_file():
+        raise InvalidSettings(
+            f"the environment file {file} does not exist" if file.name else "no file is named"
+        )
+    asked = AskedEnvironment(
+        "exact", "", args.as_of or settings.get("as_of", ""), f"asked{file.suffix.lower()}"
+    )
+    with TemporaryDirectory(prefix="stoker-") as place:
+        folder = Path(place)
+        shutil.copyfile(file, folder / asked.file)
+        if target.type == LOCAL:
+            from stoker.environments.run_environment import prepared_for_run
+
+            prepared_for_run(asked, folder, workspace.create().environments_dir, note)
+        elif isinstance(engine := engine_of(target, workspace), Building):
+            engine.build(asked, folder, note)
+        else:
+            raise InvalidSettings(
+                f"{target.name} has environments built when a run is submitted, and not before"
+            )
+        sys.stdout.write((folder / "got.txt").read_text(encoding="utf-8"))
+    return 0
 
 
 def detach(args: argparse.Namespace) -> int:

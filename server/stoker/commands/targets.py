@@ -10,7 +10,7 @@ from stoker.commands.run_output import common_arguments, found_workspace, table
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "attach, list, show, check and detach compute targets"
+SUMMARY = "attach, list, show, check, prepare and detach compute targets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.set_defaults(targets_run=_check)
     text = "have runs go to a machine besides this one"
     target_actions.add_attach(actions.add_parser("attach", help=text, description=text.capitalize()), common)
+    text = "build an environment there, so that the first run does not wait for it"
+    prepare = actions.add_parser(
+        "prepare", parents=[common, one], help=text, description=f"{text.capitalize()}."
+    )
+    target_actions.add_prepare(prepare)
     detach = actions.add_parser("detach", parents=[common, one], help="forget one")
     detach.set_defaults(targets_run=target_actions.detach)
 

@@ -36,7 +36,7 @@ from stoker.runs.states import (
     next_state,
 )
 from stoker.runs.store import RunStore
-from stoker.targets.engine import Engine, EngineFailure, Job, Presence, Sight
+from stoker.targets.engine import Engine, EngineFailure, Job, Presence, Sight, Unreachable
 
 __all__ = ["Begin", "Runner"]
 
@@ -45,6 +45,8 @@ _LOOK_S: Final = 0.1
 _QUEUE_LOOK_S: Final = 0.5
 _FAILING_LOOK_S: Final = 2.0
 _COLLECT_FOR_S: Final = 300.0
+# A machine that does not answer has the files still.
+_COLLECT_UNREACHABLE_FOR_S: Final = 86_400.0
 Begin = Callable[[Callable[[], None]], "Future[None]"]
 """Begins what takes long, and returns what becomes of it."""
 
@@ -247,13 +249,17 @@ class Runner:
         return 0.0
 
     def _silent(self, job: Job, reason: str) -> float:
-        """While another attempt may follow, a node that is silent for long is lost; else it is waited for."""
+        """While another attempt may follow, or none is wanted, a node that is silent for long is lost.
+
+        Else it is waited for: what its script has left is collected when it answers.
+        """
         now_s = self._clock.elapsed_s()
         self._silent_since_s = now_s if self._silent_since_s is None else self._silent_since_s
         lost_after_s = self._record.definition.lost_after_s
         # The agent ends its script after as long; the margin is for what it takes to do so.
         margin_s = self._record.definition.grace_s + 10.0
-        if self.state.attempts > 1 and now_s - self._silent_since_s > lost_after_s + margin_s:
+        is_lost = now_s - self._silent_since_s > lost_after_s + margin_s
+        if is_lost and (self.state.attempts > 1 or self.state.ending):
             failure = RunFailure(
                 FailureCode.NODE_LOST, f"nothing was heard of the node for {lost_after_s:g} s: {reason}"
             )
@@ -291,7 +297,8 @@ class Runner:
                 self._engine.pull(job, final=True)
                 self._engine.clean(job)
         except EngineFailure as error:
-            if now_s - began_s < _COLLECT_FOR_S:
+            is_wanted = isinstance(error, Unreachable) and self.state.outcome is not Status.CANCELED
+            if now_s - began_s < (_COLLECT_UNREACHABLE_FOR_S if is_wanted else _COLLECT_FOR_S):
                 _LOG.warning("%s", error)
                 return _FAILING_LOOK_S
             self.state = replace(self.state, reason=f"not all files came back: {error}")

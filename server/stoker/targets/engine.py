@@ -14,12 +14,23 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from stoker.environments.asked import AskedEnvironment
 from stoker.errors import OperatorError
 from stoker.runs.failures import RunFailure
 from stoker.runs.folder import RunFolder
 from stoker.runs.record import RunRecord
 
-__all__ = ["Engine", "EngineFailure", "Job", "Learning", "Presence", "Say", "Sight"]
+__all__ = [
+    "Building",
+    "Engine",
+    "EngineFailure",
+    "Job",
+    "Learning",
+    "Presence",
+    "Say",
+    "Sight",
+    "Unreachable",
+]
 
 Say = Callable[[str], None]
 
@@ -37,6 +48,10 @@ class EngineFailure(OperatorError):
         hint = f"; {failure.hint}" if failure.hint else ""
         super().__init__(f"{failure.message}{hint}")
         self.failure = failure
+
+
+class Unreachable(EngineFailure):
+    """The machine does not answer; it may do so later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,5 +187,24 @@ class Learning(Protocol):
 
         Raises:
             EngineFailure: It cannot be asked.
+        """
+        ...
+
+
+@runtime_checkable
+class Building(Protocol):
+    """An engine that has environments built before there is a run for them."""
+
+    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+        """Have an environment on the machine, where runs that ask for the same find it.
+
+        Args:
+            asked: What is asked for.
+            folder: Has the file that says it; what there is, and what the installer said, is written there.
+            say: Is told in a line what takes time.
+
+        Raises:
+            EngineFailure: The machine cannot be used.
+            EnvironmentUnusable: It cannot be had.
         """
         ...

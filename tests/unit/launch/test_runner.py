@@ -147,6 +147,36 @@ def test_a_machine_that_is_silent_for_long_costs_an_attempt(world: World) -> Non
     assert runner.run().status is Status.COMPLETED
 
 
+def test_what_a_machine_has_is_fetched_when_it_answers_again(world: World) -> None:
+    """A script that has ended well is completed with its files, an hour later too."""
+    folder = world.submit()
+    runner = world.runner(folder)
+    while runner.state.status is not Status.FINALIZING:
+        runner.step()
+    world.machine.unreachable = "no route to host"
+    begun_s = world.clock.seconds
+    while world.clock.seconds - begun_s < 3600:
+        world.clock.sleep(runner.step())
+    assert runner.state.status is Status.FINALIZING
+    world.machine.unreachable = ""
+    assert runner.run().status is Status.COMPLETED
+    assert (runner.state.reason, world.machine.scripts[1].pulled) == ("", True)
+
+
+def test_a_run_on_a_machine_that_is_no_more_can_be_cancelled(world: World) -> None:
+    """It ends after the time of a lost node, and says that files are missing."""
+    folder = world.submit(Definition("train.py", lost_after_s=60))
+    runner = world.runner(folder)
+    while runner.state.status is not Status.RUNNING:
+        runner.step()
+    world.machine.unreachable = "no route to host"
+    folder.ask_to_cancel("by its user", world.clock.now_ms())
+    begun_s = world.clock.seconds
+    assert runner.run().status is Status.CANCELED
+    assert 60 < world.clock.seconds - begun_s < 3600
+    assert runner.state.reason.startswith("not all files came back: no route to host")
+
+
 def test_an_agents_complaint_is_the_reason(world: World) -> None:
     """A full disk makes the run NotResponding while the script goes on."""
     world.machine.looks = 50

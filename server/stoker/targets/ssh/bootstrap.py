@@ -56,7 +56,7 @@ def begin():
         return
     sys.path.insert(0, unpacked)
     from stoker_run.porter import serve
-    say(folder=folder, python=sys.version.split()[0], interpreter=sys.executable)
+    say(folder=folder, python=sys.version.split()[0], interpreter=sys.executable, path=os.environ.get("PATH", ""))
     serve(folder)
 begin()
 """

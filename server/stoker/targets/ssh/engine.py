@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.environments.asked import AskedEnvironment
@@ -19,11 +19,11 @@ from stoker.runs.failures import FailureCode, RunFailure
 from stoker.runs.snapshots import SnapshotStore
 from stoker.system.durable import private_folder
 from stoker.targets.definitions import Target
-from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight
+from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
 from stoker.targets.sights import sight_of
 from stoker.targets.ssh.collecting import collect, is_collected, locally, looked
 from stoker.targets.ssh.environment import RemoteEnvironment, prepared_there
-from stoker.targets.ssh.link import Link, Unreachable
+from stoker.targets.ssh.link import Link
 from stoker.targets.ssh.porter import Porter
 from stoker.targets.ssh.sending import have_folder
 from stoker.targets.ssh.settings import SshSettings
@@ -90,6 +90,10 @@ class SshEngine:
         if self._settings.host_key.startswith("SHA256:"):
             found["host_key"] = self._link.host_key()
         return found
+
+    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+        """Have an environment there."""
+        self._link.call(lambda porter: prepared_there(porter, asked, folder, say), timeout_s=None)
 
     def prepare(self, job: Job, say: Say) -> None:
         """Have environment and files there; attempts before this one are ended and collected first."""

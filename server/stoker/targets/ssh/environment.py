@@ -121,7 +121,11 @@ async def prepared_there(
         say(line)
     path, packages = await builder.environment(interpreter)
     write_got(folder, differences, f"Python {interpreter}", packages)
-    variables = {"VIRTUAL_ENV": str(PurePosixPath(path).parent.parent)}
+    commands = PurePosixPath(path).parent
+    variables = {
+        "VIRTUAL_ENV": str(commands.parent),
+        "PATH": ":".join(filter(None, (str(commands), porter.path))),
+    }
     legacy = asked.kind == "relaxed" and LEGACY_KERAS in packages
     return RemoteEnvironment(path, variables | (RELAXED_VARIABLES if legacy else {}))
 

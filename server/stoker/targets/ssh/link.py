@@ -14,22 +14,18 @@ from typing import Any, Final, TypeVar
 import asyncssh
 
 from stoker.runs.failures import FailureCode, RunFailure
-from stoker.targets.engine import EngineFailure
+from stoker.targets.engine import EngineFailure, Unreachable
 from stoker.targets.ssh.host_keys import HostKeys
 from stoker.targets.ssh.porter import Cut, Porter
 from stoker.targets.ssh.settings import SshSettings
 
-__all__ = ["Link", "Unreachable"]
+__all__ = ["Link"]
 
 _CONNECT_S: Final = 15.0
 _ANSWER_S: Final = 15.0
 _KEEP_ALIVE_S: Final = 5.0
 _KEEP_ALIVES: Final = 3
 _Found = TypeVar("_Found")
-
-
-class Unreachable(EngineFailure):
-    """The machine does not answer; it may do so later."""
 
 
 class Link:

@@ -48,6 +48,7 @@ class Porter:
     Attributes:
         folder: Where everything of runs is there, absolute.
         interpreter: The Python that it is run by.
+        path: The variable PATH there.
     """
 
     def __init__(self, process: asyncssh.SSHClientProcess[bytes], settings: SshSettings) -> None:
@@ -55,6 +56,7 @@ class Porter:
         self._settings = settings
         self.folder = ""
         self.interpreter = ""
+        self.path = ""
 
     @classmethod
     async def begin(cls, connection: asyncssh.SSHClientConnection, settings: SshSettings) -> Porter:
@@ -78,7 +80,9 @@ class Porter:
             raise porter._failure(said)
         if "old" in said:
             raise porter._no_python(f"{settings.python} there is Python {said['old']}")
-        porter.folder, porter.interpreter = str(said["folder"]), str(said["interpreter"])
+        porter.folder, porter.interpreter, porter.path = (
+            str(said[name]) for name in ("folder", "interpreter", "path")
+        )
         return porter
 
     async def _said(self) -> dict[str, Any]:
