@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -174,7 +175,7 @@ class Apart:
     """A machine of its own as far as its network goes: an sshd in a network namespace, at the end of a cable."""
 
     def __init__(self, folder: Path) -> None:
-        tag = f"{os.getpid() % 100000}"
+        tag = secrets.token_hex(4)
         self.namespace, self.ours, self.theirs = f"stoker{tag}", f"stk{tag}a", f"stk{tag}b"
         # Of the addresses for benchmarks, which nobody routes.
         ours, theirs = "198.18.77.1/30", "198.18.77.2/30"
@@ -202,7 +203,9 @@ class Apart:
     def close(self) -> None:
         if hasattr(self, "server"):
             self.server.stop()
-        subprocess.run(["ip", "netns", "del", self.namespace], check=False, capture_output=True)
+        # A process in it that has yet to end would keep both ends of the cable.
+        for words in (("link", "del", self.ours), ("netns", "del", self.namespace)):
+            subprocess.run(["ip", *words], check=False, capture_output=True)
 
 
 @pytest.fixture

@@ -80,6 +80,9 @@ class Porter:
         answer = operation(**given)
         return answer if isinstance(answer, tuple) else (answer or {}, b"")
 
+    def _ping(self) -> None:
+        """Hear that somebody is still there."""
+
     def _check(self) -> Dict[str, Any]:
         facts = observing.check()
         disk = os.statvfs(str(self._folder))

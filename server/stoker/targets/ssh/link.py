@@ -146,6 +146,10 @@ class _Open:
         self.connection, self.idle = None, []
 
 
+# Of each connection it would tell a dozen lines.
+asyncssh.set_log_level("WARNING")
+
+
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     """The loop of all connections of this process, on a thread of its own."""

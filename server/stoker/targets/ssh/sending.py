@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from stoker.targets.ssh.porter import Porter, Request
 __all__ = ["Tree", "have_folder", "listed"]
 
 _PIECE_BYTES: Final = 1 << 20
+_WORD_S: Final = 20.0
 _SAID_FROM_BYTES: Final = 10_000_000
 
 
@@ -89,7 +91,7 @@ async def have_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
         said, _ = await porter.ask(op="restore", tree=digest, name=name, **ids)
         if said["done"]:
             return
-    tree = listed(folder)
+    tree = await _listed(porter, folder)
     known_by = digest or tree.digest
     said, _ = await porter.ask(json.dumps(tree.entries).encode("ascii"), op="tree", tree=known_by)
     missing: list[tuple[str, int]] = [(content, there) for content, there in said["missing"]]
@@ -105,6 +107,14 @@ async def have_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
                 FailureCode.INTERNAL, f"{folder} has changed while it was sent", "submit the script again"
             )
         )
+
+
+async def _listed(porter: Porter, folder: Path) -> Tree:
+    """Read a folder beside the connection; the porter is not left without a word for so long that it ends."""
+    reading = asyncio.ensure_future(asyncio.to_thread(listed, folder))
+    while not (await asyncio.wait({reading}, timeout=_WORD_S))[0]:
+        await porter.ask(op="ping")
+    return reading.result()
 
 
 def _pieces(tree: Tree, missing: list[tuple[str, int]]) -> Iterator[Request]:
