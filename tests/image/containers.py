@@ -106,6 +106,13 @@ class Container:
         assert len(found) == len([line for line in lines if "/opt/" in " ".join(line[:2])]), lines
         return found
 
+    def frontends(self) -> int:
+        """How many frontends there are, of all servers in it."""
+        script = (
+            r'cat /proc/[0-9]*/cmdline 2> /dev/null | tr "\0" "\n" | grep -cx "stoker[.]gateway[.]frontend"'
+        )
+        return int(self.inside("sh", "-c", script))
+
     def wait(self) -> int:
         """Wait until it has ended; returns its exit code."""
         return int(self.podman.ask("wait", self.name))

@@ -64,6 +64,8 @@ def test_a_new_server_in_the_same_container(
     container = start(cpu_image, *SERVED, models=models).until_ready()
     podman.run("kill", "--signal=USR2", container.name)
     wait_until(lambda: container.logs().count("  ready    after") == 2, "the new server serves", every_s=0.2)
+    # SIGTERM is a second signal to the old one as long as that drains.
+    wait_until(lambda: container.frontends() == 1, "the old server has ended", every_s=0.2)
 
     assert score(container) == DOUBLED
     assert container.stop() == 0
