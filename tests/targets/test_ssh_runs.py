@@ -310,11 +310,11 @@ def test_a_machine_that_is_cut_off_for_ever_is_lost(project: Project, cutter: Cu
 
 @pytest.mark.timeout(600)
 def test_a_killed_runner_is_adopted(project: Project) -> None:
-    """Killed at moments of its start and of the script: each run comes to its own end, and runs once."""
+    """Killed at twenty moments, of its start and of the script: each run comes to its own end, and runs once."""
     chance = random.Random(19)
     script = "import sys, time\nopen('outputs/count', 'a').write('x')\nprint('up')\ntime.sleep(1)\n"
     script += "sys.exit(int(sys.argv[1]))\n"
-    for number in range(10):
+    for number in range(20):
         folder = project.submit(script, arguments=(str(number % 2),), target="gpu-vm")
         moment_s = time.monotonic() + chance.random() * 4
         while time.monotonic() < moment_s:
