@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.arbiter import Arbiter
+from stoker.device.arbiter import Arbiter, pick
 from stoker.device.planner import Offer
 
 
@@ -99,3 +99,35 @@ def test_models_in_conflict_get_device_time_by_their_shares(
             used[chosen] += offers[chosen].cost_ns
     by_share = [used[name] / shares[name] for name in offers]
     assert max(by_share) - min(by_share) <= 2 * dearest
+
+
+OFFERS = st.lists(
+    st.tuples(st.integers(1, 50), st.integers(-20, 200), st.sampled_from([1, 1, 1, 3]), st.integers(0, 500)),
+    min_size=1,
+    max_size=6,
+    # Ties are broken by the order in which models are named.
+    unique_by=(lambda said: said[1], lambda said: said[3]),
+)
+
+
+def chosen_of(offers: list[tuple[int, int, int, int]], names: list[str], times: int = 1) -> int:
+    """The place of the offer that is picked: cost, latest start, tier and what the model has used of each."""
+    said = {
+        name: offer(cost * times, latest * times, tier=tier)
+        for name, (cost, latest, tier, _) in zip(names, offers, strict=True)
+    }
+    used = {name: of * times for name, (_, _, _, of) in zip(names, offers, strict=True)}
+    picked = pick(0, said, used)
+    assert picked is not None
+    return names.index(picked)
+
+
+@STEADY
+@given(OFFERS, st.integers(2, 1000))
+def test_names_and_units_of_time_do_not_matter(offers: list[tuple[int, int, int, int]], times: int) -> None:
+    """Who is picked is the same for a slower device, and whatever models are called and in which order they come."""
+    names = [str(number) for number in range(len(offers))]
+    place = chosen_of(offers, names)
+    assert chosen_of(offers, names, times) == place
+    assert chosen_of(offers, names[::-1]) == place
+    assert offers[::-1][chosen_of(offers[::-1], names)] == offers[place]
