@@ -305,5 +305,5 @@ def test_environments_can_be_registered(ws: Workspace) -> None:
     assert Environment.get(ws, "mine", 1).python.conda_dependencies.pip_packages == []
     with pytest.raises(UserErrorException, match="environments of Microsoft are not here"):
         Environment.get(ws, "AzureML-sklearn-1.0")
-    with pytest.raises(UserErrorException, match=r"'mine' version 3 in the workspace$"):
+    with pytest.raises(UserErrorException, match="'mine' version 3 in the workspace"):
         Environment.get(ws, "mine", "3")
