@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.targets.containers import container_engine
 from tests.targets.sshd import Sshd, why_not
 
 from stoker.targets.definitions import Target
@@ -46,4 +47,5 @@ def _ssh(workspace: Workspace) -> Engine:
 MACHINES = [
     Machine("local", lambda workspace: engine_of(Target("local"), workspace)),
     Machine("ssh", _ssh, why_not()),
+    Machine("docker", container_engine),
 ]

@@ -127,6 +127,9 @@ def rerun(args: argparse.Namespace) -> int:
         str(asked.get("python", "")),
         str(asked.get("as_of", "")),
         {**record.tags, "rerun_of": record.id},
+        dockerfile=folder.environment / file
+        if (file := record.definition.container.get("dockerfile"))
+        else None,
     )
     again, _ = submit(replace(request, limit_bytes=sys.maxsize), workspace)
     sys.stdout.write(f"{again.id}\n")

@@ -70,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="data: a file, a folder, a data set NAME:VERSION, STORE/PATH or https://…; can be repeated. The script "
         "finds its path in the variable NAME, and '$AZUREML_DATAREFERENCE_NAME' in its arguments becomes it",
     )
+    parser.add_argument(
+        "--image", metavar="NAME", help="the image of its container, on a target of containers"
+    )
+    parser.add_argument(
+        "--dockerfile", type=Path, metavar="FILE", help="build that image from this file instead"
+    )
     parser.add_argument("--nodes", type=int, metavar="N", help="machines; on this one groups of processes")
     parser.add_argument("--processes-per-node", type=int, metavar="N", help="processes of each (default: 1)")
     parser.add_argument(
@@ -170,6 +176,7 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> Request:
         args.as_of or environment.get("as_of", ""),
         {**config.get("tags", {}), **dict(map(_tag, args.tag))},
         DEFAULT_LIMIT_BYTES if args.snapshot_limit is None else args.snapshot_limit * _MB,
+        dockerfile=args.dockerfile or (Path(file) if (file := environment.get("dockerfile")) else None),
     )
 
 
@@ -197,6 +204,9 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
         "lost_after_s": duration_s("--lost-after", args.lost_after),
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
+        "container": None
+        if (image := args.image or config.get("environment", {}).get("image")) is None
+        else {"image": image},
         "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
     }
     return Definition(script, **{name: value for name, value in given.items() if value is not None})

@@ -39,7 +39,7 @@ from stoker.environments.specification import Entry, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 
-__all__ = ["LEGACY_KERAS", "RELAXED_VARIABLES", "prepared_for_run", "relaxed"]
+__all__ = ["LEGACY_KERAS", "RELAXED_VARIABLES", "modules_of", "prepared_for_run", "relaxed"]
 
 _SHOWN_LINES: Final = 30
 RELAXED_VARIABLES: Final = {"TF_USE_LEGACY_KERAS": "1"}
@@ -295,7 +295,7 @@ class _Builder:
         asked = {
             entry.requirement.name for entry in self._specification.entries if entry.requirement is not None
         }
-        modules = _modules_of(self._site_packages, asked)
+        modules = modules_of(self._site_packages, asked)
         if not modules:
             return
         python = python_of(self._venv)
@@ -315,7 +315,7 @@ class _Builder:
             )
 
 
-def _modules_of(site_packages: Path, names: set[str]) -> list[str]:
+def modules_of(site_packages: Path, names: set[str]) -> list[str]:
     """The modules at the top of packages with these names, as far as they say so and carry their names."""
     found: set[str] = set()
     for package in metadata.distributions(path=[str(site_packages)]):

@@ -57,6 +57,8 @@ _ENVIRONMENT: Final[Mapping[str, Callable[[Any], Any]]] = {
     "python": _text,
     "variables": _labels,
     "as_of": _text,
+    "image": _text,
+    "dockerfile": _text,
 }
 
 
@@ -106,8 +108,9 @@ def read_configuration(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidSettings(f"{file}: {error}") from error
     environment = content.get("environment", {})
-    if "file" in environment:
-        environment["file"] = str(file.parent / environment["file"])
+    for key in ("file", "dockerfile"):
+        if key in environment:
+            environment[key] = str(file.parent / environment[key])
     return content
 
 

@@ -15,4 +15,4 @@ def slots_of(target: Target, workspace: Workspace) -> Slots | None:
     capacity = target.capacity
     if capacity is None:
         return None
-    return Slots(workspace.root / "slots" / target.name, RunStore(workspace.runs_dir), capacity)
+    return Slots(workspace.root / "slots" / target.pool, RunStore(workspace.runs_dir), capacity)

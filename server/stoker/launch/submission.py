@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
@@ -29,9 +30,10 @@ from stoker.runs.store import RunStore
 from stoker.targets.definitions import Target, find_target
 from stoker.workspace import Workspace
 
-__all__ = ["Plan", "Request", "plan", "resume", "submit"]
+__all__ = ["Plan", "Request", "environment_files", "plan", "resume", "submit"]
 
 _RELAXED: Final = "relaxed"
+_DOCKERFILE: Final = "Dockerfile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Request:
         tags: Labels.
         limit_bytes: How large the files may be together.
         parent: Id of the run that this is a part of.
+        dockerfile: A file from which the image of its container is built.
     """
 
     definition: Definition
@@ -62,6 +65,7 @@ class Request:
     tags: Mapping[str, str] = field(default_factory=dict)
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     parent: str = ""
+    dockerfile: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     definition = replace(
         request.definition,
         environment=found.asked.to_json(),
+        container=_container(request, target),
         variables={**found.variables, **request.definition.variables},
     )
     _check_numbers(definition)
@@ -151,14 +156,22 @@ def submit(
     )
     state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
 
+    folder = RunStore(workspace.runs_dir).create(record, state, environment_files(planned, request))
+    spawn(folder, workspace)
+    return folder, snapshot
+
+
+def environment_files(planned: Plan, request: Request) -> Callable[[RunFolder], None]:
+    """Return what writes the files that say which packages and image a run is to have into its new folder."""
+
     def complete(staged: RunFolder) -> None:
         if planned.environment_content:
             name = str(planned.definition.environment["file"])
             (staged.environment / name).write_bytes(planned.environment_content)
+        if request.dockerfile is not None:
+            shutil.copyfile(request.dockerfile, staged.environment / _DOCKERFILE)
 
-    folder = RunStore(workspace.runs_dir).create(record, state, complete)
-    spawn(folder, workspace)
-    return folder, snapshot
+    return complete
 
 
 def resume(
@@ -263,6 +276,21 @@ def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _P
         file.write_bytes(found.conda)
         packages = _of_file(file, kind, as_of)
     return replace(packages, file=Path(name), variables=found.variables)
+
+
+def _container(request: Request, target: Target) -> dict[str, Any]:
+    """What the run says of its container, which only a target with containers can heed."""
+    asked = dict(request.definition.container)
+    if request.dockerfile is not None:
+        if not request.dockerfile.is_file():
+            raise SubmissionRefused(f"the Dockerfile {request.dockerfile} does not exist")
+        asked["dockerfile"] = _DOCKERFILE
+    if asked and not target.has_containers:
+        raise SubmissionRefused(
+            f"an image was asked for, and the compute target {target.name} runs scripts in no container; name one of "
+            "type docker with --target"
+        )
+    return asked
 
 
 def _check_numbers(definition: Definition) -> None:

@@ -38,6 +38,8 @@ class Definition:
         inputs: Paths on the machine that submits of the data that it reads, by name; where an argument has
             `$AZUREML_DATAREFERENCE_NAME`, it is given the path on the machine that it runs on.
         resume_from: Id of the run whose outputs it is given, as `--resume-from PATH`; empty for none.
+        container: What it says of its container: `image`, `dockerfile` (a file in `environment/`), `shm_size`,
+            `arguments`; without a word of its own what the target says.
     """
 
     script: str
@@ -56,6 +58,7 @@ class Definition:
     variables: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     resume_from: str = ""
+    container: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def processes(self) -> int:
@@ -81,6 +84,7 @@ class Definition:
             "variables": dict(self.variables),
             "inputs": dict(self.inputs),
             "resume_from": self.resume_from,
+            "container": dict(self.container),
         }
 
     @classmethod

@@ -11,8 +11,10 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.names import is_name
 from stoker.targets.capacity import Capacity, machine_capacity
+from stoker.targets.container_settings import CONTAINER_KEYS, check_container_keys
 
 __all__ = [
+    "DOCKER",
     "LOCAL",
     "SSH",
     "Target",
@@ -28,11 +30,15 @@ __all__ = [
 LOCAL: Final = "local"
 """The name, and the type, of this machine."""
 
+DOCKER: Final = "docker"
+"""The type of targets whose runs are in containers on this machine, whichever program starts them."""
+
 SSH: Final = "ssh"
 """The type of a machine that is reached by SSH."""
 
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
-    LOCAL: frozenset({"type", "cores", "gpus"}),
+    LOCAL: frozenset({"type", "cores", "gpus", "shared_directory"}),
+    DOCKER: frozenset({"type", *CONTAINER_KEYS}),
     SSH: frozenset(
         {"type", "cores", "gpus", "address", "port", "username", "key_file", "host_key", "folder", "python"}
     ),
@@ -41,8 +47,8 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
 
 _SECRETS: Final[Mapping[str, frozenset[str]]] = {SSH: frozenset({"password", "passphrase"})}
 _NUMBERS: Final = frozenset({"cores", "port"})
-_LISTS: Final = frozenset({"gpus"})
-_HERE: Final = frozenset({LOCAL})
+_LISTS: Final = frozenset({"gpus", "volumes", "arguments"})
+_HERE: Final = frozenset({LOCAL, DOCKER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class Target:
 
     Attributes:
         name: Its name.
-        type: What it is: `local`, `ssh`.
+        type: What it is: `local`, `docker`, `ssh`.
         settings: What its file says besides.
     """
 
@@ -65,9 +71,19 @@ class Target:
         return self.type in _HERE
 
     @property
+    def has_containers(self) -> bool:
+        """Whether its runs are in containers, whose image they may name."""
+        return self.type == DOCKER
+
+    @property
+    def pool(self) -> str:
+        """The name under which its runs share what there is: containers share this machine with its own runs."""
+        return LOCAL if self.type == DOCKER else self.name
+
+    @property
     def capacity(self) -> Capacity | None:
         """What its runs share; None where there is no such limit, or somebody else keeps it."""
-        if self.type != LOCAL:
+        if self.type not in _HERE:
             cores = self.settings.get("cores")
             return None if cores is None else Capacity(cores, tuple(map(str, self.settings.get("gpus", ()))))
         there = machine_capacity() if not {"cores", "gpus"} <= set(self.settings) else Capacity(1)
@@ -94,7 +110,11 @@ def find_target(targets_dir: Path, name: str) -> Target:
     from stoker.settings.yaml_file import read_yaml
 
     content = read_yaml(path, f"compute target {name}", "the settings of a compute target")
-    return Target(name, *checked_settings(path, content))
+    kind, settings = checked_settings(path, content)
+    if kind == DOCKER:
+        shared = find_target(targets_dir, LOCAL).settings
+        settings = {**{key: shared[key] for key in ("cores", "gpus") if key in shared}, **settings}
+    return Target(name, kind, settings)
 
 
 def attachable() -> list[str]:
@@ -153,6 +173,10 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
         raise InvalidSettings(
             f"{path}: gpus is {gpus!r}, and has to be a list of their numbers or UUIDs, each once"
         )
+    try:
+        check_container_keys(content)
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{path}: {error}") from None
     return kind, {key: value for key, value in content.items() if key != "type"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from stoker.errors import InvalidSettings
-from stoker.targets.definitions import LOCAL, SSH, Target
+from stoker.targets.definitions import DOCKER, LOCAL, SSH, Target
 from stoker.targets.engine import Engine
 from stoker.targets.local import LocalEngine
 from stoker.workspace import Workspace
@@ -27,7 +27,18 @@ def _ssh(target: Target, workspace: Workspace) -> Engine:
     return SshEngine(target, workspace)
 
 
-_ENGINES: Final[Mapping[str, Callable[[Target, Workspace], Engine]]] = {LOCAL: LocalEngine, SSH: _ssh}
+def _container(target: Target, workspace: Workspace) -> Engine:
+    # Not above: runs on this machine need nothing of it.
+    from stoker.targets.container import ContainerEngine
+
+    return ContainerEngine(target, workspace)
+
+
+_ENGINES: Final[Mapping[str, Callable[[Target, Workspace], Engine]]] = {
+    LOCAL: LocalEngine,
+    DOCKER: _container,
+    SSH: _ssh,
+}
 
 
 def engine_of(target: Target, workspace: Workspace) -> Engine:

@@ -24,6 +24,7 @@ def start_content(
     variables: Mapping[str, str] | None = None,
     lease_s: float | None = None,
     inputs: Mapping[str, PurePath] | None = None,
+    shared_directory: PurePath | None = None,
 ) -> dict[str, Any]:
     """Return the content of `start.json` for an attempt whose processes all run on one machine.
 
@@ -35,6 +36,7 @@ def start_content(
         variables: Environment variables besides those that were asked for.
         lease_s: How long the script may go on without a word from the runner; None is for ever.
         inputs: Where the data is there, by name; None is where it is on this machine.
+        shared_directory: The folder there that runs of one experiment share.
     """
     definition = job.record.definition
     places = {name: str(path) for name, path in (definition.inputs if inputs is None else inputs).items()}
@@ -58,6 +60,7 @@ def start_content(
         "resume_from": None if resume_from is None else str(resume_from),
         "processes": definition.processes,
         "communicator": definition.communicator,
+        "shared_directory": None if shared_directory is None else str(shared_directory),
     }
 
 

@@ -303,3 +303,21 @@ def test_a_model_says_which_run_it_is_from(ws: Workspace, ended: Run) -> None:
 def test_outside_of_a_run_the_context_prints(ws: Workspace) -> None:
     """The same object as in a script without Stoker's server."""
     assert isinstance(Run.get_context(), _OfflineRun)
+
+
+def test_a_target_of_containers_gets_the_image(ws: Workspace, asked: Asked) -> None:
+    """Other targets run scripts as they did before, whatever image is named; Azure's default names none."""
+    ws.local.create().targets_dir.mkdir()
+    (ws.local.targets_dir / "box.yaml").write_text("type: docker\n")
+    config = ScriptRunConfig("src", "train.py", compute_target="box")
+    assert asked(config).definition.container == {}
+    docker = config.run_config.environment.docker
+    docker.base_image, docker.shm_size, docker.arguments = "lab/train:2", "4g", ["--cpus", "1"]
+    expected = {"image": "lab/train:2", "shm_size": "4g", "arguments": ["--cpus", "1"]}
+    assert asked(config).definition.container == expected
+    docker.base_dockerfile = "FROM lab/train:2\nRUN true"
+    request = asked(config)
+    assert "image" not in request.definition.container
+    assert request.dockerfile is not None
+    config.run_config.target = "local"
+    assert asked(config).definition.container == {}

@@ -17,12 +17,12 @@ from stoker.azure_sdk.compute_target import ComputeTarget
 from stoker.azure_sdk.data.dataset import DatasetConsumption, FileDataset, OutputFileDatasetConfig
 from stoker.azure_sdk.data.datastore import Datastore
 from stoker.azure_sdk.data.reference import DataPath, DataReference
-from stoker.azure_sdk.environments.environment import Environment
-from stoker.azure_sdk.training.run_configuration import LONGEST_S, ScriptRunConfig
+from stoker.azure_sdk.environments.environment import DEFAULT_CPU_IMAGE, Environment
+from stoker.azure_sdk.training.run_configuration import LONGEST_S, RunConfiguration, ScriptRunConfig
 from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.submission import Request
 from stoker.runs.definition import Definition
-from stoker.targets.definitions import LOCAL, list_targets
+from stoker.targets.definitions import LOCAL, find_target, list_targets
 
 __all__ = ["MODES", "MODE_VARIABLE", "TARGET_VARIABLE", "requested"]
 
@@ -66,6 +66,7 @@ def requested(
         max_duration_s=run_config.max_run_duration_seconds or LONGEST_S,
         variables={str(name): str(value) for name, value in variables.items()},
         inputs=data.inputs,
+        container=_container(workspace, target, run_config),
         **_several(config.distributed_job_config),
     )
     with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
@@ -75,6 +76,7 @@ def requested(
             experiment,
             tags=dict(tags),
             parent=parent,
+            dockerfile=_dockerfile(workspace, target, run_config.environment, Path(folder)),
             **_environment(run_config.environment, Path(folder)),
         )
 
@@ -167,6 +169,37 @@ def _several(distribution: Any) -> dict[str, Any]:
         "processes_per_node": int(distribution.process_count_per_node),
         "communicator": distribution.communicator,
     }
+
+
+def _has_containers(workspace: Workspace, target: str) -> bool:
+    return find_target(workspace.local.targets_dir, target).has_containers
+
+
+def _container(workspace: Workspace, target: str, run_config: RunConfiguration) -> dict[str, Any]:
+    """The image and what else is said of a container; nothing where the target has none."""
+    docker = run_config.environment.docker
+    if not _has_containers(workspace, target):
+        return {}
+    # Nobody has asked for the default image, which is Azure's.
+    image = "" if docker.base_dockerfile or docker.base_image == DEFAULT_CPU_IMAGE else docker.base_image
+    asked = {
+        "image": image,
+        "shm_size": docker.shm_size or run_config.docker.shm_size,
+        "arguments": [*docker.arguments, *run_config.docker.arguments],
+    }
+    return {name: value for name, value in asked.items() if value}
+
+
+def _dockerfile(workspace: Workspace, target: str, environment: Environment, folder: Path) -> Path | None:
+    """The Dockerfile of an environment, which may be its text."""
+    said = environment.docker.base_dockerfile
+    if not said or not _has_containers(workspace, target):
+        return None
+    if "\n" not in said and Path(said).is_file():
+        return Path(said)
+    file = folder / "Dockerfile"
+    file.write_text(said, encoding="utf-8")
+    return file
 
 
 def _environment(environment: Environment, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,260 @@
+"""The packages of a run in a container: those of its image, or a virtual environment that is made in one.
+
+Environments are kept in the workspace beside the others, by a digest of everything that decides their content, the
+image among that. They are seen at the same place in each container, where alone their interpreter is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.environments.asked import AskedEnvironment, write_got
+from stoker.environments.check import notes
+from stoker.environments.discovery import read_environment
+from stoker.environments.installers import Installer
+from stoker.environments.interpreters import allows_python
+from stoker.environments.kept import MANIFEST, only_one, packages_in, sweep
+from stoker.environments.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, modules_of, relaxed
+from stoker.environments.specification import Specification
+from stoker.errors import EnvironmentUnusable
+from stoker.system.durable import private_folder, replace_file
+from stoker.targets.container_image import Image, Inside
+from stoker.targets.container_program import ContainerProgram, mount
+from stoker.targets.engine import Say
+
+__all__ = ["ContainerEnvironment", "own_packages"]
+
+_THERE: Final = "/stoker/environment"
+_UV: Final = "/stoker/uv"
+_CERTIFICATES: Final = "/stoker/certificates.crt"
+_SHOWN_LINES: Final = 30
+_OLDEST_MINOR: Final = 6
+_NEWEST_MINOR: Final = 20
+# The first list that goes through is enough: uv is much faster, and need not run in each image.
+_BUILD: Final = """
+import json, shutil, subprocess, sys
+for commands in json.loads(sys.argv[1]):
+    shutil.rmtree(commands[0][-1], ignore_errors=True)
+    try:
+        status = next(filter(None, map(subprocess.call, commands)), 0)
+    except OSError as error:
+        print(error)
+        status = 1
+    if status == 0:
+        break
+sys.exit(status)
+"""
+
+
+def own_packages(image: Image, inside: Inside, folder: Path) -> None:
+    """Write down what an image has whose Python is taken as it is."""
+    write_got(folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages)
+
+
+class ContainerEnvironment:
+    """Makes virtual environments in containers of one image.
+
+    Args:
+        program: What starts them.
+        image: The image.
+        inside: What it has.
+        arguments: Further arguments of `docker run`.
+        environments_dir: Where environments are kept.
+    """
+
+    def __init__(
+        self,
+        program: ContainerProgram,
+        image: Image,
+        inside: Inside,
+        arguments: Sequence[str],
+        environments_dir: Path,
+    ) -> None:
+        self._program = program
+        self._image = image
+        self._inside = inside
+        self._arguments = arguments
+        self._environments_dir = environments_dir
+
+    def had(self, asked: AskedEnvironment, folder: Path, say: Say) -> tuple[Path, str, Mapping[str, str]]:
+        """Have the environment of a run, and write down what it is.
+
+        Args:
+            asked: What was asked for.
+            folder: `environment/` of the run.
+            say: Is told in a line what takes time, and what is not as asked for.
+
+        Returns:
+            Its folder here, its interpreter in the container, and the variables that scripts have to find.
+
+        Raises:
+            EnvironmentUnusable: It cannot be had.
+        """
+        specification = read_environment(folder / asked.file)
+        if asked.kind == "relaxed":
+            specification = relaxed(specification)
+        differences = [*self._python_note(specification), *notes(specification)]
+        if asked.as_of:
+            differences.append(f"packages as of {asked.as_of}: later uploads were left out")
+        if specification.files:
+            raise EnvironmentUnusable(
+                f"{specification.path.name} refers to {specification.files[0]}, which no container sees; name "
+                "packages of an index, or make an image that has them"
+            )
+        for line in differences:
+            say(line)
+        place, packages = self._kept(specification, asked.as_of, folder, say)
+        differences.append(f"in the image {self._image.name}, {self._image.id}")
+        write_got(folder, differences, f"Python {self._inside}", packages)
+        return (
+            place,
+            f"{_THERE}/venv/bin/python",
+            RELAXED_VARIABLES if asked.kind == "relaxed" and LEGACY_KERAS in packages else {},
+        )
+
+    @staticmethod
+    def seen(place: Path) -> list[str]:
+        """The arguments by which a container sees an environment."""
+        return mount(place, _THERE, readonly=True)
+
+    def _python_note(self, specification: Specification) -> list[str]:
+        minor = self._inside.version[1]
+        minors = [one for one in range(_OLDEST_MINOR, _NEWEST_MINOR) if allows_python(specification, one)]
+        if minor in minors or not specification.python:
+            return []
+        asked = f"Python {specification.python_text} is asked for"
+        words = f"{asked}, and the image {self._image.name} has {self._inside}"
+        if minors and minor < max(minors):
+            raise EnvironmentUnusable(f"{words}; name an image with that Python")
+        return [f"{words}, which is used"]
+
+    def _kept(
+        self, specification: Specification, as_of: str, folder: Path, say: Say
+    ) -> tuple[Path, Mapping[str, str]]:
+        content = {
+            "container": 1,
+            "image": self._image.id,
+            "requirements": specification.lines,
+            "options": specification.options,
+            "python": [self._inside.python, str(self._inside)],
+            "as_of": as_of,
+        }
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+        place = private_folder(self._environments_dir) / key
+        with only_one(self._environments_dir, key, say):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                return place, json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
+            sweep(self._environments_dir)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o700)
+            try:
+                return place, self._made(specification, as_of, place, folder / "build.log", say)
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+
+    def _made(
+        self, specification: Specification, as_of: str, place: Path, log: Path, say: Say
+    ) -> Mapping[str, str]:
+        say(
+            f"building an environment for {specification.path.name} in a container of {self._image.name}, "
+            f"{len(specification.lines)} requirements"
+        )
+        with _uv_binary() as uv:
+            plans = [*self._plans(specification, as_of, place, uv)]
+            seen = [*mount(place, _THERE), *([] if uv is None else mount(uv, _UV, readonly=True))]
+            done = self._run([*seen, *_network_variables()], self._inside.python, _BUILD, json.dumps(plans))
+        with log.open("a", encoding="utf-8") as file:
+            file.write(done.stdout + done.stderr)
+        if done.returncode != 0:
+            said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_SHOWN_LINES:])
+            raise EnvironmentUnusable(
+                f"the environment for {specification.path.name} cannot be built in a container of "
+                f"{self._image.name}:\n{said}"
+            )
+        site_packages = next((place / "venv").glob("lib/python3*/site-packages"))
+        packages = packages_in(site_packages)
+        self._check_imports(specification, place, site_packages)
+        manifest = {"file": specification.path.name, "image": self._image.name, "packages": packages}
+        replace_file(place / MANIFEST, json.dumps(manifest, indent=2).encode())
+        return packages
+
+    def _plans(
+        self, specification: Specification, as_of: str, place: Path, uv: Path | None
+    ) -> Iterator[list[list[str]]]:
+        """Ways to make it: by uv of this machine, else by pip of the image, which knows no dates."""
+        venv, python = Path(_THERE, "venv"), Path(self._inside.python)
+        for installer in ([] if uv is None else [Installer((_UV,))]) + ([] if as_of else [Installer(None)]):
+            requirements = f"requirements-{installer}.txt"
+            lines = installer.requirements(specification.lines, specification.options)
+            (place / requirements).write_text(lines, encoding="utf-8")
+            commands = [[*installer.creation(python, venv)], []]
+            if installer.uv:
+                commands[1] = installer.installation(venv, Path(_THERE, requirements), specification.options)
+                commands[1] += [
+                    "--link-mode",
+                    "copy",
+                    "--no-cache",
+                    *(["--exclude-newer", as_of] * bool(as_of)),
+                ]
+            else:
+                commands[0] = [str(python), "-m", "venv", str(venv)]
+                pip = [f"{venv}/bin/python", "-m", "pip", "install", "--no-input", "--no-cache-dir"]
+                commands[1] = [*pip, "--requirement", f"{_THERE}/{requirements}"]
+            yield commands if specification.lines else commands[:1]
+
+    def _check_imports(self, specification: Specification, place: Path, site_packages: Path) -> None:
+        asked = {entry.requirement.name for entry in specification.entries if entry.requirement is not None}
+        modules = modules_of(site_packages, asked)
+        if not modules:
+            return
+        tried = self._run(
+            self.seen(place), f"{_THERE}/venv/bin/python", "".join(f"import {module}\n" for module in modules)
+        )
+        if tried.returncode != 0:
+            said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            raise EnvironmentUnusable(
+                f"the packages of {specification.path.name} were installed, but cannot be imported: {said}"
+            )
+
+    def _run(self, options: Sequence[str], python: str, script: str, *more: str) -> Any:
+        command = ["run", "--rm", *self._arguments, *options, "--env", "HOME=/tmp", "--entrypoint", python]
+        variables = Installer((_UV,)).variables()
+        return self._program.call(
+            *command, self._image.id, "-c", script, *more, timeout_s=None, environ=variables
+        )
+
+
+@contextlib.contextmanager
+def _uv_binary() -> Iterator[Path | None]:
+    """The program uv of this machine, where it is installed."""
+    found = shutil.which("uv")
+    with contextlib.suppress(ImportError, FileNotFoundError):
+        from uv import find_uv_bin
+
+        found = find_uv_bin()
+    yield None if found is None else Path(found)
+
+
+def _network_variables() -> list[str]:
+    """What installers of this machine know of indexes, proxies and certificates; no value is on a command line."""
+    variables = Installer((_UV,)).variables()
+    names = [
+        name
+        for name in variables
+        if name.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "PIP_INDEX", "PIP_EXTRA_INDEX", "PIP_TRUSTED"))
+        or name.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    ]
+    found = [word for name in names for word in ("--env", name)]
+    certificates = variables.get("SSL_CERT_FILE", "")
+    if certificates and Path(certificates).is_file():
+        found += mount(Path(certificates).resolve(), _CERTIFICATES, readonly=True)
+        for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
+            found += ["--env", f"{name}={_CERTIFICATES}"]
+    return found

@@ -1,0 +1,170 @@
+"""`docker` and `podman`, by their command lines: one code for both."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stoker.runs.failures import FailureCode, RunFailure
+from stoker.targets.container_settings import PROGRAMS
+from stoker.targets.engine import EngineFailure
+
+__all__ = ["ENGINE_VARIABLE", "ContainerProgram", "last_line", "mount"]
+
+ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
+"""Names the program that starts containers, where no target does."""
+_ANSWER_S: Final = 60.0
+_FACTS: Final = {
+    "docker": "{{.ServerVersion}} {{json .SecurityOptions}}",
+    "podman": "{{.Version.Version}} {{if .Host.Security.Rootless}}rootless{{end}}",
+}
+_HINTS: Final = {
+    "docker": "start it, as by 'systemctl start docker', or name podman as the engine of the target",
+    "podman": "'podman info' says more",
+}
+_NOT_ALLOWED: Final = (
+    "let yourself use it, as by 'sudo usermod -aG docker $USER' and a new login, or name podman as the engine"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerProgram:
+    """A program that starts containers, and answers.
+
+    Attributes:
+        path: Where it is.
+        kind: `docker` or `podman`; a `docker` that is podman by another name is `podman`.
+        version: Its version.
+        rootless: Whether it belongs to a user, who is root in its containers.
+    """
+
+    path: str
+    kind: str
+    version: str = ""
+    rootless: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.version}".strip()
+
+    @classmethod
+    def find(cls, wanted: str = "", environ: Mapping[str, str] = os.environ) -> ContainerProgram:
+        """Return the one that is wanted, else the first that answers.
+
+        Args:
+            wanted: `docker` or `podman`; empty is what the variable says, else either.
+            environ: The environment variables.
+
+        Raises:
+            EngineFailure: There is none, or it does not answer.
+        """
+        wanted = wanted or environ.get(ENGINE_VARIABLE, "")
+        reasons = []
+        for name in (wanted,) if wanted else PROGRAMS:
+            path = shutil.which(name, path=environ.get("PATH"))
+            if path is None:
+                if wanted:
+                    reasons.append((f"{name} is not on the PATH", "install it, or name another engine"))
+                continue
+            found = cls._answering(path)
+            if isinstance(found, ContainerProgram):
+                return found
+            reasons.append(found)
+        if not reasons:
+            reasons.append(("neither docker nor podman is on the PATH", "install one of them"))
+        message = "; ".join(message for message, _ in reasons)
+        raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message, reasons[0][1]))
+
+    @classmethod
+    def _answering(cls, path: str) -> ContainerProgram | tuple[str, str]:
+        """The program at a path, or what it says instead, and what to do."""
+        name = Path(path).name
+        try:
+            kind = "podman" if "podman" in _asked([path, "--version"]).stdout.lower() else "docker"
+            answer = _asked([path, "info", "--format", _FACTS[kind]])
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"{name} does not answer: {error}", _HINTS.get(name, "")
+        version, _, more = answer.stdout.strip().partition(" ")
+        if answer.returncode != 0 or not version[:1].isdigit():
+            said = last_line(answer.stderr) or f"it ended with status {answer.returncode}"
+            hint = _NOT_ALLOWED if "permission denied" in said.lower() else _HINTS[kind]
+            return f"{name} does not answer: {said}", hint
+        return cls(path, kind, version, "rootless" in more)
+
+    def call(
+        self,
+        *arguments: str,
+        timeout_s: float | None = _ANSWER_S,
+        environ: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of its commands.
+
+        Args:
+            arguments: The command.
+            timeout_s: How long it may take; None is for ever.
+            environ: Its environment variables; None is those of this process.
+            directory: Its current directory: podman's monitor notes there that a container was out of memory.
+
+        Raises:
+            EngineFailure: It does not answer in time, or is not there any more.
+        """
+        try:
+            return _asked([self.path, *arguments], timeout_s, environ, directory)
+        except (OSError, subprocess.SubprocessError) as error:
+            message = f"{self.kind} {arguments[0]} did not end: {error}"
+            raise EngineFailure(
+                RunFailure(FailureCode.DOCKER_UNAVAILABLE, message, _HINTS[self.kind])
+            ) from error
+
+    def user(self) -> list[str]:
+        """The arguments by which what a container writes belongs to the user who runs this process."""
+        if os.geteuid() == 0 or (self.rootless and self.kind == "docker"):
+            return []
+        # Podman of a user: the same number inside as outside.
+        same = ["--userns", "keep-id"] if self.rootless else []
+        return [*same, "--user", f"{os.geteuid()}:{os.getegid()}"]
+
+    def gpus(self) -> list[str]:
+        """The arguments by which a container sees the GPUs of this machine."""
+        # Podman takes --gpus and does nothing.
+        return ["--device", "nvidia.com/gpu=all"] if self.kind == "podman" else ["--gpus", "all"]
+
+
+def _asked(
+    command: Sequence[str],
+    timeout_s: float | None = _ANSWER_S,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=environ,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def mount(here: Path, there: str, *, readonly: bool = False) -> list[str]:
+    """The arguments that show a file or folder of this machine in a container, whatever letters its name has."""
+    line = io.StringIO()
+    fields = ["type=bind", f"source={here}", f"target={there}", *(["readonly"] if readonly else [])]
+    csv.writer(line, lineterminator="").writerow(fields)
+    return ["--mount", line.getvalue()]
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("Error: ") if lines else ""

@@ -1,0 +1,130 @@
+"""What engines share whose attempts' folders are where their agents work: nothing has to travel."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import EnvironmentUnusable, SubmissionRefused
+from stoker.names import name_from_file
+from stoker.runs.failures import FailureCode, RunFailure
+from stoker.runs.snapshots import SnapshotStore
+from stoker.targets.engine import EngineFailure, Job, Presence, Sight
+from stoker.workspace import Workspace
+from stoker_run import observing
+
+__all__ = [
+    "as_failure",
+    "collect",
+    "environment_failure",
+    "remove_work",
+    "shared_folder",
+    "sight_of_files",
+    "tell_to_end",
+    "working_directory",
+]
+
+_RUN_FOLDERS: Final = ("outputs", "logs")
+
+
+def working_directory(job: Job) -> Path:
+    """A copy of the snapshot, with what earlier attempts have left in `outputs/` and `logs/`."""
+    work, staged = job.place / "work", job.place / "work.new"
+    if not work.is_dir():
+        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            SnapshotStore(job.snapshots_dir).restore(job.record.snapshot, staged)
+        except SubmissionRefused as error:
+            raise EngineFailure(RunFailure(FailureCode.INTERNAL, str(error))) from error
+        staged.rename(work)
+    for name in _RUN_FOLDERS:
+        kept = job.folder.path / name
+        if not (work / name).exists() and kept.is_dir() and not kept.is_symlink():
+            kept.rename(work / name)
+    return work
+
+
+def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -> Path | None:
+    """The folder that all runs of an experiment share, made if missing; None where the target has none."""
+    base = settings.get("shared_directory")
+    if base is None:
+        return None
+    project = name_from_file(workspace.root.absolute().parent.name)
+    folder = Path(base).expanduser() / "local" / project / job.record.experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def sight_of_files(job: Job) -> Sight | None:
+    """What the agent's files and lock say; None where there is neither an agent nor an end."""
+    seen = observing.observe(job.place)
+    if seen["exit"] is not None:
+        return Sight(Presence.ENDED, started_ms=_whole(seen["exit"].get("started_ms")), exit=seen["exit"])
+    if not seen["alive"]:
+        return None
+    beat, agent = seen["heartbeat"] or {}, seen["agent"] or {}
+    # The log of the first process is made when it is.
+    has_begun = "log_0.txt" in seen["sizes"]
+    began_ms = _whole(agent.get("started_ms")) if has_begun else None
+    return Sight(Presence.ALIVE, str(beat.get("problem") or ""), began_ms)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def tell_to_end(job: Job, grace_s: float, reason: str) -> None:
+    """Leave word for the agent."""
+    with as_failure("the agent cannot be told to end the script"):
+        observing.stop(job.place, grace_s, reason)
+
+
+def collect(job: Job) -> None:
+    """Move what the script has written to the run's folder, once nothing of it runs any more."""
+    with as_failure("the run's files cannot be moved to its folder"):
+        for name in _RUN_FOLDERS:
+            _move(job.place / "work" / name, job.folder.path / name)
+
+
+def _move(written: Path, place: Path) -> None:
+    """Put a folder in the place of one that is empty or not there; what lies in that already is kept beside it."""
+    if written.is_symlink() or not written.is_dir():
+        return
+    if place.is_dir():
+        for entry in place.iterdir():
+            if not (written / entry.name).exists():
+                entry.rename(written / entry.name)
+        shutil.rmtree(place)
+    written.rename(place)
+
+
+def remove_work(job: Job) -> None:
+    """Remove the working directory, and what the agent has needed."""
+    for name in ("work", "work.new", "agent", "home"):
+        shutil.rmtree(job.place / name, ignore_errors=True)
+    for name in ("stoker_run.zip", "oom"):
+        (job.place / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def as_failure(what: str) -> Iterator[None]:
+    """Tell what the system refuses as the failure of a target."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        failure = RunFailure(FailureCode.TARGET_UNUSABLE, f"{what}: {error.strerror or error}{where}")
+        raise EngineFailure(failure) from error
+
+
+def environment_failure(error: EnvironmentUnusable) -> RunFailure:
+    """What a run gets whose packages cannot be had."""
+    return RunFailure(
+        FailureCode.ENVIRONMENT_UNUSABLE,
+        str(error),
+        "change the environment file, name a date with --as-of at which its packages fitted together, or take "
+        "today's versions with --environment relaxed",
+    )

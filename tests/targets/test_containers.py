@@ -1,0 +1,200 @@
+"""Whole runs in real containers: packages, limits, failures, shared folders, killed runners."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.targets.containers import IMAGE, ready
+from tests.targets.test_local_runs import Project, runners_of
+
+from stoker.launch.adoption import adopt
+from stoker.launch.following import wait
+from stoker.launch.submission import Request, submit
+from stoker.runs.definition import Definition
+from stoker.runs.folder import RunFolder
+from stoker.runs.states import RunState, Status
+from stoker.workspace import Workspace
+
+pytestmark = pytest.mark.targets
+
+RIDGE = """
+import os
+import joblib
+import mylib
+from azureml.core.run import Run
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import Ridge
+from sklearn.metrics import mean_squared_error
+from sklearn.model_selection import train_test_split
+
+X, y = load_diabetes(return_X_y=True)
+run = Run.get_context()
+X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=0)
+for alpha in mylib.get_alphas():
+    reg = Ridge(alpha=alpha)
+    reg.fit(X_train, y_train)
+    mse = mean_squared_error(reg.predict(X_test), y_test)
+    run.log("alpha", alpha)
+    run.log("mse", mse)
+    joblib.dump(value=reg, filename=os.path.join("./outputs/", "ridge_{0:.2f}.pkl".format(alpha)))
+"""
+SHARED = """
+import os
+path = os.environ["AZUREML_NATIVE_SHARE_DIRECTORY"] + "seen"
+open(path, "a").write("x")
+print(open(path).read())
+"""
+
+
+class Box(Project):
+    """A project whose runs are in containers."""
+
+    def __init__(self, path: Path, workspace: Workspace) -> None:
+        super().__init__(path, workspace)
+        self.configure(f"engine: podman\nimage: {IMAGE}\n")
+
+    def configure(self, lines: str, name: str = "box") -> None:
+        self.workspace.targets_dir.mkdir(exist_ok=True)
+        (self.workspace.targets_dir / f"{name}.yaml").write_text(
+            f"type: docker\n{lines}" if name == "box" else lines
+        )
+
+    def submit(self, script: str, **asked: object) -> RunFolder:
+        return super().submit(script, **{"target": "box", **asked})
+
+    def failed(self, script: str = "print(1)\n", **asked: object) -> tuple[RunFolder, str, str]:
+        folder, state = self.ended(script, **asked)
+        assert (state.status, state.error is not None) == (Status.FAILED, True), state
+        assert state.error is not None
+        return folder, state.error.code, f"{state.error.message}; {state.error.hint}"
+
+
+@pytest.fixture
+def box(tmp_path: Path, workspace: Workspace) -> Box:
+    ready()
+    return Box(tmp_path / "digits", workspace)
+
+
+def results(folder: RunFolder, state: RunState) -> dict[str, list[float]]:
+    assert state.status is Status.COMPLETED, state
+    found: dict[str, list[float]] = {}
+    for line in folder.metric_lines():
+        found.setdefault(line["k"], []).append(line["v"])
+    return found
+
+
+def test_the_same_script_gives_the_same_in_a_container(box: Box) -> None:
+    """Its packages are installed inside; twenty values and models come back, and only the target differs."""
+    (box.path / "mylib.py").write_text(
+        "import numpy as np\ndef get_alphas():\n    return np.arange(0.0, 1.0, 0.05)\n"
+    )
+    (box.path / "train.py").write_text(RIDGE)
+    packages = box.path / "environment.yml"
+    packages.write_text("dependencies:\n- python=3.11\n- scikit-learn\n- joblib\n")
+    found = []
+    for target, environment in (("local", ""), ("box", str(packages)), ("box", str(packages))):
+        began_s = time.monotonic()
+        request = Request(Definition("train.py", target=target), box.path, environment=environment)
+        folder, _ = submit(request, box.workspace)
+        found.append(results(folder, wait(folder, box.workspace)))
+        took_s = time.monotonic() - began_s
+        assert len(list(folder.outputs.glob("ridge_*.pkl"))) == 20
+        assert {path.stat().st_uid for path in folder.outputs.iterdir()} == {os.getuid()}
+    assert len(found[0]["mse"]) == 20
+    assert found[0]["alpha"] == found[1]["alpha"] == found[2]["alpha"]
+    assert found[1]["mse"] == found[2]["mse"] == pytest.approx(found[0]["mse"])
+    got = (folder.environment / "got.txt").read_text()
+    assert "scikit-learn==" in got
+    assert f"in the image {IMAGE}" in got
+    assert not (folder.environment / "build.log").exists(), f"nothing is built twice ({took_s:.1f} s)"
+
+
+def test_what_is_missing_says_what_to_do(box: Box) -> None:
+    """A daemon, an image, a Python, a GPU: each before the script begins."""
+    box.configure(f"engine: podman\nimage: {IMAGE}\n")
+    box.configure('gpus: ["0"]\n', "local")
+    folder, code, said = box.failed(gpus=1)
+    assert (code, "1 GPU was asked for" in said, "nvidia-ctk" in said) == ("GpuNotFound", True, True), said
+    assert not (folder.attempt(1) / "agent.json").exists()
+    box.configure("engine: podman\nimage: localhost/none:1\n")
+    _, code, said = box.failed(gpus=0)
+    assert (code, "podman pull localhost/none:1" in said) == ("ImageNotFound", True), said
+    subprocess.run(
+        ["podman", "import", "-", "localhost/empty:1"], input=b"\0" * 10240, capture_output=True, check=True
+    )
+    box.configure("engine: podman\nimage: localhost/empty:1\n")
+    _, code, said = box.failed(gpus=0)
+    assert (code, "has no python3 and no python" in said) == ("EnvironmentUnusable", True), said
+
+
+@pytest.mark.skipif(os.path.exists("/var/run/docker.sock"), reason="there is a docker daemon")  # noqa: PTH110
+def test_without_a_daemon_there_is_docker_unavailable(box: Box) -> None:
+    """The run says how it is started."""
+    box.configure("engine: docker\n")
+    _, code, said = box.failed()
+    assert code == "DockerUnavailable", said
+
+
+def test_the_shared_folder_is_kept_between_runs(box: Box, tmp_path: Path) -> None:
+    """The second run of an experiment finds what the first has left."""
+    box.configure(f"engine: podman\nimage: {IMAGE}\nshared_directory: {tmp_path}/share\n")
+    logs = []
+    for _ in range(2):
+        folder, state = box.ended(SHARED)
+        assert state.status is Status.COMPLETED, state
+        logs.append((folder.attempt(1) / "log_0.txt").read_text())
+    assert logs == ["x\n", "xx\n"]
+
+
+def test_more_memory_than_the_limit_is_out_of_memory(box: Box) -> None:
+    """The kernel ends it, and the run says so."""
+    box.configure(f"engine: podman\nimage: {IMAGE}\nmemory: 200m\n")
+    before = set(Path.cwd().iterdir())
+    _, code, said = box.failed("x = [bytearray(50 << 20) for _ in range(20)]\nprint(len(x))\n")
+    assert code == "OutOfMemory", said
+    assert set(Path.cwd().iterdir()) == before, "podman's monitor notes it where it was started"
+
+
+def test_an_image_of_a_dockerfile_is_built_once(box: Box) -> None:
+    """The second run finds it."""
+    dockerfile = box.path / "Dockerfile"
+    dockerfile.write_text(f"FROM {IMAGE}\nRUN echo made > /made\n")
+    (box.path / "train.py").write_text("print(open('/made').read())")
+    logs = []
+    for _ in range(2):
+        request = Request(Definition("train.py", target="box"), box.path, dockerfile=dockerfile)
+        folder, _ = submit(request, box.workspace)
+        assert wait(folder, box.workspace).status is Status.COMPLETED, folder.state()
+        assert "made" in (folder.attempt(1) / "log_0.txt").read_text()
+        logs.append((folder.environment / "build.log").exists())
+    assert logs == [True, False]
+
+
+def test_a_container_outlives_its_runner(box: Box) -> None:
+    """Killed by SIGKILL, the runner is followed by one that finds the container and its end."""
+    folder = box.submit(
+        "import time\nprint('up', flush=True)\ntime.sleep(2)\nopen('outputs/x', 'w').write('1')\n"
+    )
+    box.until_printed(folder, "up")
+    for number in runners_of(folder):
+        os.kill(number, signal.SIGKILL)
+    while runners_of(folder):
+        time.sleep(0.02)
+    assert adopt(folder, box.workspace)
+    state = wait(folder, box.workspace)
+    assert (state.status, (folder.outputs / "x").read_text()) == (Status.COMPLETED, "1")
+    listed = subprocess.run(["podman", "ps", "--all", "--quiet"], capture_output=True, text=True, check=True)
+    assert listed.stdout == ""
+
+
+def test_a_container_that_is_killed_is_interrupted(box: Box) -> None:
+    """Nobody says how the script has ended: the run does not claim that it went well."""
+    folder = box.submit("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
+    box.until_printed(folder, "up")
+    subprocess.run(["podman", "kill", f"stoker-{folder.id}-1"], capture_output=True, check=True)
+    state = wait(folder, box.workspace)
+    assert state.error is not None
+    assert (state.status, state.error.code) == (Status.FAILED, "Interrupted")

@@ -1,0 +1,329 @@
+"""The engine of containers against a `docker` that is a shell script: what it is asked, and what answers become."""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import InvalidSettings
+from stoker.runs.definition import Definition
+from stoker.runs.failures import RunFailure
+from stoker.runs.record import RunRecord
+from stoker.runs.snapshots import SnapshotStore
+from stoker.runs.states import RunState
+from stoker.runs.store import RunStore
+from stoker.targets import container
+from stoker.targets.container import ContainerEngine
+from stoker.targets.container_program import ContainerProgram, mount
+from stoker.targets.container_settings import DEFAULT_IMAGE, ContainerSettings
+from stoker.targets.definitions import DOCKER, Target, find_target
+from stoker.targets.engine import EngineFailure, Job, Presence
+from stoker.workspace import Workspace
+
+# Each answer is a file named after the command's first word, run by the shell.
+FAKE = """#!/bin/sh
+here=$(dirname "$0")
+printf '%s\\n' "$*" >> "$here/asked"
+case "$1" in
+    --version) echo "Docker version 28.0.0" ;;
+    *) . "$here/$1" ;;
+esac
+"""
+LOOK = '[[3, 11, 2], "/usr/bin/python3", [], {"numpy": "2.0.0"}]'
+
+
+class Docker:
+    """A folder on the PATH with a `docker` whose answers can be changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        program = folder / "docker"
+        program.write_text(FAKE)
+        program.chmod(stat.S_IRWXU)
+        self.answers(
+            info="echo '28.0.0 [\"name=seccomp\"]'",
+            image="echo sha256:abc",
+            run=f"echo '{LOOK}'",
+            container="echo 'Error: No such container: x' >&2; exit 1",
+            rm="exit 0",
+            logs="exit 0",
+            start="exit 0",
+        )
+
+    def answers(self, **scripts: str) -> None:
+        for command, script in scripts.items():
+            (self.folder / command).write_text(script + "\n")
+
+    @property
+    def asked(self) -> list[str]:
+        return (self.folder / "asked").read_text().splitlines()
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
+    made = Docker(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{made.folder}:/usr/bin:/bin")
+    monkeypatch.setenv("STOKER_CONTAINER_ENGINE", "docker")
+    # To pack the agent takes longer than all the rest.
+    monkeypatch.setattr(container, "write_archive", lambda path: path.touch())
+    return made
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "digits" / ".stoker").create()
+
+
+Jobs = Callable[..., Job]
+
+
+@pytest.fixture
+def job(tmp_path: Path, workspace: Workspace) -> Jobs:
+    def made(**asked: Any) -> Job:
+        source = tmp_path / "source"
+        source.mkdir()
+        (source / "train.py").write_text("print(1)")
+        digest = SnapshotStore(workspace.snapshots_dir).take(source).digest
+        definition = Definition("train.py", variables={"TOKEN": "hidden"}, **asked)
+        record = RunRecord("e_1_0a1b2c3d", "e", 1, definition, snapshot=digest)
+        folder = RunStore(workspace.runs_dir).create(record, RunState())
+        return Job(folder, record, 1, workspace.snapshots_dir)
+
+    return made
+
+
+def engine(workspace: Workspace, **settings: Any) -> ContainerEngine:
+    return ContainerEngine(Target("box", DOCKER, {"image": "lab/train:1", **settings}), workspace)
+
+
+def refusal(act: Callable[[], object]) -> RunFailure:
+    with pytest.raises(EngineFailure) as caught:
+        act()
+    return caught.value.failure
+
+
+def test_an_attempt_is_one_container_with_the_folder_of_the_attempt(
+    docker: Docker, workspace: Workspace, job: Jobs
+) -> None:
+    """The command line has folders, limits and the user's number, and no variable of the script."""
+    one = job(container={"shm_size": "1g", "arguments": ["--cpus", "2"]})
+    made = engine(workspace, memory="4g", shared_directory=str(workspace.root / "share"))
+    made.prepare(one, lambda _: None)
+    made.start(one)
+    line = docker.asked[-1]
+    assert line.startswith("run --detach --name stoker-e_1_0a1b2c3d-1 ")
+    assert f"--mount type=bind,source={one.place},target=/stoker/attempt " in line
+    assert f"source={workspace.root}/share/local/digits/e,target=/stoker/share " in line
+    assert "--shm-size 1g --memory 4g --memory-swap 4g" in line
+    assert line.endswith(
+        "--cpus 2 --entrypoint /usr/bin/python3 sha256:abc /stoker/attempt/stoker_run.zip start /stoker/attempt"
+    )
+    assert "hidden" not in "".join(docker.asked)
+    assert ("--user" in line) == (os.geteuid() != 0)
+    start = json.loads((one.place / "start.json").read_text())
+    assert start["command"] == ["/usr/bin/python3", "train.py"]
+    assert (start["directory"], start["shared_directory"]) == ("/stoker/attempt/work", "/stoker/share")
+    assert "numpy==2.0.0" in (one.folder.environment / "got.txt").read_text()
+
+
+def test_a_run_goes_on_from_the_outputs_that_its_container_sees(
+    docker: Docker, workspace: Workspace, job: Jobs, tmp_path: Path
+) -> None:
+    """Those of another run are bound where nobody can write to them."""
+    one = replace(job(resume_from="e_1_00000000"), resume_from=tmp_path / "old")
+    engine(workspace).prepare(one, lambda _: None)
+    engine(workspace).start(one)
+    assert f"source={tmp_path / 'old'},target=/stoker/resume_from,readonly" in docker.asked[-1]
+    start = json.loads((one.place / "start.json").read_text())
+    assert start["command"][-2:] == ["--resume-from", "/stoker/resume_from"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "words", "hint"),
+    [
+        (
+            {"info": "echo 'Cannot connect to the Docker daemon at unix:///x.' >&2; exit 1"},
+            "DockerUnavailable",
+            "Cannot connect to the Docker daemon",
+            "systemctl start docker",
+        ),
+        (
+            {"info": "echo 'permission denied while trying to connect' >&2; exit 1"},
+            "DockerUnavailable",
+            "permission denied",
+            "usermod -aG docker",
+        ),
+        (
+            {"image": "exit 1", "pull": "echo 'manifest for x not found' >&2; exit 1"},
+            "ImageNotFound",
+            "the image lab/train:1 is not here and cannot be pulled: manifest for x not found",
+            "docker pull lab/train:1",
+        ),
+        (
+            {"run": "exit 127"},
+            "EnvironmentUnusable",
+            "the image lab/train:1 has no python3 and no python",
+            "name an image that has it",
+        ),
+        (
+            {"run": "echo '[[3, 5, 2], \"/usr/bin/python3\", [], {}]'"},
+            "EnvironmentUnusable",
+            "has Python 3.5.2 alone, and scripts need Python 3.6 or newer",
+            "name an image",
+        ),
+        (
+            {"run": "echo 'runtime error: disk full' >&2; exit 125"},
+            "TargetUnusable",
+            "cannot be started: runtime error: disk full",
+            "",
+        ),
+    ],
+)
+def test_what_cannot_be_had_says_what_to_do(
+    docker: Docker, workspace: Workspace, job: Jobs, answers: dict[str, str], code: str, words: str, hint: str
+) -> None:
+    """Daemon, image, Python: each has its code, its own words and the next step."""
+    docker.answers(**answers)
+    one = job()
+    failure = refusal(lambda: engine(workspace).prepare(one, lambda _: None))
+    assert (failure.code, words in failure.message, hint in failure.hint) == (code, True, True), failure
+    assert not (one.place / "start.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (f"echo '{LOOK}'", "1 GPU was asked for in the container of lab/train:1: it sees none"),
+        ("echo 'could not select device driver \"\" with capabilities' >&2; exit 125", "device driver"),
+    ],
+)
+def test_gpus_are_looked_for_before_the_script_is_started(
+    docker: Docker, workspace: Workspace, job: Jobs, run: str, why: str
+) -> None:
+    """Where a container sees none the run fails with the reason, and has not begun."""
+    docker.answers(run=run)
+    failure = refusal(lambda: engine(workspace).prepare(job(gpus=1), lambda _: None))
+    assert (failure.code, why in failure.message) == ("GpuNotFound", True), failure
+    assert "nvidia-ctk" in failure.hint
+    assert any(" --gpus all " in line for line in docker.asked)
+    assert "--detach" not in "".join(docker.asked)
+
+
+def test_an_image_that_cannot_be_had_is_replaced_by_that_of_the_target(
+    docker: Docker, workspace: Workspace, job: Jobs
+) -> None:
+    """A line says so, for images of 2017 are nowhere any more."""
+    docker.answers(
+        image='case "$*" in *mmlspark*) exit 1;; esac; echo sha256:abc', pull="echo gone >&2; exit 1"
+    )
+    said: list[str] = []
+    engine(workspace).prepare(job(container={"image": "microsoft/mmlspark:plus-0.9.9"}), said.append)
+    assert said[-1] == "the image microsoft/mmlspark:plus-0.9.9 cannot be had (gone): lab/train:1 is used"
+
+
+@pytest.mark.parametrize(
+    ("state", "agent", "presence"),
+    [
+        ("echo 'Error: No such container: x' >&2; exit 1", False, Presence.ABSENT),
+        ("echo 'Error: No such container: x' >&2; exit 1", True, Presence.GONE),
+        ("echo 'Cannot connect to the Docker daemon' >&2; exit 1", True, Presence.UNREACHABLE),
+        ("echo 'created 0 false'", False, Presence.ABSENT),
+        ("echo 'running 0 false'", False, Presence.ALIVE),
+        ("echo 'exited 137 false'", True, Presence.GONE),
+        ("echo 'exited 137 true'", True, Presence.ENDED),
+        ("echo 'exited 2 false'", False, Presence.ENDED),
+    ],
+)
+def test_a_container_without_a_word_of_its_agent(
+    docker: Docker, workspace: Workspace, job: Jobs, state: str, agent: bool, presence: Presence
+) -> None:
+    """It is asked for only then, and what it says is never taken for success."""
+    one = job()
+    engine(workspace).prepare(one, lambda _: None)
+    docker.answers(container=state, logs="echo 'stoker_run: no start.json' >&2")
+    if agent:
+        (one.place / "agent.json").write_text("{}")
+    sight = engine(workspace).observe(one)
+    assert sight.presence is presence
+    if presence is Presence.ENDED:
+        expected = {"outcome": "signalled", "out_of_memory": True} if agent else {"outcome": "not_started"}
+        assert expected.items() <= dict(sight.exit).items()
+
+
+def test_a_container_that_is_there_is_not_made_twice(docker: Docker, workspace: Workspace, job: Jobs) -> None:
+    """One that a killed runner has made is started; one that runs is left alone."""
+    one = job()
+    engine(workspace).prepare(one, lambda _: None)
+    taken = "echo 'Conflict. The container name is already in use' >&2; exit 125"
+    docker.answers(run=taken, container="echo 'running 0 false'")
+    engine(workspace).start(one)
+    assert docker.asked[-1].startswith("container inspect")
+    docker.answers(container="echo 'created 0 false'")
+    engine(workspace).start(one)
+    assert docker.asked[-1] == "start stoker-e_1_0a1b2c3d-1"
+    engine(workspace).clean(one)
+    assert docker.asked[-1] == "rm --force --volumes stoker-e_1_0a1b2c3d-1"
+    assert not (one.place / "work").exists()
+
+
+def test_programs_are_told_apart() -> None:
+    """Whose root is whose, and how GPUs are asked for."""
+    assert ContainerProgram("docker", "docker").gpus() == ["--gpus", "all"]
+    assert ContainerProgram("podman", "podman").gpus() == ["--device", "nvidia.com/gpu=all"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rootless", "user"),
+    [
+        ("docker", False, ["--user", "1000:100"]),
+        ("docker", True, []),
+        ("podman", False, ["--user", "1000:100"]),
+        ("podman", True, ["--userns", "keep-id", "--user", "1000:100"]),
+    ],
+)
+def test_files_belong_to_the_user(
+    monkeypatch: pytest.MonkeyPatch, kind: str, rootless: bool, user: list[str]
+) -> None:
+    """The number inside is the one that becomes the user's outside."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "getegid", lambda: 100)
+    assert ContainerProgram(kind, kind, rootless=rootless).user() == user
+
+
+def test_a_mount_takes_each_name() -> None:
+    """A comma is one of the name's own letters."""
+    assert mount(Path('/a,b"'), "/x", readonly=True)[1] == 'type=bind,"source=/a,b""",target=/x,readonly'
+
+
+def test_a_target_of_containers_shares_the_machine(tmp_path: Path) -> None:
+    """Its cores and GPUs are those of local, whose file limits both."""
+    (tmp_path / "local.yaml").write_text('cores: 3\ngpus: ["0"]\n')
+    (tmp_path / "box.yaml").write_text("type: docker\nimage: lab/train:1\nmemory: 8g\n")
+    target = find_target(tmp_path, "box")
+    assert (target.pool, target.capacity) == ("local", find_target(tmp_path, "local").capacity)
+    assert ContainerSettings.of(target.settings, {}).fallback == "lab/train:1"
+    assert ContainerSettings.of({}, {}).fallback == DEFAULT_IMAGE
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("memory: lots", "memory is 'lots', and has to be a size"),
+        ("engine: lxc", "can be docker or podman"),
+        ("images: x", "did you mean image"),
+        ("volumes: [data]", "has to be a list of /HERE:/THERE"),
+        ("shared_directory: here", "has to be an absolute path"),
+        ("image: --privileged", "has to be the name of an image"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(tmp_path: Path, line: str, words: str) -> None:
+    """Before anything is submitted."""
+    (tmp_path / "box.yaml").write_text(f"type: docker\n{line}\n")
+    with pytest.raises(InvalidSettings, match=words):
+        find_target(tmp_path, "box")
