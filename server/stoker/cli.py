@@ -42,6 +42,7 @@ _COMMANDS: Final = (
     "devices",
     "bench",
     "simulate",
+    "az",
 )
 _INTERRUPTED: Final = 130
 _NO_SUCH_USE: Final = 2

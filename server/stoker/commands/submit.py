@@ -13,12 +13,12 @@ from stoker.commands.run_output import common_arguments, found_workspace, note, 
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from stoker.launch.submission import Request
     from stoker.workspace import Workspace
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "request_of", "run"]
 
 SUMMARY = "run a training script on a compute target and follow it"
 
@@ -119,17 +119,18 @@ def run(args: argparse.Namespace) -> int:
     from stoker.launch.submission import plan, submit
 
     workspace = found_workspace(args)
-    request = _request(args, workspace)
     for word in args.arguments:
         if word.startswith("--") and word.partition("=")[0] in args.own_options:
             note(
                 f"{word} follows the script's name and so goes to the script; options of submit stand before it"
             )
-    if args.dry_run:
-        _print_plan(request, workspace)
-        return 0
-    plan(request, workspace)
     with ExitStack() as cleanup:
+        scratch = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="stoker-submit-")))
+        request = request_of(args, workspace, scratch)
+        if args.dry_run:
+            _print_plan(request, workspace)
+            return 0
+        plan(request, workspace)
         folder, snapshot = submit(request, workspace, progress=_progress(cleanup))
     sys.stdout.write(f"{folder.id}\n")
     sys.stdout.flush()
@@ -145,12 +146,28 @@ def run(args: argparse.Namespace) -> int:
     return 0 if args.detach else stream(folder, workspace)
 
 
-def _request(args: argparse.Namespace, workspace: Workspace) -> Request:
-    from stoker.launch.configuration import read_configuration
+def request_of(args: argparse.Namespace, workspace: Workspace, scratch: Path) -> Request:
+    """What the options and the configuration that they name ask for.
+
+    Args:
+        args: The options.
+        workspace: Where the target is.
+        scratch: A folder for files, which has to be there until the run is submitted.
+
+    Raises:
+        OperatorError: They contradict each other, or name what there is not.
+    """
+    from stoker.commands.project_files import read_project_configuration, take_compute
     from stoker.launch.submission import Request
     from stoker.runs.snapshots import DEFAULT_LIMIT_BYTES
 
-    config: dict[str, Any] = {} if args.config is None else read_configuration(args.config)
+    config: dict[str, Any] = {}
+    if args.config is not None:
+        config, fixed = read_project_configuration(args.config, args.target, workspace, scratch)
+        if fixed:
+            args.arguments = [*config["arguments"], *args.arguments]
+    else:
+        take_compute(Path.cwd(), args.target, workspace)
     environment = config.get("environment", {})
     script = args.script or config.get("script")
     if script is None:
@@ -193,7 +210,7 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
 
     given = {
         "arguments": tuple(args.arguments) or config.get("arguments"),
-        "target": args.target or config.get("target"),
+        "target": config.get("target") or args.target,
         "nodes": config.get("nodes") if args.nodes is None else args.nodes,
         "processes_per_node": args.processes_per_node or config.get("processes_per_node"),
         "gpus": config.get("gpus") if args.gpus is None else args.gpus,
@@ -204,9 +221,8 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
         "lost_after_s": duration_s("--lost-after", args.lost_after),
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
-        "container": None
-        if (image := args.image or config.get("environment", {}).get("image")) is None
-        else {"image": image},
+        "communicator": config.get("communicator"),
+        "container": _container(args, config.get("environment", {})),
         "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
     }
     return Definition(script, **{name: value for name, value in given.items() if value is not None})
@@ -221,6 +237,11 @@ def _inputs(args: argparse.Namespace, config: dict[str, Any], workspace: Workspa
     }
     given = map(split_input, args.input)
     return {**found, **{name: find_input(name, where, workspace, say=note) for name, where in given}}
+
+
+def _container(args: argparse.Namespace, environment: Mapping[str, Any]) -> dict[str, Any]:
+    asked = {name: environment[name] for name in ("image", "shm_size", "arguments") if name in environment}
+    return asked if args.image is None else {**asked, "image": args.image}
 
 
 def _source(given: Path | None, script: str) -> tuple[Path, str]:

@@ -1,0 +1,128 @@
+"""Run configurations by name or file, Azure's too, and the compute targets of a project."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.commands.run_output import note
+from stoker.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from stoker.launch.compute_files import ComputeFile
+    from stoker.workspace import Workspace
+
+__all__ = ["read_project_configuration", "take_compute"]
+
+TARGET_VARIABLE: Final = "AZUREML_COMPUTE_TARGET"
+"""The name of the target for which this machine stands."""
+_OF_CONTAINERS: Final = ("image", "dockerfile", "shm_size", "arguments")
+
+
+def read_project_configuration(
+    path: Path, target: str | None, workspace: Workspace, scratch: Path
+) -> tuple[dict[str, Any], bool]:
+    """Read a run configuration: `NAME.runconfig` of the project in this folder, or a file of Stoker.
+
+    Args:
+        path: Its name or path.
+        target: The target that is named besides, which wins.
+        workspace: Where the target is, or becomes one.
+        scratch: A folder for files whose content it has in itself.
+
+    Returns:
+        What it says, and whether further arguments follow those of the file.
+
+    Raises:
+        InvalidSettings: There is none, or it has a key or value that it cannot have.
+    """
+    from stoker.launch.configuration import read_configuration
+    from stoker.launch.run_config_files import find_run_config, read_run_config
+
+    found = find_run_config(Path.cwd(), str(path))
+    if found is None:
+        configuration = read_configuration(path)
+        if target is not None:
+            configuration["target"] = target
+        compute = take_compute(Path.cwd(), configuration.get("target"), workspace)
+        return _with_compute(configuration, compute), False
+    file = read_run_config(found, scratch)
+    for line in file.notes:
+        note(line)
+    configuration = dict(file.configuration)
+    configuration["target"] = target or configuration["target"]
+    compute = take_compute(file.project, configuration["target"], workspace)
+    if compute is None:
+        _take_stand_in(configuration, file.cluster, workspace)
+    _leave_containers(configuration, workspace)
+    return _with_compute(configuration, compute), file.fixed
+
+
+def take_compute(project: Path, target: str | None, workspace: Workspace) -> ComputeFile | None:
+    """Make the target of a project's `.compute` file one of the workspace; None where the project has none.
+
+    Raises:
+        InvalidSettings: The file has a key or value that it cannot have.
+    """
+    from stoker.launch.compute_files import find_compute, keep_target, read_compute
+
+    path = None if target is None else find_compute(project, target)
+    if path is None:
+        return None
+    compute = read_compute(path)
+    keep_target(compute, workspace, note)
+    return compute
+
+
+def _with_compute(configuration: dict[str, Any], compute: ComputeFile | None) -> dict[str, Any]:
+    """What a `.compute` file says of the runs on its target, where they do not say it."""
+    if compute is None:
+        return configuration
+    environment = dict(configuration.get("environment", {}))
+    if compute.image:
+        environment.setdefault("image", compute.image)
+    if compute.python is not None:
+        environment.pop("file", None)
+        environment["python"] = compute.python
+    if compute.gpus is not None:
+        configuration.setdefault("gpus", compute.gpus)
+    if compute.nodes > 1:
+        configuration.setdefault("nodes", compute.nodes)
+    return {**configuration, "environment": environment}
+
+
+def _take_stand_in(configuration: dict[str, Any], cluster: str, workspace: Workspace) -> None:
+    """Put this machine in the place of a cluster of Azure."""
+    from stoker.targets.definitions import LOCAL, list_targets
+
+    name = configuration["target"]
+    if name in list_targets(workspace.targets_dir):
+        return
+    kind = "AmlCompute" if cluster else _kind_of_record(workspace, name)
+    if kind == "AmlCompute":
+        note(f"{name}: the cores and GPUs of this machine stand for the cluster")
+        configuration["target"] = LOCAL
+        configuration["environment"]["variables"].setdefault(TARGET_VARIABLE, name)
+    elif kind:
+        raise InvalidSettings(
+            f"{name} is a compute target of type {kind}, to which no scripts are sent from here; name one of these "
+            f"with --target: {', '.join(list_targets(workspace.targets_dir))}"
+        )
+
+
+def _kind_of_record(workspace: Workspace, name: str) -> str:
+    """What a target is on Azure that code for its SDK has made; empty for none."""
+    file = workspace.azure_dir / "compute" / f"{name}.json"
+    if "/" in name or not file.is_file():
+        return ""
+    return str(json.loads(file.read_bytes()).get("type", ""))
+
+
+def _leave_containers(configuration: dict[str, Any], workspace: Workspace) -> None:
+    """Azure's files always name an image: it counts where the target has containers."""
+    from stoker.targets.definitions import find_target
+
+    if not find_target(workspace.targets_dir, configuration["target"]).has_containers:
+        for key in _OF_CONTAINERS:
+            configuration["environment"].pop(key, None)

@@ -1,0 +1,194 @@
+"""`stoker az ml`: Azure's command lines, as files and as commands of Stoker."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.cli import main
+from stoker.commands import az_actions
+from stoker.commands.az_refusals import REFUSED
+from stoker.runs.definition import Definition
+from stoker.runs.record import RunRecord
+from stoker.runs.states import RunState, Status
+from stoker.runs.store import RunStore
+from stoker.workspace import Workspace
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "aml_config").mkdir(parents=True)
+    (folder / "aml_config" / "conda_dependencies.yml").write_text("dependencies: [python=3.5.2]")
+    (folder / "train.py").write_text("print(1)")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "home"))
+    return folder
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines of Stoker that those of Azure become."""
+    found: list[list[str]] = []
+
+    def kept(words: list[str]) -> int:
+        found.append(words)
+        return 0
+
+    monkeypatch.setattr(az_actions, "_as_stoker", kept)
+    return found
+
+
+def test_attach_writes_two_files_and_no_password(project: Path, tmp_path: Path, capsys: Output) -> None:
+    """The password is in a file of the workspace that its owner alone can read."""
+    given = ["--name", "box", "--address", "host.lab", "--username", "me", "--password", "s3cret-word"]
+    assert main(["az", "ml", "computetarget", "attach", "localdocker", *given]) == 0
+    config = project / "aml_config"
+    compute = yaml.safe_load((config / "box.compute").read_text())
+    assert compute["type"] == "localdocker"
+    assert compute["password"].startswith("AzureMlSecret=box#me#")
+    assert (compute["nvidiaDocker"], compute["sharedVolumes"]) == (False, True)
+    run_config = yaml.safe_load((config / "box.runconfig").read_text())
+    assert (run_config["ArgumentVector"], run_config["Target"]) == (["$file"], "box")
+    assert run_config["CondaDependenciesFile"] == "aml_config/conda_dependencies.yml"
+    secret = tmp_path / "home" / "targets" / "box.secret"
+    assert json.loads(secret.read_text()) == {"password": "s3cret-word"}
+    assert secret.stat().st_mode & 0o077 == 0
+    everything = "".join(
+        path.read_text() for path in [*config.iterdir(), *(tmp_path / "home" / "targets").glob("*.yaml")]
+    )
+    assert "s3cret-word" not in everything + "".join(capsys.readouterr())
+
+
+def test_a_target_that_cannot_be_leaves_no_file(project: Path, capsys: Output) -> None:
+    """The older form of the command is taken too."""
+    assert main(["az", "ml", "computetarget", "attach", "--name", "x", "--type", "remotedocker"]) == 2
+    assert "address is missing" in capsys.readouterr().err
+    assert not (project / "aml_config" / "x.compute").exists()
+
+
+def test_detach_removes_what_attach_has_written(project: Path, tmp_path: Path) -> None:
+    """Of the project and of the workspace."""
+    main(["az", "ml", "computetarget", "attach", "localdocker", "--name", "box", "--password", "x"])
+    assert main(["az", "ml", "computetarget", "detach", "--name", "box"]) == 0
+    assert [path.name for path in (project / "aml_config").iterdir()] == ["conda_dependencies.yml"]
+    assert list((tmp_path / "home" / "targets").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("azure", "stoker"),
+    [
+        ("experiment submit -c box train.py --lr 0.1", "submit --config box train.py --lr 0.1"),
+        ("experiment submit -c gpu --target box train.py", "submit --config gpu --target box train.py"),
+        ("experiment submit -c bare train.py", "submit --target bare train.py"),
+        ("run submit-script -c gpu -e e --async train.py", "submit --experiment e --config gpu --detach train.py"),
+        ("history info --run-id R", "runs show R --json"),
+        ("history download --run-id R", "runs download R "),
+        ("history promote -r R -ap outputs/model.pkl -n digits", "models register digits outputs/model.pkl --run R"),
+        ("project restore --run-id R", "runs snapshot R --output R"),
+        ("run cancel -r R", "runs cancel R"),
+        ("computetarget list", "targets list"),
+        ("experiment list", "experiments list"),
+    ],
+)  # fmt: skip
+def test_a_command_line_of_azure_is_one_of_stoker(
+    project: Path, lines: list[list[str]], azure: str, stoker: str
+) -> None:
+    """Word by word."""
+    for name in ("box", "gpu"):
+        (project / "aml_config" / f"{name}.runconfig").write_text("ArgumentVector: [$file]\nTarget: local\n")
+    (project / "aml_config" / "bare.compute").write_text("type: localdocker\n")
+    assert main(["az", "ml", *azure.split()]) == 0
+    assert lines == [stoker.split(" ")]
+
+
+@pytest.mark.parametrize(("group", "verb"), [(group, verb) for group in REFUSED for verb in REFUSED[group]])
+def test_what_is_not_offered_names_what_there_is(
+    project: Path, capsys: Output, group: str, verb: str
+) -> None:
+    """In one sentence, whatever options follow."""
+    assert main(["az", "ml", group, verb or "list", "-n", "x", "--query", "y"]) == 2
+    said = capsys.readouterr().err
+    assert f"az ml {group} {verb or 'list'} is not offered: " in said
+    assert len(said.splitlines()) == 1
+
+
+Run = Callable[[str, float], None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Makes a run that has ended and measured its accuracy."""
+    store = RunStore(Workspace(tmp_path / "home").create().runs_dir)
+
+    def made(token: str, accuracy: float) -> None:
+        record = RunRecord(f"digits_1_{token}", "digits", 1000, Definition("train.py"))
+        state = RunState(Status.COMPLETED, since_ms=5, started_ms=2, ended_ms=5)
+        folder = store.create(record, state)
+        folder.attempt(1).mkdir(parents=True)
+        line = {"t": 3, "k": "Accuracy", "v": accuracy, "a": 1}
+        (folder.attempt(1) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+    return made
+
+
+def test_history_shows_what_runs_have_measured(project: Path, run: Run, capsys: Output) -> None:
+    """As a table, as JSON, and as columns for other programs."""
+    run("00000001", 0.5)
+    run("00000002", 0.96875)
+    assert main(["az", "ml", "history", "list", "-o", "table"]) == 0
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title.split()[0] == "Run_id"
+    assert title.split()[-1] == "Accuracy"
+    assert {row.split()[-1] for row in rows} == {"0.5", "0.96875"}
+    assert main(["az", "ml", "history", "list"]) == 0
+    assert {one["Accuracy"] for one in json.loads(capsys.readouterr().out)} == {0.5, 0.96875}
+    assert main(["az", "ml", "history", "list", "-o", "tsv"]) == 0
+    assert {line.split("\t")[-1] for line in capsys.readouterr().out.splitlines()} == {"0.5", "0.96875"}
+
+
+def test_prepare_has_what_a_run_would_have(project: Path, capsys: Output, tmp_path: Path) -> None:
+    """Its target is taken from the file, and nothing is left in the workspace but what is kept for runs."""
+    lines = "ArgumentVector: [$file]\nTarget: local\nFramework: Python\n"
+    (project / "aml_config" / "local.runconfig").write_text(lines)
+    (project / "aml_config" / "local.compute").write_text(
+        f"type: local\nnativeSharedDirectory: {tmp_path}/share\n"
+    )
+    assert main(["az", "ml", "experiment", "prepare", "-c", "local"]) == 0
+    assert capsys.readouterr().out == "local is prepared\n"
+    left = {path.name for path in (tmp_path / "home").iterdir() if path.is_dir()}
+    assert left == {"snapshots", "targets"}
+
+
+def test_a_configuration_of_azure_is_one_of_submit(project: Path, capsys: Output) -> None:
+    """`stoker submit --config` takes it, arguments of the file first; an image counts in containers alone."""
+    (project / "aml_config" / "sdk.runconfig").write_text(
+        "script: train.py\ntarget: local\narguments: [--lr, 1]\n"
+        "environment: {docker: {baseImage: lab/train:1}, python: {userManagedDependencies: true}}\n"
+    )
+    assert main(["submit", "--dry-run", "--config", "sdk"]) == 0
+    assert "command      train.py --lr 1" in capsys.readouterr().out
+    (project / "aml_config" / "old.runconfig").write_text(
+        "ArgumentVector: [$file, --lr, 1]\nTarget: local\nFramework: Python\n"
+    )
+    assert main(["submit", "--dry-run", "--config", "old", "train.py", "--epochs", "2"]) == 0
+    assert "command      train.py --lr 1 --epochs 2" in capsys.readouterr().out
+
+
+def test_a_target_of_azure_is_told_by_its_kind(project: Path, capsys: Output) -> None:
+    """This machine stands for a cluster; Batch takes no scripts, and says so."""
+    assert main(["az", "ml", "computetarget", "create", "amlcompute", "-n", "cpu", "--max-nodes", "2"]) == 0
+    lines = "ArgumentVector: [$file]\nTarget: cpu\nFramework: Python\n"
+    (project / "aml_config" / "cpu.runconfig").write_text(lines)
+    assert main(["submit", "--dry-run", "--config", "cpu", "train.py"]) == 0
+    captured = capsys.readouterr()
+    assert "target       local (local)" in captured.out
+    assert "cpu: the cores and GPUs of this machine stand for the cluster" in captured.err
+    record = Workspace.find().azure_dir / "compute" / "cpu.json"
+    record.write_text(record.read_text().replace("AmlCompute", "Batch"))
+    assert main(["submit", "--dry-run", "--config", "cpu", "train.py"]) == 2
+    assert "cpu is a compute target of type Batch" in capsys.readouterr().err

@@ -1,0 +1,227 @@
+"""`.compute` and `.runconfig` files of both generations, as Workbench and the SDK have written them."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import InvalidSettings
+from stoker.launch.compute_files import keep_target, read_compute
+from stoker.launch.run_config_files import find_run_config, read_run_config
+from stoker.targets.definitions import find_target
+from stoker.workspace import Workspace
+
+OLD = """
+ArgumentVector:
+- $file
+- --rate
+- 0.5
+CondaDependenciesFile: aml_config/conda_dependencies.yml
+EnvironmentVariables:
+  EXAMPLE_ENV_VAR: Example Value
+"Framework": "Python"
+PrepareEnvironment: true
+SparkDependenciesFile: aml_config/spark_dependencies.yml
+Target: box
+TrackedRun: true
+UseSampling: true
+"""
+NEW = """
+script: train.py
+arguments: [--rate, 0.5]
+target: box
+framework: python
+communicator: OpenMpi
+maxRunDurationSeconds: 600
+nodeCount: 1
+environment:
+  name: digits
+  environmentVariables: {EXAMPLE_ENV_VAR: EXAMPLE_VALUE}
+  python:
+    userManagedDependencies: false
+    interpreterPath: python
+    condaDependencies: {dependencies: [python=3.8, numpy]}
+  docker:
+    enabled: true
+    baseImage: lab/train:2
+    sharedVolumes: true
+    shmSize: 4g
+    arguments: [--cpus, '2']
+history: {outputCollection: true, snapshotProject: true, directoriesToWatch: [logs]}
+mpi: {processCountPerNode: 2, nodeCount: 1}
+batchai: {nodeCount: 4}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    config = tmp_path / "project" / "aml_config"
+    config.mkdir(parents=True)
+    (config / "conda_dependencies.yml").write_text("dependencies: [python=3.5.2, tensorflow-gpu]")
+    (config / "spark_dependencies.yml").write_text(
+        "configuration: {spark.app.name: my project}\nrepositories: []\n"
+        "packages:\n- {group: com.lab, artifact: tool, version: '1.0'}\n"
+    )
+    return config.parent
+
+
+def write(project: Path, name: str, content: str) -> Path:
+    path = project / "aml_config" / name
+    path.write_text(content)
+    return path
+
+
+def test_a_run_configuration_of_workbench_is_read_as_it_is(project: Path, tmp_path: Path) -> None:
+    """Further arguments follow its own; local takes the Python that is there."""
+    path = write(project, "box.runconfig", OLD)
+    assert find_run_config(project, "box") == path
+    file = read_run_config(path, tmp_path)
+    conda = project / "aml_config" / "conda_dependencies.yml"
+    assert file.configuration == {
+        "target": "box",
+        "environment": {"variables": {"EXAMPLE_ENV_VAR": "Example Value"}, "file": str(conda)},
+        "arguments": ("--rate", "0.5"),
+    }
+    assert (file.project, file.fixed, file.notes) == (project, True, ())
+    local = read_run_config(write(project, "local.runconfig", OLD.replace("box", '"local"')), tmp_path)
+    assert "file" not in local.configuration["environment"]
+    assert "without the conda file" in local.notes[0]
+
+
+def test_pyspark_is_the_default_of_workbench(project: Path, tmp_path: Path) -> None:
+    """Its dependencies become the arguments that pyspark reads."""
+    path = write(project, "box.runconfig", OLD.replace('"Framework": "Python"\n', ""))
+    variables = read_run_config(path, tmp_path).configuration["environment"]["variables"]
+    assert variables["PYSPARK_SUBMIT_ARGS"] == (
+        '--conf "spark.app.name=my project" --packages com.lab:tool:1.0 pyspark-shell'
+    )
+
+
+def test_a_run_configuration_of_the_sdk_is_read_as_it_is(project: Path, tmp_path: Path) -> None:
+    """Cases of keys do not matter; packages that it has in itself become a file; old sections have a line."""
+    snake = NEW.replace("nodeCount", "node_count").replace("baseImage", "base_image")
+    files = [read_run_config(write(project, "box.runconfig", one), tmp_path) for one in (NEW, snake)]
+    assert files[0] == files[1]
+    configuration = files[0].configuration
+    packages = Path(configuration["environment"].pop("file"))
+    assert "numpy" in packages.read_text()
+    assert configuration == {
+        "target": "box",
+        "script": "train.py",
+        "arguments": ("--rate", "0.5"),
+        "max_duration": 600.0,
+        "processes_per_node": 2,
+        "communicator": "mpi",
+        "environment": {
+            "variables": {"EXAMPLE_ENV_VAR": "EXAMPLE_VALUE"},
+            "image": "lab/train:2",
+            "shm_size": "4g",
+            "arguments": ["--cpus", "2"],
+        },
+    }
+    assert [note.partition(" ")[0] for note in files[0].notes] == ["batchai"]
+
+
+def test_a_cluster_for_one_run_and_a_python_of_the_user(project: Path, tmp_path: Path) -> None:
+    """What `amlcompute` has is kept; the interpreter's path is the environment."""
+    lines = NEW.replace("target: box", "target: amlcompute").replace(
+        "Dependencies: false", "Dependencies: true"
+    )
+    lines = lines.replace("interpreterPath: python", "interpreterPath: /opt/bin/python")
+    file = read_run_config(
+        write(project, "c.runconfig", lines + "amlcompute: {vmSize: STANDARD_D2_V2}\n"), tmp_path
+    )
+    assert file.cluster == "STANDARD_D2_V2"
+    assert file.configuration["environment"]["python"] == "/opt/bin/python"
+    assert "file" not in file.configuration["environment"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (OLD.replace("UseSampling", "UseSamplin"), "no key 'UseSamplin'; did you mean UseSampling"),
+        (OLD.replace("- $file\n- --rate\n- 0.5", "[]").replace(":\n[]", ": []"), "ArgumentVector is empty"),
+        (OLD.replace('"Python"', '"Caffe"'), "framework is 'Caffe'"),
+        (OLD.replace("conda_dependencies", "none"), "names the file aml_config/none.yml, which is not there"),
+        (NEW.replace("baseImage", "baseImagen"), "no key 'baseImagen'; did you mean baseImage"),
+        (NEW.replace("OpenMpi", "Gossip"), "communicator is 'gossip'"),
+        (NEW.replace("name: digits", "name: AzureML-TensorFlow-2.0-GPU"), "environment of Azure's own"),
+        (NEW + "command: echo\n", "a command in the place of a script"),
+        (NEW.replace("nodeCount: 1\nenv", "nodeCount: none\nenv"), "nodeCount is 'none'"),
+    ],
+)
+def test_what_a_run_configuration_cannot_say_is_named(
+    project: Path, tmp_path: Path, content: str, words: str
+) -> None:
+    """With its file, and the nearest that it can."""
+    path = write(project, "box.runconfig", content)
+    with pytest.raises(InvalidSettings, match=r"box\.runconfig") as caught:
+        read_run_config(path, tmp_path)
+    assert words in str(caught.value)
+
+
+def test_a_compute_file_becomes_a_target(project: Path, tmp_path: Path) -> None:
+    """What it does not speak of stays as the workspace has it."""
+    workspace = Workspace(tmp_path / ".stoker").create()
+    compute = read_compute(
+        write(
+            project,
+            "box.compute",
+            'type: "localdocker"\nbaseDockerImage: "microsoft/mmlspark:plus-0.9.9"\nsharedVolumes: true\n'
+            'nvidiaDocker: "true"\nnativeSharedDirectory: "~/.azureml/share/"\n',
+        )
+    )
+    assert (compute.image, compute.gpus) == ("microsoft/mmlspark:plus-0.9.9", 1)
+    workspace.targets_dir.mkdir()
+    (workspace.targets_dir / "box.yaml").write_text("type: docker\nmemory: 8g\n")
+    said: list[str] = []
+    keep_target(compute, workspace, said.append)
+    target = find_target(workspace.targets_dir, "box")
+    expected = {"memory": "8g", "shared_directory": "~/.azureml/share/"}
+    assert expected.items() <= dict(target.settings).items()
+    assert said == []
+
+
+def test_local_gets_a_shared_folder_and_an_interpreter(project: Path, tmp_path: Path) -> None:
+    """A file for local that says nothing leaves no trace."""
+    workspace = Workspace(tmp_path / ".stoker").create()
+    lines = "type: local\nuserManagedEnvironment: true\npythonLocation: /opt/bin/python\n"
+    compute = read_compute(write(project, "local.compute", lines))
+    keep_target(compute, workspace, lambda _: None)
+    assert compute.python == "/opt/bin/python"
+    assert not (workspace.targets_dir / "local.yaml").exists()
+    keep_target(
+        read_compute(write(project, "local.compute", lines + "nativeSharedDirectory: /share\n")),
+        workspace,
+        lambda _: None,
+    )
+    assert find_target(workspace.targets_dir, "local").settings["shared_directory"] == "/share"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("type: fpga", "type is 'fpga', and can be local, docker"),
+        ("type: remotedocker", "address is missing"),
+        ("type: docker\nbaseDockerImag: x", "did you mean baseDockerImage"),
+        ("type: docker\nnvidiaDocker: perhaps", "can be true or false"),
+    ],
+)
+def test_what_a_compute_file_cannot_say_is_named(project: Path, content: str, words: str) -> None:
+    """Before anything is written."""
+    with pytest.raises(InvalidSettings) as caught:
+        read_compute(write(project, "box.compute", content))
+    assert words in str(caught.value)
+
+
+def test_a_machine_by_ssh(project: Path) -> None:
+    """Address, port and name come out of the file; a password is never read from it."""
+    compute = read_compute(
+        write(
+            project,
+            "dsvm.compute",
+            "type: remotedocker\naddress: host.lab:2222\nusername: me\npassword: AzureMlSecret=dsvm#me#0123\n"
+            "baseDockerImage: x\nnvidiaDocker: true\n",
+        )
+    )
+    assert compute.settings == {"type": "ssh", "address": "host.lab", "port": 2222, "username": "me"}
+    assert "without a container" in compute.notes[0]
