@@ -74,6 +74,15 @@ class Routed:
         answers = await self.ask_in_a_row([(path, headers)], own=own)
         return answers[0]
 
+    async def ask_until_closed(self) -> bytes:
+        """Send one request, and read until the router closes the connection; returns the body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.settings.port)
+        writer.write(b"GET /score HTTP/1.1\r\nHost: h\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert b"connection: close" in head.lower().split(b"\r\n")
+        return body
+
     async def ask_in_a_row(
         self, requests: list[tuple[str, dict[str, str]]], *, own: bool = False
     ) -> list[tuple[int, str]]:
@@ -224,7 +233,7 @@ def test_a_refusal_is_tried_elsewhere_but_not_without_end() -> None:
 
 
 def test_callers_are_told_before_the_end() -> None:
-    """While it drains, /ready says no and requests are answered; with the second signal it ends at once."""
+    """While it drains, /ready says no, and each answer is the last of its connection; the second signal ends it."""
 
     async def drain() -> None:
         puppet = Puppet("p")
@@ -235,6 +244,7 @@ def test_callers_are_told_before_the_end() -> None:
             while (await router.ask("/ready", own=True))[0] != 503:
                 assert await router.ask() == (200, "p")
             assert await router.ask() == (200, "p")
+            assert await router.ask_until_closed() == b"p"
             assert (await router.ask("/live", own=True))[0] == 200
             router.give_up.set()
         await puppet.stop()

@@ -115,9 +115,9 @@ def configuration(settings: RouterSettings, files: Files) -> str:
     """
     parts = [_global(settings, files), _defaults(settings), _own_port(settings, files)]
     if settings.traffic is None:
-        parts.append(_frontend(settings, ["default_backend servers"]))
+        parts.append(_frontend(settings, files, ["default_backend servers"]))
     else:
-        parts += [_counter(), _frontend(settings, _choice(settings, files)), _unknown_version()]
+        parts += [_counter(), _frontend(settings, files, _choice(settings, files)), _unknown_version()]
     parts += [_backend(settings, version) for version in settings.versions]
     return "\n\n".join(parts) + "\n"
 
@@ -171,15 +171,24 @@ def _own_port(settings: RouterSettings, files: Files) -> str:
         [
             f"bind {settings.host}:{settings.metrics_port}",
             "http-request use-service prometheus-exporter if { path /metrics }",
-            f"http-request return status 503 if {{ path /ready }} {{ str(draining),map({files.state}) -m found }}",
+            f"http-request return status 503 if {{ path /ready }} {_draining(files)}",
             "http-request return status 200 if { path /ready /live }",
             "http-request return status 404",
         ],
     )
 
 
-def _frontend(settings: RouterSettings, choice: list[str]) -> str:
-    return _section("frontend callers", [f"bind {settings.host}:{settings.port}", *choice])
+def _draining(files: Files) -> str:
+    return f"{{ str(draining),map({files.state}) -m found }}"
+
+
+def _frontend(settings: RouterSettings, files: Files, choice: list[str]) -> str:
+    lines = [
+        f"bind {settings.host}:{settings.port}",
+        # At its end it closes connections that it takes for idle, also those on which a request is on its way.
+        f"http-after-response set-header connection close if {_draining(files)}",
+    ]
+    return _section("frontend callers", [*lines, *choice])
 
 
 def _counter() -> str:
