@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from stoker.models.registered import Registered
 
-__all__ = ["link_models"]
+__all__ = ["copy_model", "link_models"]
 
 _ROOT: Final = "azureml-models"
 
@@ -57,6 +57,25 @@ def link_models(models: Sequence[Registered], run_dir: Path) -> Path:
     if len(models) == 1:
         return tree / _ROOT / models[0].name / str(models[0].version)
     return tree / _ROOT
+
+
+def copy_model(model: Registered, folder: Path) -> None:
+    """Copy a version to where scripts of another machine find it, as `link_models` has it on this one.
+
+    What was a folder when it was registered is one there; its files stand beside it as links, which may stay behind
+    on the way.
+
+    Args:
+        model: The version, verified.
+        folder: The version's folder, which is not there yet.
+    """
+    if (model.files_dir / model.source).is_file() or not model.source:
+        shutil.copytree(model.files_dir, folder)
+        return
+    shutil.copytree(model.files_dir, folder / model.source)
+    for entry in model.files_dir.iterdir():
+        if entry.name != model.source:
+            (folder / entry.name).symlink_to(f"{model.source}/{entry.name}")
 
 
 def _make(tree: Path, models: Sequence[Registered]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import CorruptModel, InvalidSettings, ModelInUse, UnknownModel
 from stoker.models.deployed import Deployed, resolve
-from stoker.models.model_links import link_models
+from stoker.models.model_links import copy_model, link_models
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
 from stoker.settings.model import ModelSettings
@@ -65,6 +65,23 @@ def test_one_model_is_its_version_folder(tmp_path: Path, repository: Repository)
     assert folder.is_absolute()
     assert [path.name for path in folder.iterdir()] == ["digits.onnx"]
     assert (folder / "digits.onnx").read_bytes() == b"weights of digits.onnx"
+
+
+@pytest.mark.parametrize("name", ["digits.onnx", "outputs/model"])
+def test_a_copy_for_another_machine_has_what_the_links_have(
+    tmp_path: Path, repository: Repository, name: str
+) -> None:
+    """Azure's form of a folder, VERSION/FOLDER/..., is there without links, which not all ways there carry."""
+    model = register(repository, tmp_path / name, "digits")
+    linked, copied = link_models([model], tmp_path / "run"), tmp_path / "copy"
+    copy_model(model, copied)
+    files = [path.relative_to(model.files_dir) for path in model.files_dir.rglob("*") if path.is_file()]
+    prefixes = [Path()] if name == "digits.onnx" else [Path(), Path("model")]
+    for file in (prefix / file for prefix in prefixes for file in files):
+        assert (copied / file).read_bytes() == (linked / file).read_bytes()
+    for link in [path for path in copied.iterdir() if path.is_symlink()]:
+        link.unlink()
+    assert all((copied / prefixes[-1] / file).is_file() for file in files)
 
 
 def test_several_models_are_below_one_folder(tmp_path: Path, repository: Repository) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from stoker.azure_sdk.services.plan import Plan
 from stoker.errors import InvalidSettings
 from stoker.models.frameworks import SERVED_ALONE
+from stoker.models.model_links import copy_model
 from stoker.models.registered import Registered
 from stoker.system.durable import private_folder
 
@@ -34,7 +35,11 @@ def lay_out(folder: Path, plan: Plan, models: Sequence[Registered], inside: Pure
     """
     shutil.rmtree(folder, ignore_errors=True)
     for model in models:
-        shutil.copytree(model.files_dir, folder / _REGISTERED / model.name / str(model.version))
+        place = folder / _REGISTERED / model.name / str(model.version)
+        if plan.inference is None:
+            shutil.copytree(model.files_dir, place)
+        else:
+            copy_model(model, place)
     if plan.inference is None:
         if len(models) != 1 or models[0].framework not in SERVED_ALONE:
             raise InvalidSettings(
