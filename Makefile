@@ -15,7 +15,7 @@ MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
 LEGACY_KERAS := $(VENV)/tf-keras
 
 .DEFAULT_GOAL := help
-.PHONY: help install image-test serve test test-bench test-cluster test-offline test-ray test-targets test-triton examples coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install image-test serve test test-bench test-cluster test-offline test-pods test-ray test-targets test-triton examples coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -57,6 +57,10 @@ test-cluster: install  ## what needs a Kubernetes control plane, which Go builds
 
 image-test: install  ## Dockerfile.gpu built and run by podman, which takes root; the base is made by debootstrap
 	$(BIN)/python -m pytest -rs --timeout 3600 tests/image
+
+# In network, mount and process namespaces of their own, as root: the machine keeps nothing of them.
+test-pods: install  ## servers in pods, by containerd, kubelet and kube-proxy on this machine, under load; PODS are options of pytest
+	$(BIN)/python -m tests.pods $(PODS)
 
 $(MLFLOW)/.installed: $(MLFLOW_NEEDS) $(STAMP)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(MLFLOW)

@@ -32,7 +32,7 @@ from tests.http.raw_http import TIMEOUT_S, Answer, AsyncConnection
 from tests.live_server import PRIMARY
 from tritonclient.grpc import service_pb2
 
-__all__ = ["Callers", "Surroundings"]
+__all__ = ["Callers", "PoliteConnection", "Surroundings"]
 
 PATIENCE_S: Final = TIMEOUT_S
 """A caller who has no answer after that calls it lost: a server that hangs promises nothing."""
@@ -143,7 +143,7 @@ class Callers:
     # --- HTTP ---
 
     async def _call_http(self, kind: _Kind, random: Random) -> None:
-        connection: _Connection | None = None
+        connection: PoliteConnection | None = None
         ask = HTTP_PROTOCOLS[kind.protocol]
         while not self._stopping.is_set():
             number = self._ledger.ask(kind.protocol)
@@ -162,8 +162,8 @@ class Callers:
             await asyncio.wait_for(self._stopping.wait(), random.uniform(*think_s))
 
     async def _ask(
-        self, connection: _Connection | None, question: Question, protocol: str
-    ) -> tuple[_Connection | None, Outcome]:
+        self, connection: PoliteConnection | None, question: Question, protocol: str
+    ) -> tuple[PoliteConnection | None, Outcome]:
         """Ask once; returns the connection if it can be used again, and what became of the request."""
         asked_s = time.monotonic()
         port, first = 0, False
@@ -186,11 +186,11 @@ class Callers:
             connection = None
         return connection, outcome
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> PoliteConnection:
         while True:
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    return await _Connection.open(self._around.port)
+                    return await PoliteConnection.open(self._around.port)
             except ConnectionRefusedError:
                 # Nothing has been asked yet: while the server is known to be away, one comes again.
                 if not self._around.may_be_closed() or self._stopping.is_set():
@@ -241,7 +241,7 @@ def _judge_error(error: grpc.aio.AioRpcError) -> tuple[Verdict, str]:
     return Verdict.REFUSED, code
 
 
-class _Connection(AsyncConnection):
+class PoliteConnection(AsyncConnection):
     """One connection over HTTP/1.1, which notices what nobody has asked for."""
 
     @property

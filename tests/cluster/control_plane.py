@@ -7,7 +7,8 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,8 @@ __all__ = ["ControlPlane", "running"]
 
 _TOKEN: Final = "of-the-administrator"
 _TLS: Final = Path(__file__).parents[1] / "tls"
-_CERTIFICATE, _KEY = _TLS / "localhost.crt", _TLS / "localhost.key"
+_CERTIFICATE, _KEY = "localhost.crt", "localhost.key"
+_OF_SERVICES: Final = "10.0.0.1"
 _READY_WITHIN_S: Final = 60.0
 
 
@@ -34,12 +36,16 @@ class ControlPlane:
         kubeconfig: A kubeconfig of an administrator; its contexts are `test`, whose namespace is `default`.
         api: Its API as plain HTTP, with the rights of an administrator: `api.get("/api/v1/pods")`.
         nodes: Its nodes, which only say that they run pods.
+        certificate: Of the API server.
+        away: `with away():` kills the API server, and starts it again after the body.
     """
 
     uri: str
     kubeconfig: Path
     api: httpx.Client
     nodes: Nodes
+    certificate: Path
+    away: Callable[[], AbstractContextManager[None]]
 
     def get(self, path: str) -> Any:
         """What is at a path of the API; None if nothing is."""
@@ -72,31 +78,46 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
+def running(
+    folder: Path, *, controllers: Sequence[str] = (), address: str | None = None
+) -> Iterator[ControlPlane]:
     """Start a control plane without nodes; it ends with the body.
 
     Args:
         folder: Where its data, its logs and its kubeconfig are kept.
         controllers: Further options of kube-controller-manager.
+        address: Address of this machine at which pods reach the API server too; nobody else does by default.
     """
     etcd, peers, port = _free_ports(3)
     uri = f"https://127.0.0.1:{port}"
-    kubeconfig = _kubeconfig(folder, uri)
+    tls = _TLS if address is None else _own_tls(folder, address)
+    kubeconfig = _kubeconfig(folder, uri, tls)
     (folder / "tokens.csv").write_text(f"{_TOKEN},admin,1,system:masters\n", encoding="utf-8")
     with contextlib.ExitStack() as started:
         _start(started, folder, "etcd", _etcd_options(folder, etcd, peers))
-        api_server = _start(started, folder, "kube-apiserver", _api_server_options(folder, etcd, port))
+        options = _api_server_options(folder, etcd, port, tls, address)
+        api_server = _start(started, folder, "kube-apiserver", options)
         headers = {"Authorization": f"Bearer {_TOKEN}"}
+        context = ssl.create_default_context(cafile=str(tls / _CERTIFICATE))
         api = started.enter_context(
             httpx.Client(
-                base_url=uri, headers=headers, verify=_context(), trust_env=False, timeout=httpx.Timeout(30.0)
+                base_url=uri, headers=headers, verify=context, trust_env=False, timeout=httpx.Timeout(30.0)
             )
         )
         _await_ready(api, api_server, folder)
+
+        @contextlib.contextmanager
+        def away() -> Iterator[None]:
+            _end(api_server)
+            try:
+                yield
+            finally:
+                _await_ready(api, _start(started, folder, "kube-apiserver", options), folder)
+
         same = ["--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0"]
         more = [
-            f"--service-account-private-key-file={_KEY}",
-            f"--root-ca-file={_CERTIFICATE}",
+            f"--service-account-private-key-file={tls / _KEY}",
+            f"--root-ca-file={tls / _CERTIFICATE}",
             # Simulated nodes do not beat.
             "--node-monitor-grace-period=24h",
             "--kube-api-qps=300",
@@ -107,7 +128,7 @@ def running(folder: Path, *, controllers: Sequence[str] = ()) -> Iterator[Contro
         _start(started, folder, "kube-controller-manager", [*same, *more])
         _start(started, folder, "kube-scheduler", [*same, "--kube-api-qps=300", "--kube-api-burst=600"])
         nodes = started.enter_context(Nodes(api))
-        yield ControlPlane(uri, kubeconfig, api, nodes)
+        yield ControlPlane(uri, kubeconfig, api, nodes, tls / _CERTIFICATE, away)
 
 
 def _etcd_options(folder: Path, port: int, peers: int) -> list[str]:
@@ -124,21 +145,32 @@ def _etcd_options(folder: Path, port: int, peers: int) -> list[str]:
     ]
 
 
-def _api_server_options(folder: Path, etcd: int, port: int) -> list[str]:
+def _own_tls(folder: Path, address: str) -> Path:
+    """Make a certificate of the addresses at which pods reach the API server."""
+    names = f"DNS:localhost,IP:127.0.0.1,IP:{_OF_SERVICES},IP:{address}"
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", _KEY]
+    command = ["openssl", "req", "-x509", *key, "-out", _CERTIFICATE, "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run(
+        [*command, "-addext", f"subjectAltName={names}"], cwd=folder, check=True, capture_output=True
+    )
+    return folder
+
+
+def _api_server_options(folder: Path, etcd: int, port: int, tls: Path, address: str | None) -> list[str]:
     return [
         f"--etcd-servers=http://127.0.0.1:{etcd}",
-        "--bind-address=127.0.0.1",
+        f"--bind-address={'127.0.0.1' if address is None else '0.0.0.0'}",
         # For documentation, so nobody's: endpoints may not be on the loopback interface.
-        "--advertise-address=192.0.2.1",
+        f"--advertise-address={address or '192.0.2.1'}",
         f"--secure-port={port}",
-        f"--tls-cert-file={_CERTIFICATE}",
-        f"--tls-private-key-file={_KEY}",
+        f"--tls-cert-file={tls / _CERTIFICATE}",
+        f"--tls-private-key-file={tls / _KEY}",
         f"--cert-dir={folder}",
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
         "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-account-key-file={_CERTIFICATE}",
-        f"--service-account-signing-key-file={_KEY}",
+        f"--service-account-key-file={tls / _CERTIFICATE}",
+        f"--service-account-signing-key-file={tls / _KEY}",
         "--service-cluster-ip-range=10.0.0.0/16",
         # The address of simulated nodes is one of this machine.
         "--kubelet-preferred-address-types=InternalIP",
@@ -172,12 +204,12 @@ def _await_ready(api: httpx.Client, process: subprocess.Popen[bytes], folder: Pa
         time.sleep(0.1)
 
 
-def _kubeconfig(folder: Path, uri: str) -> Path:
+def _kubeconfig(folder: Path, uri: str, tls: Path) -> Path:
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
-            {"name": "test", "cluster": {"server": uri, "certificate-authority": str(_CERTIFICATE)}}
+            {"name": "test", "cluster": {"server": uri, "certificate-authority": str(tls / _CERTIFICATE)}}
         ],
         "users": [{"name": "admin", "user": {"token": _TOKEN}}],
         "contexts": [
@@ -188,10 +220,6 @@ def _kubeconfig(folder: Path, uri: str) -> Path:
     file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     return file
-
-
-def _context() -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(_CERTIFICATE))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -70,6 +70,7 @@ class Nodes:
         self.behaviours: dict[str, Behaviour] = {}
         self.usual = Behaviour()
         self._addresses = itertools.count(1)
+        self._names: set[str] = set()
         self._known: dict[str, str] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -109,6 +110,7 @@ class Nodes:
     ) -> list[str]:
         """Add nodes, `PREFIX-0` and so on, each with GPUs; returns their names."""
         names = [f"{prefix}-{number}" for number in range(count)]
+        self._names.update(names)
         contents = [_node(name, {resource: str(gpus)} if gpus else {}, labels or {}) for name in names]
         port = self._logs.server_address[1]
         list(self._writers.map(lambda content: self._add(content, port), contents))
@@ -166,7 +168,9 @@ class Nodes:
                     return
 
     def _see(self, pod: dict[str, Any]) -> None:
-        """Do what is due of a pod: once that it starts, once that it ends."""
+        """Do what is due of a pod: once that it starts, once that it ends. Other nodes may be real ones."""
+        if pod["spec"]["nodeName"] not in self._names:
+            return
         uid, behaviour = pod["metadata"]["uid"], self._behaviour(pod)
         if "deletionTimestamp" in pod["metadata"]:
             if self._known.get(uid) != "ends":

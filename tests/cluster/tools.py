@@ -1,7 +1,7 @@
-"""The binaries of a control plane, built once by Go into a folder outside the repository.
+"""The binaries of a control plane and of a node, built once by Go into a folder outside the repository.
 
-`python -m tests.cluster.tools` builds what is missing. What is built, and from which versions, stands in
-`binaries/go.mod`; the sums of all of it in `binaries/go.sum`.
+`python -m tests.cluster.tools` builds what is missing for a control plane, with `node` for a node too. What is built,
+and from which versions, stands in `binaries/go.mod`; the sums of all of it in `binaries/go.sum`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MODULE", "NAMES", "build", "definition", "folder", "kubernetes_version", "missing"]
+__all__ = ["MODULE", "NAMES", "OF_A_NODE", "build", "definition", "folder", "kubernetes_version", "missing"]
 
 MODULE: Final = Path(__file__).parent / "binaries"
 NAMES: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+OF_A_NODE: Final = (*NAMES, "kubelet", "kube-proxy", "pause")
 
 _KUBERNETES: Final = re.compile(r"\bk8s\.io/kubernetes v(1\.\d+\.\d+)\b")
-_PACKAGES: Final = {name: f"k8s.io/kubernetes/cmd/{name}" for name in NAMES} | {
-    "etcd": "go.etcd.io/etcd/server/v3"
+_PACKAGES: Final = {name: f"k8s.io/kubernetes/cmd/{name}" for name in OF_A_NODE} | {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "pause": "./pause",
 }
 _DEFINITIONS: Final = {
     "scaledobjects.keda.sh": (
@@ -67,14 +70,14 @@ def definition(name: str) -> Path | None:
     return Path(json.loads(ended.stdout)["Dir"]) / path
 
 
-def missing() -> list[str]:
+def missing(wanted: Sequence[str] = NAMES) -> list[str]:
     """Which binaries are not there."""
-    return [name for name in NAMES if not os.access(folder() / name, os.X_OK)]
+    return [name for name in wanted if not os.access(folder() / name, os.X_OK)]
 
 
-def build() -> str | None:
+def build(wanted: Sequence[str] = NAMES) -> str | None:
     """Build what is missing; returns why that could not be done, None if all are there."""
-    names = missing()
+    names = missing(wanted)
     if not names:
         return None
     if shutil.which("go") is None:
@@ -109,8 +112,9 @@ def build() -> str | None:
 
 def main() -> int:
     """Build what is missing. That it cannot be done is no failure: the tests say so and are skipped."""
-    reason = build()
-    print(reason or f"the binaries of the control plane are in {folder()}")
+    node = sys.argv[1:] == ["node"]
+    reason = build(OF_A_NODE if node else NAMES)
+    print(reason or f"the binaries of the {'node' if node else 'control plane'} are in {folder()}")
     return 0
 
 

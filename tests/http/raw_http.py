@@ -165,16 +165,22 @@ class Connection:
 
 
 class AsyncConnection:
-    """One client connection over asyncio's streams, for many at once."""
+    """One client connection over asyncio's streams, for many at once.
+
+    Attributes:
+        timeout_s: How long it waits for an answer, or for the end.
+    """
+
+    timeout_s = TIMEOUT_S
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._buffer = b""
 
     @classmethod
-    async def open(cls, port: int) -> Self:
+    async def open(cls, port: int, host: str = "127.0.0.1") -> Self:
         """Connect."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        return cls(*await asyncio.open_connection(host, port))
 
     async def __aenter__(self) -> Self:
         return self
@@ -202,7 +208,7 @@ class AsyncConnection:
 
     async def answer(self) -> Answer:
         """Wait for the next answer; raises ConnectionError when none comes."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(self.timeout_s):
             while (taken := take_answer(self._buffer)) is None:
                 data = await self._reader.read(1 << 16)
                 if not data:
@@ -213,7 +219,7 @@ class AsyncConnection:
 
     async def ended(self) -> bool:
         """Wait until the server closes; whether it said nothing more before."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(self.timeout_s):
             try:
                 return not self._buffer and not await self._reader.read(1)
             except ConnectionResetError:

@@ -1,0 +1,66 @@
+"""A service in the cluster of the tests: where callers reach it, and waiting for it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from tests.http.raw_http import request
+from tests.pods.load import Load, ask
+
+from stoker.cluster.access import Cluster, Reference
+from stoker.cluster.service import ClusterService
+
+__all__ = ["Record", "answered_by", "await_ready", "eventually", "place", "pod_addresses"]
+
+_WITHIN_S: Final = 420.0
+_ANSWERED: Final = re.compile(r'^stoker_requests_total\{[^}]*status="200"[^}]*\} (\S+)$', re.MULTILINE)
+
+
+class Record(Protocol):
+    """Says what was seen, for the documentation."""
+
+    def __call__(self, row: str, load: Load, *more: str, since_s: float = 0.0) -> None: ...
+
+
+def await_ready(service: ClusterService) -> None:
+    """Wait until all pods of a service can score."""
+    standing = service.await_ready(_say, _WITHIN_S)
+    assert standing.state == "Healthy", standing
+
+
+def place(cluster: Cluster, namespace: str, name: str = "digits") -> tuple[str, int]:
+    """The address of a Service in the cluster, which its node makes that of a pod."""
+    found = cluster.find(Reference("v1", "Service", namespace, name))
+    assert found is not None
+    return found["spec"]["clusterIP"], found["spec"]["ports"][0]["port"]
+
+
+def eventually(holds: Callable[[], object], what: str, *, within_s: float, every_s: float = 0.2) -> None:
+    """Wait until something holds; fails with `what` if it does not."""
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what}"
+        time.sleep(every_s)
+
+
+def pod_addresses(service: ClusterService) -> list[str]:
+    """The addresses of its pods that are ready."""
+    ready = set(service.ready_pods())
+    return sorted(pod["status"]["podIP"] for pod in service.pods() if pod["metadata"]["name"] in ready)
+
+
+def answered_by(service: ClusterService) -> dict[str, int]:
+    """How many requests each of its pods has answered with 200."""
+    return {pod["metadata"]["name"]: _answered(pod["status"]["podIP"]) for pod in service.pods()}
+
+
+def _answered(address: str) -> int:
+    text = ask((address, 8080), request("GET", "/metrics")).body.decode()
+    return sum(int(float(count)) for count in _ANSWERED.findall(text))
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}")

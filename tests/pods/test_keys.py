@@ -1,0 +1,51 @@
+"""Keys change in pods that run."""
+
+from __future__ import annotations
+
+import time
+
+from tests.http.raw_http import bearer, request, rows_body
+from tests.pods.load import Load, ask
+from tests.pods.plans import KEY, OTHER_KEY, digits
+from tests.pods.service import Record, await_ready, eventually, place, pod_addresses
+
+from stoker.cluster.access import Cluster
+from stoker.cluster.applying import apply
+from stoker.cluster.service import ClusterService
+
+NEW_KEY = "another-key-of-the-tests-00003"
+
+
+def status_with(address: str, key: str) -> int:
+    """What a pod says to a key."""
+    body = rows_body([1, 2, 3, 4])
+    message = request("POST", "/api/v1/service/digits/score", [bearer(key)], body)
+    return ask((address, 8080), message).status
+
+
+def test_a_key_is_replaced_in_all_pods_and_callers_of_the_other_one_notice_nothing(
+    cluster: Cluster, namespace: str, record: Record
+) -> None:
+    """The nodes look at the Secret at once, the pods follow it without a restart, and the old key is nobody's."""
+    list(apply(cluster, digits(namespace, replicas=3)))
+    service = ClusterService(cluster, namespace, "digits")
+    await_ready(service)
+    addresses = pod_addresses(service)
+    with Load(place(cluster, namespace), key=OTHER_KEY) as load:
+        began_s = time.monotonic()
+        service.regenerate_key("primary", NEW_KEY)
+        said_s = time.monotonic() - began_s
+        eventually(
+            lambda: all(status_with(address, KEY) == 401 for address in addresses),
+            "no pod takes the old key",
+            within_s=30,
+        )
+        gone_s = time.monotonic() - began_s
+        load.await_answers(200)
+    record("keys", load, f"said after {said_s:.1f} s, old key gone after {gone_s:.1f} s")
+    assert load.ledger.broken() == []
+    assert [status_with(address, NEW_KEY) for address in addresses] == [200] * 3
+    # The same pods, and the same Secret for a plan that is applied again.
+    list(apply(cluster, digits(namespace, replicas=3, primary_key=None, secondary_key=None)))
+    assert pod_addresses(service) == addresses
+    assert service.keys().primary == NEW_KEY
