@@ -25,7 +25,17 @@ import numpy as np
 
 from stoker.tensors import Signature, TensorSpec
 
-__all__ = ["AWAKE_NS", "LONE_ROWS", "Arena", "Outcome", "capacity_rows", "push_numbers"]
+__all__ = [
+    "AWAKE_NS",
+    "CALLER_BITS",
+    "LONE_ROWS",
+    "NORMAL_TIER",
+    "WEIGHT_BITS",
+    "Arena",
+    "Outcome",
+    "capacity_rows",
+    "push_numbers",
+]
 
 AWAKE_NS = 300_000
 """How long either side of an exchange goes on looking before it sleeps, while only lone rows come and go.
@@ -33,6 +43,11 @@ AWAKE_NS = 300_000
 Waking a sleeping process costs tens of microseconds, more than a small model computes."""
 LONE_ROWS = 4
 """After so many rows in a row that had no company, the next one is expected to have none."""
+
+NORMAL_TIER = 1
+CALLER_BITS = 16
+WEIGHT_BITS = 32
+"""`placed` is `weight << WEIGHT_BITS | tier << CALLER_BITS | caller`, the weight in thousandths, or 0 for 1."""
 
 _ALIGN = mmap.PAGESIZE
 _PUNCH_BYTES = 1 << 20
@@ -85,7 +100,7 @@ class _Pages:
     lengths: np.ndarray
 
 
-_QUEUED_COLUMNS = ("deadline_ns", "enqueued_ns", "position")
+_QUEUED_COLUMNS = ("deadline_ns", "enqueued_ns", "position", "target_ns", "size", "placed")
 _DONE_COLUMNS = ("outcome", "started_ns", "finished_ns", "error_id")
 
 
@@ -114,6 +129,7 @@ def _layout(signature: Signature, capacity: int) -> tuple[list[_Field], int]:
     # One matrix for each writer: what a process needs of a row's header is one gather or one scatter.
     add("queued", "int64", (capacity, len(_QUEUED_COLUMNS)))
     add("done", "int64", (capacity, len(_DONE_COLUMNS)))
+    add("told", "int64", (1,))
     for side, specs in (("in", signature.inputs), ("out", signature.outputs)):
         for index, spec in enumerate(specs):
             if spec.variable:
@@ -136,8 +152,12 @@ class Arena:
         outputs: Likewise for the outputs.
         input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where all rows have one size.
         output_lengths: Likewise for the outputs.
-        queued: What the frontend says of a row, `int64[capacity, 3]`; its columns are `deadline_ns`,
-            `enqueued_ns` and `position` (the row's place within its request).
+        queued: What the frontend says of a row, `int64[capacity, 6]`; its columns are `deadline_ns`,
+            `enqueued_ns`, `position` (the row's place within its request), and, once `told` is set, `target_ns`
+            (until when its answer is worth something, 0 for its deadline), `size` (rows of its request) and `placed`
+            (its tier, caller, and the caller's weight).
+        told: `int64[1]`: whether the last three columns are written. Most frontends never have anything to say there,
+            so that it costs them nothing.
         done: What the device says of it, `int64[capacity, 4]`; its columns are `outcome` (see `Outcome`),
             `started_ns`, `finished_ns` and `error_id`.
 
@@ -151,6 +171,9 @@ class Arena:
     error_id: np.ndarray
     position: np.ndarray
     outcome: np.ndarray
+    target_ns: np.ndarray
+    size: np.ndarray
+    placed: np.ndarray
 
     def __init__(self, fd: int, signature: Signature, capacity: int) -> None:
         """Map an arena that `create` made; `fd` may be closed afterwards."""
@@ -166,6 +189,7 @@ class Arena:
         ]
         self.queued = arrays["queued"]
         self.done = arrays["done"]
+        self.told = arrays["told"]
         for column, name in enumerate(_QUEUED_COLUMNS):
             setattr(self, name, self.queued[:, column])
         for column, name in enumerate(_DONE_COLUMNS):

@@ -12,7 +12,7 @@ from typing import Final
 from stoker.collecting.collection import CollectionSettings
 from stoker.non_finite import WORDS, NonFinite
 from stoker.settings.image_input import ImageInput
-from stoker.settings.lateness import Late
+from stoker.settings.lateness import Late, Tier
 from stoker.settings.takeover import Bounds, Parity
 
 __all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
@@ -31,6 +31,9 @@ class Terms:
         late: What becomes of rows that miss it: `answer` or `refuse`.
         hold: For which part of the time that it could still wait a batch waits for company, 0 to 1.
         device_share: Weight of its time on a device that it shares.
+        default_tier: How urgent requests are that do not say so: `high`, `normal` or `low`.
+        tier_block_ms: The longest batch with rows of a lower tier while higher ones come; None: half of their target.
+        tier_floor: Which part of the device's time lower tiers get that wait.
         load_timeout_s: How long a device process may take to load it.
         max_concurrent_requests: Most requests in flight; None is without limit.
         max_queue_wait_ms: How long further requests wait.
@@ -50,6 +53,9 @@ class Terms:
     late: Late = "answer"
     hold: float = 0.0
     device_share: float = 1.0
+    default_tier: Tier = "normal"
+    tier_block_ms: float | None = None
+    tier_floor: float = 0.05
     load_timeout_s: float = math.inf
     max_concurrent_requests: int | None = None
     max_queue_wait_ms: int = MAX_QUEUE_WAIT_MS

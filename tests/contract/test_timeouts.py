@@ -43,3 +43,43 @@ def test_a_script_that_is_too_slow_has_failed(door: str) -> None:
     assert (unreached.status, unreached.json()["code"]) == (504, "deadline_exceeded")
     assert unreached.header("x-ms-run-function-failed") == "False"
     assert (later.status, later.json()) == (200, '"x"')
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_caller_waits_no_longer_than_it_says(door: str) -> None:
+    """504 for a request whose caller's own deadline has passed, though the service would wait, also while it runs."""
+    go_on = threading.Event()
+
+    def run(raw_data: str) -> str:
+        assert go_on.wait(30)
+        return raw_data
+
+    with InProcessServer(script(run)) as server:
+        answer = server.ask(headers=[*DOORS[door], ("X-Request-Timeout-Ms", "30")], body=b'"x"')
+        go_on.set()
+        wait_until(lambda: server.service.leased_rows == 0, "the row is free again")
+
+    assert (answer.status, answer.error_code()) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "tier"),
+    [
+        ([("Stoker-Tier", "low")], 200, "low"),
+        ([("stoker-tier", "High"), ("X-Request-Timeout", "9.5")], 200, "normal"),
+        ([("grpc-timeout", "9S")], 200, None),
+        ([("X-Request-Timeout", "9000")], 400, None),
+        ([("Stoker-Tier", "urgent")], 400, None),
+    ],
+)
+def test_both_doors_read_the_same_wishes(
+    headers: list[tuple[str, str]], status: int, tier: str | None
+) -> None:
+    """The tier that was asked for is told, lowered to what the caller may have; what is no wish is refused."""
+    with InProcessServer(script(lambda raw_data: raw_data)) as server:
+        for _ in range(2):
+            answer = server.by_both_doors(b'"x"', headers)
+            assert answer.status == status
+            assert answer.header("stoker-tier") == tier
+        # The direct door has answered, and knows the head again.
+        assert len(server.gateway.heads) == (status == 200)

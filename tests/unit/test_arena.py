@@ -12,7 +12,7 @@ from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 from stoker.arena import Arena, capacity_rows
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
 
-FRONTENDS = ("deadline_ns", "enqueued_ns", "position")
+FRONTENDS = ("deadline_ns", "enqueued_ns", "position", "target_ns", "size", "placed")
 DEVICES = ("outcome", "started_ns", "finished_ns", "error_id")
 MIB = 1 << 20
 

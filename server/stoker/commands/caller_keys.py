@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.commands.durations import duration_s
+from stoker.commands.option_values import duration_s, number_option
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -64,11 +64,22 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
         help="until when it is valid: a time from now on, a number with s, m, h or d, or a date of UTC such as "
         "2030-01-31 or 2030-01-31T12:00; never takes that back",
     )
+    parser.add_argument(
+        "--weight",
+        metavar="NUMBER",
+        type=number_option(float, 0.001, 1000),
+        help="how much of the device's time it gets beside others who wait (default 1)",
+    )
+    parser.add_argument(
+        "--max-tier",
+        choices=["high", "normal", "low"],
+        help="the highest tier that it may ask for (default normal)",
+    )
 
 
 def _add(args: argparse.Namespace) -> int:
     key = sys.stdin.readline().strip() if args.key == "-" else args.key
-    made = _book(args).add(args.caller, key, **_terms(args))
+    made = _book(args).add(args.caller, key, _terms(args))
     sys.stdout.write(f"{made}\n")
     sys.stderr.write(
         f"The key of {args.caller} is valid, in running servers too. Only its hash is kept: it is not shown again.\n"
@@ -91,7 +102,7 @@ def _list(args: argparse.Namespace) -> int:
 def _set(args: argparse.Namespace) -> int:
     changes = _terms(args)
     if not changes:
-        raise InvalidSettings("nothing is to be changed; give --models or --expires")
+        raise InvalidSettings("nothing is to be changed; give --models, --expires, --weight or --max-tier")
     terms = _book(args).change(args.caller, changes)
     sys.stderr.write(f"The key of {terms.name} is changed, in running servers too.\n")
     return 0
@@ -117,6 +128,10 @@ def _terms(args: argparse.Namespace) -> dict[str, Any]:
         given["models"] = _models(args.models)
     if args.expires is not None:
         given["expires_s"] = _moment_s(args.expires, time.time())
+    if args.weight is not None:
+        given["weight"] = args.weight
+    if args.max_tier is not None:
+        given["max_tier"] = args.max_tier
     return given
 
 
@@ -150,6 +165,8 @@ def _shown(terms: CallerTerms) -> dict[str, Any]:
         "name": terms.name,
         "models": None if terms.models is None else sorted(terms.models),
         "expires": None if expires is None else expires.isoformat(timespec="seconds"),
+        "weight": terms.weight,
+        "max tier": terms.max_tier,
     }
 
 

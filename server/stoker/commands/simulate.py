@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from stoker.commands.option_values import number_option
 from stoker.errors import InvalidSettings
-from stoker.settings.values import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,9 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device.add_argument(
         "--device", default="resnet50-a100", help="a known curve (resnet50-a100); its numbers can be changed:"
     )
-    device.add_argument("--batch-ms", type=_number(float, 0, 1e6), help="time of a batch, whatever its rows")
-    device.add_argument("--row-ms", type=_number(float, 1e-6, 1e6), help="time of each row in it")
-    device.add_argument("--max-batch-rows", type=_number(int, 1, 65536), help="most rows in a batch")
+    device.add_argument(
+        "--batch-ms", type=number_option(float, 0, 1e6), help="time of a batch, whatever its rows"
+    )
+    device.add_argument("--row-ms", type=number_option(float, 1e-6, 1e6), help="time of each row in it")
+    device.add_argument("--max-batch-rows", type=number_option(int, 1, 65536), help="most rows in a batch")
     device.add_argument(
         "--batch-buckets", type=_numbers(int, 1, 65536), help="sizes that batches are filled up to"
     )
@@ -68,33 +70,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument(
         "--target-ms",
-        type=_number(float, 0.01, 1e6),
+        type=number_option(float, 0.01, 1e6),
         default=50.0,
         help="how long an answer is worth something (50)",
     )
     load.add_argument("--pattern", choices=_PATTERNS, default="poisson", help="when requests come (poisson)")
     load.add_argument(
         "--cv",
-        type=_number(float, 0.1, 20),
+        type=number_option(float, 0.1, 20),
         default=4.0,
         help="coefficient of variation of gamma's pauses (4)",
     )
     load.add_argument(
         "--most-rows",
-        type=_number(int, 1, 4096),
+        type=number_option(int, 1, 4096),
         default=1,
         help="most rows of a request, Pareto distributed (1)",
     )
-    load.add_argument("--seconds", type=_number(float, 0.01, 1e5), default=4.0, help="how long they come (4)")
+    load.add_argument(
+        "--seconds", type=number_option(float, 0.01, 1e5), default=4.0, help="how long they come (4)"
+    )
     policy = parser.add_argument_group("the settings that are tried")
     policy.add_argument(
         "--late", choices=("answer", "refuse"), default="answer", help="as the setting of a model"
     )
-    policy.add_argument("--hold", type=_number(float, 0, 1), default=0.0, help="as the setting of a model")
+    policy.add_argument(
+        "--hold", type=number_option(float, 0, 1), default=0.0, help="as the setting of a model"
+    )
 
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--gpus", type=_number(int, 1, 10_000), help="so many servers with a GPU each")
+    group.add_argument("--gpus", type=number_option(int, 1, 10_000), help="so many servers with a GPU each")
     group.add_argument(
         "--routing",
         choices=("random", "rows", "end"),
@@ -103,32 +109,34 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--choices",
-        type=_number(int, 1, 10_000),
+        type=number_option(int, 1, 10_000),
         default=3,
         help="among so many servers, drawn by chance (3)",
     )
     group.add_argument(
         "--state-ms",
-        type=_number(float, 0, 1e5),
+        type=number_option(float, 0, 1e5),
         default=0.0,
         help="how old what is known of them may be (0)",
     )
     group.add_argument(
         "--routers",
-        type=_number(int, 1, 10_000),
+        type=number_option(int, 1, 10_000),
         default=16,
         help="so many route requests; each knows what it has sent since itself (16)",
     )
-    group.add_argument("--models", type=_number(int, 1, 10_000), default=1, help="models, equally busy (1)")
     group.add_argument(
-        "--copies", type=_number(int, 0, 10_000), default=0, help="servers of each; 0 for all (0)"
+        "--models", type=number_option(int, 1, 10_000), default=1, help="models, equally busy (1)"
     )
     group.add_argument(
-        "--lose", type=_number(int, 0, 10_000), default=0, help="servers that are lost half-way (0)"
+        "--copies", type=number_option(int, 0, 10_000), default=0, help="servers of each; 0 for all (0)"
+    )
+    group.add_argument(
+        "--lose", type=number_option(int, 0, 10_000), default=0, help="servers that are lost half-way (0)"
     )
     group.add_argument(
         "--least-gpus",
-        type=_number(int, 1, 10_000),
+        type=number_option(int, 1, 10_000),
         help="begin with so many; others come and go with the load",
     )
 
@@ -151,21 +159,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _number(kind: Any, least: float, most: float) -> Any:
-    """A reader of a number for argparse, which tells what is wrong with it."""
-    read = number_of(kind, least, most)
-
-    def number(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return number
-
-
 def _numbers(kind: Any, least: float, most: float) -> Any:
-    one = _number(kind, least, most)
+    one = number_option(kind, least, most)
     return lambda text: [one(part) for part in text.split(",")]
 
 

@@ -30,9 +30,14 @@ class Lane:
     doorbell: socket.socket
     unread: bytes = b""
     unsent: bytes = b""
+    told: memoryview = field(init=False)
+    """Whether the frontend says whose its rows are."""
     _poller: select.epoll | None = field(default=None, init=False)
     # Another file may have the number of a doorbell that was closed; so nobody sends while it is closed.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self.told = self.arena.words("told")
 
     def open(self, poller: select.epoll) -> int:
         """Let `poller` watch the doorbell; returns its file descriptor."""

@@ -179,6 +179,8 @@ class ModelThreads:
             target_ms=terms.target_ms,
             late=terms.late,
             hold=terms.hold,
+            tier_block_ms=terms.tier_block_ms,
+            tier_floor=terms.tier_floor,
         )
         worker = Worker(
             runtimes[0],

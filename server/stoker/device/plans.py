@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ class BatchPolicy:
             there is nothing else to do, and in the padding of batches; `refuse` hands them back at once.
         hold: For which part of the time that it could still wait a batch waits for company while the device is free,
             from 0 to 1.
-        weights: Weights of callers by their numbers, 1 for those that are not in it.
+        weights: Weights of callers by their numbers, 1 for those that are not in it; rows bring them along.
         tier_block_ms: The longest batch with rows of a lower tier while those of a higher one have come in the last
             second; None is half of the smallest target of those.
         tier_floor: Which part of the device's time rows of lower tiers get while they wait, even if one of a higher
@@ -38,7 +37,7 @@ class BatchPolicy:
     target_ms: float | None = None
     late: Late = "answer"
     hold: float = 0.0
-    weights: Mapping[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
     tier_block_ms: float | None = None
     tier_floor: float = 0.05
 

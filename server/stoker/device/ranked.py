@@ -158,8 +158,10 @@ def _owed(turn: _Turn, rows: Candidates, lower: np.ndarray) -> Candidates | None
     if owed_ns <= 0 or not lower.any():
         return None
     batch = _from_the_top(turn, rows.where(lower), turn.block_rows)
+    # As little as is charged for them, where nothing is known yet.
+    cost_ns = max(len(batch.places), turn.costs_ns[len(batch.places)])
     # Half of it: so they have as often more than their part as less.
-    return batch if owed_ns >= turn.costs_ns[len(batch.places)] / 2 else None
+    return batch if owed_ns >= cost_ns / 2 else None
 
 
 def _block_ns(policy: BatchPolicy, target_ns: int | None) -> int:

@@ -27,6 +27,7 @@ from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
 from stoker.device.occupancy import Occupancy
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
+from stoker.device.told_rows import push_told
 from stoker.device.turn_taking import TurnTaking
 from stoker.device.turns import Turn
 from stoker.metrics.counters import ModelMetrics
@@ -305,6 +306,9 @@ class Worker:
                 logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
                 self._drop(fd)
             else:
+                if lane.told[0]:
+                    push_told(self._queue, fd, numbers, queued, self._cap.policy)
+                    return
                 self._queue.push(
                     fd, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2]
                 )
@@ -340,6 +344,8 @@ class Worker:
         size = self._sizes.filled(batch.rows)
         if self._targets:
             self._count_answers(batch, started_ns + elapsed_ns, elapsed_ns, sharing - 1)
+            self._times.learn(size, elapsed_ns, sharing - 1)
+        elif self._queue.shares is not None:
             self._times.learn(size, elapsed_ns, sharing - 1)
         else:
             self._times.learn_mean(size, elapsed_ns)

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import LoadFailed
+from stoker.gateway.rows.urgency import TIERS, USUAL, Urgency
 from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.image_scoring import ImageScoring
@@ -51,7 +52,11 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         rules.hosting,
     )
     limits = Limits(
-        terms.timeout_ms, server.max_body_bytes, terms.max_concurrent_requests, terms.max_queue_wait_ms
+        terms.timeout_ms,
+        server.max_body_bytes,
+        terms.max_concurrent_requests,
+        terms.max_queue_wait_ms,
+        _urgency(terms),
     )
     kind = Service if limits.max_concurrent_requests is None else LimitedService
     return kind(
@@ -64,6 +69,13 @@ def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Serv
         non_finite=terms.non_finite,
         long_bodies=shared_long_bodies(),
     )
+
+
+def _urgency(terms: Terms) -> Urgency | None:
+    """How urgent requests are that say nothing; None where that is what all are."""
+    lasts_ns = 0 if terms.target_ms is None else round(terms.target_ms * 1e6)
+    urgency = Urgency(TIERS.index(terms.default_tier), lasts_ns=lasts_ns)
+    return None if urgency == USUAL else urgency
 
 
 def _access(rules: ServiceRules, server: ServerRules) -> Access:

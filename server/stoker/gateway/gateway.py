@@ -20,6 +20,7 @@ from stoker.metrics.memory import MetricMemory
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
+    from stoker.gateway.scoring.askers import Asker
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.traffic import Traffic
     from stoker.takeover.weights import Split
@@ -39,6 +40,7 @@ class PlainHead(NamedTuple):
     body_bytes: int
     dialect: Dialect | None
     closes: bool
+    asker: Asker | None = None
 
 
 @dataclass

@@ -13,11 +13,12 @@ import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import check_key, digest, new_key, raise_generation
 from stoker.names import checked_name
+from stoker.settings.lateness import Tier
 from stoker.system.durable import locked, private_folder, replace_file
 
 if TYPE_CHECKING:
@@ -40,12 +41,16 @@ class CallerTerms:
         number: By which the parts of a server mean them, below `MOST_CALLERS`; 0 for callers without a name.
         models: The models that they may ask; None for all.
         expires_s: From then on their key is refused, in seconds of the epoch; None for never.
+        weight: How much of the device's time they get beside others who wait, as against a weight of 1.
+        max_tier: The highest tier that they may ask for.
     """
 
     name: str
     number: int
     models: frozenset[str] | None = None
     expires_s: float | None = None
+    weight: float = 1.0
+    max_tier: Tier = "normal"
 
     def may_ask(self, model: str) -> bool:
         """Whether a model is in their scope."""
@@ -84,17 +89,14 @@ class CallerBook:
         self,
         name: str,
         key: str | None = None,
-        *,
-        models: frozenset[str] | None = None,
-        expires_s: float | None = None,
+        terms: Mapping[str, Any] | None = None,
     ) -> str:
         """Make a caller; running servers know them with the next request.
 
         Args:
             name: Their name.
             key: Their key; by default 256 random bits.
-            models: As `CallerTerms` has it.
-            expires_s: Likewise.
+            terms: Further attributes of `CallerTerms` by name.
 
         Returns:
             The key, which nothing keeps.
@@ -122,7 +124,7 @@ class CallerBook:
                 raise InvalidSettings(
                     f"the caller {book[hashed].name} has this key; give each one of its own"
                 )
-            book[hashed] = CallerTerms(name, _free_number(book), models, expires_s)
+            book[hashed] = CallerTerms(name, _free_number(book), **(terms or {}))
             self._write(book)
         return text
 
@@ -207,6 +209,10 @@ def _stored(hashed: bytes, terms: CallerTerms) -> dict[str, Any]:
         stored["models"] = sorted(terms.models)
     if terms.expires_s is not None:
         stored["expires_s"] = terms.expires_s
+    if terms.weight != 1:
+        stored["weight"] = terms.weight
+    if terms.max_tier != "normal":
+        stored["max_tier"] = terms.max_tier
     return stored
 
 
@@ -217,7 +223,15 @@ def _terms(stored: Mapping[str, Any]) -> CallerTerms:
         int(stored["number"]),
         None if models is None else frozenset(models),
         None if expires_s is None else float(expires_s),
+        float(stored.get("weight", 1.0)),
+        _tier(stored.get("max_tier", "normal")),
     )
+
+
+def _tier(text: str) -> Tier:
+    if text not in get_args(Tier):
+        raise ValueError(f"there is no tier {text!r}")
+    return cast("Tier", text)
 
 
 def _hash(text: str) -> bytes:

@@ -13,7 +13,7 @@ from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
 from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.lateness import Late
+from stoker.settings.lateness import Late, Tier
 from stoker.settings.takeover import (
     Bounds,
     ParityMode,
@@ -128,6 +128,23 @@ class ModelSettings:
         number_of(float, 0.001, 1000),
         "weight of its time on a device that it shares, where batches of models take turns and cannot all begin in "
         "time (default 1)",
+    )
+    default_tier: Tier = setting(
+        "normal",
+        choice_of("high", "normal", "low"),
+        "how urgent requests are that do not say so: high, normal or low",
+        "TIER",
+    )
+    tier_block_ms: float | None = setting(
+        None,
+        number_of(float, 0.1, 3_600_000),
+        "the longest batch with rows of a lower tier while those of a higher one come (default: half of the smallest "
+        "target of those)",
+    )
+    tier_floor: float = setting(
+        0.05,
+        number_of(float, 0, 0.9),
+        "which part of the device's time rows of lower tiers get while they wait, 0 to 0.9",
     )
     load_timeout_s: float | None = setting(
         None, number_of(float, 1, 86_400), "how long it may take to load (default: the server's)"

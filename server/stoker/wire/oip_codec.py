@@ -46,6 +46,7 @@ class _Form(NamedTuple):
     data_bytes: int
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None
+    tier: int | None
 
 
 class _Answer(NamedTuple):
@@ -95,7 +96,7 @@ class InferCodec:
             for name, dtype, shape, start in form.places
         }
         name = "" if said is None else said[1].decode("ascii")
-        return InferRequest(name, inputs, form.wanted, form.timeout_ns)
+        return InferRequest(name, inputs, form.wanted, form.timeout_ns, form.tier)
 
     def _remember(self, key: bytes, request: InferRequest, body: bytes, json_bytes: int) -> None:
         """Keep what a request has said if all its inputs are binary."""
@@ -115,7 +116,7 @@ class InferCodec:
             return
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
-        self._forms[key] = _Form(places, data_bytes, request.wanted, request.timeout_ns)
+        self._forms[key] = _Form(places, data_bytes, request.wanted, request.timeout_ns, request.tier)
 
     def encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
         """Encode an answer; see `wire.oip_answers.encode_infer`."""

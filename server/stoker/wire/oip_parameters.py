@@ -15,6 +15,7 @@ __all__ = [
     "flag",
     "identifier",
     "parameters_of",
+    "tier",
     "timeout_ns",
 ]
 
@@ -103,3 +104,17 @@ def timeout_ns(parameters: Mapping[str, Any]) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise MalformedBody("'timeout' must be a number of microseconds")
     return min(value, _MAX_TIMEOUT_US) * 1000 or None
+
+
+def tier(parameters: Mapping[str, Any]) -> int | None:
+    """Return the tier that the parameter `priority` means, 0 for the highest; None if it is absent or 0.
+
+    Triton's priorities: 1 is the highest, greater numbers are lower, and 0 is the model's default.
+
+    Raises:
+        MalformedBody: It is no number from 0 on.
+    """
+    value = parameters.get("priority", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise MalformedBody("'priority' must be a number from 0 on")
+    return min(value, 3) - 1 if value else None

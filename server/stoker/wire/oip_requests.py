@@ -20,7 +20,7 @@ from stoker.echo import quoted
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nesting_depth
-from stoker.wire.oip_parameters import flag, identifier, parameters_of, timeout_ns
+from stoker.wire.oip_parameters import flag, identifier, parameters_of, tier, timeout_ns
 from stoker.wire.oip_tensors import check_fit, checked_shape, from_raw
 from stoker.wire.tensor_json import as_tensor, check_rows
 
@@ -61,12 +61,14 @@ class InferRequest:
         inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
         wanted: The outputs to answer with, in this order.
         timeout_ns: How long the caller is willing to wait, or None.
+        tier: Which tier the caller asks for, 0 for the highest, or None.
     """
 
     id: str
     inputs: dict[str, np.ndarray]
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None = None
+    tier: int | None = None
 
 
 def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int | None) -> InferRequest:
@@ -93,7 +95,7 @@ def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int
     inputs = decode_inputs(model, tensors, document, binary)
     binary_default = flag(parameters, "binary_data_output")
     wanted = decode_wanted(model, tensors, document.get("outputs") or [], binary_default=binary_default)
-    return InferRequest(identifier(document), inputs, wanted, timeout_ns(parameters))
+    return InferRequest(identifier(document), inputs, wanted, timeout_ns(parameters), tier(parameters))
 
 
 def _parse(text: bytes) -> dict[str, Any]:

@@ -133,13 +133,19 @@ def test_named_keys_are_added_listed_changed_and_removed(
     run("add", "ads", "--models", "mnist,digits", "--expires", "2030-01-31", *where)
     key = capsys.readouterr().out.strip()
     assert KeyVerifier(keyring.keys_dir, "mnist", model="mnist").verify(f"Bearer {key}".encode())
-    run("set", "ads", "--expires", "never", *where)
+    run("set", "ads", "--expires", "never", "--weight", "3", "--max-tier", "high", *where)
     run("list", "--json", *where)
     assert json.loads(capsys.readouterr().out) == [
-        {"name": "ads", "models": ["digits", "mnist"], "expires": None}
+        {
+            "name": "ads",
+            "models": ["digits", "mnist"],
+            "expires": None,
+            "weight": 3.0,
+            "max tier": "high",
+        }
     ]
     run("list", *where)
-    assert capsys.readouterr().out == "ads  models digits mnist, expires any\n"
+    assert capsys.readouterr().out == "ads  models digits mnist, expires any, weight 3.0, max tier high\n"
     run("remove", "ads", *where)
     run("list", "--json", *where)
     assert json.loads(capsys.readouterr().out) == []

@@ -64,7 +64,7 @@ def test_a_removed_key_is_refused_at_once(keys_dir: Path, book: CallerBook) -> N
 
 def test_a_key_out_of_its_scope_is_told_so(keys_dir: Path, book: CallerBook) -> None:
     """It is 403 for other models, with a code of its own, and 401 is for keys that nobody has."""
-    key = book.add("ads", models=frozenset({"mnist"}))
+    key = book.add("ads", terms={"models": frozenset({"mnist"})})
     inside = Access(KeyVerifier(keys_dir, "mnist", model="mnist"))
     outside = Access(KeyVerifier(keys_dir, "mnist", model="other"))
     assert inside.check(bearer(key)).name == "ads"
@@ -82,7 +82,7 @@ def test_only_the_log_says_that_a_key_has_expired(
 ) -> None:
     """Whoever sends it is told what a wrong key is told; the log says it once, not with every request."""
     clock = Clock()
-    key = book.add("ads", models=frozenset({"mnist"}), expires_s=clock.now_s + 10)
+    key = book.add("ads", terms={"models": frozenset({"mnist"}), "expires_s": clock.now_s + 10})
     for model in ("mnist", "other"):
         access = Access(KeyVerifier(keys_dir, "mnist", model=model, clock_s=clock))
         clock.now_s = Clock.now_s

@@ -14,6 +14,7 @@ from tests.puppets import STEADY
 from stoker.errors import InvalidInput, MalformedBody, RequestError
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.oip_answers import classify, encode_infer
+from stoker.wire.oip_parameters import tier as read_tier
 from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
 from stoker.wire.oip_tensors import DATATYPES
 
@@ -168,6 +169,7 @@ GOOD = tensor(X, [1, 2], data=[1, 2])
         ({"inputs": [GOOD], "parameters": []}, "'parameters' must be an object"),
         ({"inputs": [GOOD], "parameters": {"sequence_id": 3}}, "keeps state"),
         ({"inputs": [GOOD], "parameters": {"timeout": -1}}, "microseconds"),
+        ({"inputs": [GOOD], "parameters": {"priority": "1"}}, "'priority' must be a number"),
         ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "must be true or false"),
         ({"inputs": [GOOD], "outputs": {}, "id": "a"}, None),
         ({"inputs": [GOOD], "outputs": {"name": "y"}}, "'outputs' must be a list"),
@@ -381,3 +383,9 @@ def test_no_bytes_end_in_anything_but_a_refusal(body: bytes, json_bytes: int | N
     except RequestError:
         return
     pytest.fail("noise was taken for a request")
+
+
+@pytest.mark.parametrize(("priority", "tier"), [(None, None), (0, None), (1, 0), (2, 1), (3, 2), (9, 2)])
+def test_priorities_are_tiers(priority: int | None, tier: int | None) -> None:
+    """As Triton counts them, 1 is the highest; 0 is what the model has for those that say nothing."""
+    assert read_tier({} if priority is None else {"priority": priority}) == tier

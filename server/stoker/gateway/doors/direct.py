@@ -33,8 +33,10 @@ from stoker.gateway.http.heads import MAX_HEADERS
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.protocols.binary_dialect import is_array
 from stoker.gateway.protocols.infer_dialect import JSON_LENGTH, InferDialect
+from stoker.gateway.scoring.askers import PATIENCE_HEADERS, Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
+from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
@@ -57,8 +59,9 @@ _REMEMBERED_HEAD_BYTES: Final = 4096
     _REQUEST_ID,
     _LEGACY_ID,
     _CLIENT_ID,
+    _PATIENCE,
     _NOT_PLAIN,
-) = range(10)
+) = range(11)
 _HEADERS: Final = {
     b"authorization": _AUTHORIZATION,
     b"content-length": _LENGTH,
@@ -76,6 +79,7 @@ _HEADERS: Final = {
     b"origin": _NOT_PLAIN,
     b"traceid": _NOT_PLAIN,
     DEPLOYMENT_HEADER: _NOT_PLAIN,
+    **dict.fromkeys(PATIENCE_HEADERS, _PATIENCE),
 }
 # Of several, the other door says what is wrong.
 _ONCE: Final = (_HOST, _JSON_LENGTH)
@@ -103,6 +107,7 @@ class DirectProtocol(BoundedProtocol):
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
         self._dialect: Dialect | None = None
+        self._asker: Asker | None = None
         self._new_head = b""
         self._allowance: Allowance | None = None
         self._ids: RequestIds | None = None
@@ -141,7 +146,7 @@ class DirectProtocol(BoundedProtocol):
             elif (
                 len(data) == end + known.body_bytes
                 and (self.cycle is None or self.cycle.response_complete)
-                and known.service.access.holder(known.authorization)
+                and (caller := known.service.access.holder(known.authorization))
             ):
                 if self.timeout_keep_alive_task is not None:
                     self._unset_keepalive_if_required()
@@ -149,6 +154,8 @@ class DirectProtocol(BoundedProtocol):
                 if known.closes:
                     self._direct.keep_alive = False
                 self._score(known.service, data[end:], None, known.dialect)
+                if caller is not DEFAULT or known.asker is not None:
+                    self._put_on(caller, known.asker)
                 return
         # As the class above has it, without the detour: callers who send head and body apart come here twice.
         self._unset_keepalive_if_required()
@@ -173,9 +180,9 @@ class DirectProtocol(BoundedProtocol):
         values = self._plain_headers()
         if values is None:
             return False
-        authorization, length_text, content_type, _, json_length, accepts, *sent_ids = values
+        authorization, length_text, content_type, _, json_length, accepts, *sent_ids, patience = values
         length = int(length_text or 0)
-        if not 0 < length <= service.max_body_bytes or not service.access.holder(authorization):
+        if not 0 < length <= service.max_body_bytes or not (caller := service.access.holder(authorization)):
             return False
         if infers:
             if not self._takes_infer(json_length, accepts):
@@ -185,6 +192,10 @@ class DirectProtocol(BoundedProtocol):
         else:
             self._dialect = None
         closes = not parser.should_keep_alive()
+        try:
+            self._asker = asker_of(caller, dict(self.headers)) if patience or caller is not DEFAULT else None
+        except StokerError:
+            return False
         self._ids = None
         if any(sent_ids):
             try:
@@ -192,7 +203,7 @@ class DirectProtocol(BoundedProtocol):
             except StokerError:
                 return False
         elif self._is_whole(self._new_head):
-            head = PlainHead(service, authorization, length, self._dialect, closes)
+            head = PlainHead(service, authorization, length, self._dialect, closes, self._asker)
             self._gateway.remember(self._new_head, head)
         if length > LARGE_BODY_BYTES and not self._announce(service, authorization, length):
             return False
@@ -270,6 +281,14 @@ class DirectProtocol(BoundedProtocol):
         body = self._first_chunk if self._gathered is None else self._gathered.getvalue()
         self._first_chunk, self._gathered = b"", None
         self._score(service, body, self._ids, self._dialect)
+        if self._asker is not None:
+            self._put_on(self._asker.caller, self._asker)
+
+    def _put_on(self, caller: CallerTerms, asker: Asker | None) -> None:
+        """Let the request that was just taken, and is submitted later, be its caller's, whose terms may change."""
+        if self._call is not None:
+            asker = Asker(caller) if asker is None else asker._replace(caller=caller)
+            asker.put_on(self._call)
 
     def _score(self, service: Service, body: bytes, ids: RequestIds | None, dialect: Dialect | None) -> None:
         direct = self._direct

@@ -14,8 +14,10 @@ from stoker.gateway.grpc.unary import UnaryCall
 from stoker.gateway.http.answers import split_lines
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
 from stoker.gateway.protocols.infer_dialect import tensors_of
+from stoker.gateway.scoring.askers import TIER_HEADER, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.keys.callers import DEFAULT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.service import Service
+    from stoker.keys.callers import CallerTerms
     from stoker.wire.envelope import RequestHead
     from stoker.wire.http2.fields import Fields
     from stoker.wire.http2.stream import Stream
@@ -157,8 +160,9 @@ class _GrpcDialect(TensorDialect):
         assert inquiry.request is not None, "read before the service was found"
         inquiry.decoded = decoded = codec.decoder.decode(inquiry.request)
         inquiry.writer = codec.writer
-        if decoded.timeout_ns is not None:
-            call.deadline_ns = min(call.deadline_ns, call.received_ns + decoded.timeout_ns)
+        if decoded.timeout_ns is not None or decoded.tier is not None:
+            call.shorten(decoded.timeout_ns)
+            call.ask_for(decoded.tier)
         submit_tensors(call, exchange, decoded.inputs)
 
     def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
@@ -228,11 +232,14 @@ class Scoring:
         """
         call = inquiry.call
         inquiry.request = request = RequestMessage.read(content)
-        service = self._plain(request, call.authorization) or self._find(request, call)
+        service, caller = self._plain(request, call.authorization) or self._find(request, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
                 inquiry.cover(Allowance(self._gateway.bodies, self._caller(service, call)), len(content))
             deadline_ns = call.deadline_ns()
+            asker = None
+            if caller is not DEFAULT or TIER_HEADER in call.head.metadata:
+                asker = asker_of(caller, call.head.metadata)
         except StokerError as error:
             service.count_refusal(error)
             raise
@@ -240,22 +247,24 @@ class Scoring:
         scored.asked = inquiry
         if deadline_ns is not None:
             scored.deadline_ns = min(scored.deadline_ns, deadline_ns)
+        if asker is not None:
+            asker.put_on(scored)
         return scored
 
-    def _plain(self, request: RequestMessage, authorization: bytes) -> Service | None:
+    def _plain(self, request: RequestMessage, authorization: bytes) -> tuple[Service, CallerTerms] | None:
         """The service for a request that names no version of an undivided model, with a key; most are such."""
         gateway, name = self._gateway, request.model_name
         service = gateway.services.get(name)
         if (
             service is None
             or request.model_version
-            or not service.access.holder(authorization)
+            or (caller := service.access.holder(authorization)) is None
             or gateway.split_of(service) is not None
         ):
             return None
-        return service
+        return service, caller
 
-    def _find(self, request: RequestMessage, call: RpcCall) -> Service:
+    def _find(self, request: RequestMessage, call: RpcCall) -> tuple[Service, CallerTerms]:
         error = self.check_key(call.authorization)
         if error is not None:
             raise error
@@ -263,11 +272,10 @@ class Scoring:
         if not request.model_version and self._gateway.split_of(service) is not None:
             service = self._gateway.by_weight(service, call.headers())
         try:
-            service.access.check(call.authorization, BEARER_METADATA)
+            return service, service.access.check(call.authorization, BEARER_METADATA)
         except StokerError as refused:
             service.count_refusal(refused)
             raise
-        return service
 
     @staticmethod
     def _caller(service: Service, call: RpcCall) -> Callable[[], Caller]:

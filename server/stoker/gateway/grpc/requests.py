@@ -13,7 +13,7 @@ from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.gateway.grpc.contents import from_typed, no_data
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip_parameters import check_id, check_parameters, timeout_ns
+from stoker.wire.oip_parameters import check_id, check_parameters, tier, timeout_ns
 from stoker.wire.oip_requests import InferRequest, WantedOutput, all_inputs, decode_wanted
 from stoker.wire.oip_tensors import MAX_AXES, checked_shape, from_raw
 
@@ -173,9 +173,9 @@ class RequestDecoder:
         ]
         binary = bool(message.raw) or parameters.get("binary_data_output") is True
         wanted = decode_wanted(self._model, self._tensors, outputs, binary_default=binary)
-        patience_ns = timeout_ns(parameters)
+        patience_ns, asked_tier = timeout_ns(parameters), tier(parameters)
         inputs = self._inputs(request.inputs, message.raw)
-        decoded = InferRequest(message.id, inputs, wanted, patience_ns)
+        decoded = InferRequest(message.id, inputs, wanted, patience_ns, asked_tier)
         if message.raw:
             self._remember(message.form, [tensor.name for tensor in request.inputs], decoded)
         return decoded
@@ -222,7 +222,7 @@ class RequestDecoder:
             _Place(name, names.index(name), array.dtype, array.shape, array.nbytes)
             for name, array in decoded.inputs.items()
         )
-        self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns)
+        self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns, decoded.tier)
 
 
 def _is_taken_as_it_is(info: TensorInfo) -> bool:
@@ -246,6 +246,7 @@ class _Form(NamedTuple):
     places: tuple[_Place, ...]
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None
+    tier: int | None
 
     def decode(self, message: RequestMessage) -> InferRequest | None:
         """A request of this form; None if its data do not have the right sizes."""
@@ -258,7 +259,7 @@ class _Form(NamedTuple):
             if len(content) != size_bytes:
                 return None
             inputs[name] = np.ndarray(shape, dtype, content)
-        return InferRequest(message.id, inputs, self.wanted, self.timeout_ns)
+        return InferRequest(message.id, inputs, self.wanted, self.timeout_ns, self.tier)
 
 
 def _checked_parameters(owner: Any) -> Mapping[str, Any]:

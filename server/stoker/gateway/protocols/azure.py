@@ -29,6 +29,7 @@ from stoker.gateway.protocols.endpoint import (
     score_and_wait,
     with_deployment,
 )
+from stoker.gateway.scoring.askers import asker_of
 from stoker.gateway.scoring.service import Service
 
 __all__ = ["ScoringEndpoint"]
@@ -74,7 +75,7 @@ class ScoringEndpoint:
             return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
-        service.access.check(headers.get(b"authorization", b""))
+        asker = asker_of(service.access.check(headers.get(b"authorization", b"")), headers)
         service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the request itself gets its body as it came.
         inflater = None if raw else inflater_for(header_values(scope, b"content-encoding"))
@@ -88,7 +89,7 @@ class ScoringEndpoint:
             dialect = BinaryDialect.of(service, headers) if method == "POST" else None
             if method == "GET" and not raw:
                 body = query_body(scope["query_string"])
-            request = ScoringRequest(body, ids, head, received_ns, dialect)
+            request = ScoringRequest(body, ids, head, received_ns, dialect, asker)
             copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
             if copy is None or (inflater is None and b"content-encoding" in headers):
                 return await score_and_wait(service, request, receive)
@@ -109,7 +110,9 @@ def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[byte
     try:
         service.dialect.check_media(headers.get(b"content-type", b""))
         dialect = BinaryDialect.of(service, headers)
-        service.score(request.body, request.ids, _nobody, request.received_ns, request.head, dialect)
+        service.score(
+            request.body, request.ids, _nobody, request.received_ns, request.head, dialect, request.asker
+        )
     except StokerError as error:
         service.count_refusal(error)
 

@@ -16,6 +16,7 @@ from stoker.gateway.http.bodies import content_length, receive_body
 from stoker.gateway.http.body_budget import Allowance, Caller
 from stoker.gateway.http.encodings import Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
+from stoker.gateway.scoring.askers import Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
@@ -44,6 +45,7 @@ class ScoringRequest(NamedTuple):
     head: RequestHead | None
     received_ns: int
     dialect: Dialect | None = None
+    asker: Asker | None = None
 
 
 class DialectEndpoint:
@@ -99,7 +101,7 @@ class DialectEndpoint:
         receive: Receive,
     ) -> Answer | None:
         ids = RequestIds(*sent_ids(headers))
-        service.access.check(headers.get(b"authorization", b""))
+        asker = asker_of(service.access.check(headers.get(b"authorization", b"")), headers)
         inflater = inflater_for(header_values(scope, b"content-encoding"))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
@@ -107,7 +109,7 @@ class DialectEndpoint:
                 return None
             wanted = dialect is None and service.dialect.wants_head
             head = request_head(scope, None if inflater is None else len(body)) if wanted else None
-            request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect)
+            request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, asker)
             return await score_and_wait(service, request, receive)
 
     async def _shrunk(self, answer: Answer, accepted: bytes) -> Answer:
@@ -170,7 +172,13 @@ async def score_and_wait(
             answered.set_result(Answer(status, lines, body))
 
     call = service.score(
-        request.body, request.ids, respond, request.received_ns, request.head, request.dialect
+        request.body,
+        request.ids,
+        respond,
+        request.received_ns,
+        request.head,
+        request.dialect,
+        request.asker,
     )
     if on_submitted is not None:
         on_submitted()

@@ -82,8 +82,9 @@ class InferDialect(TensorDialect):
         del head
         codec = _codec_of(call.service)
         request = codec.decode(body, self._json_bytes)
-        if request.timeout_ns is not None:
-            call.deadline_ns = min(call.deadline_ns, call.received_ns + request.timeout_ns)
+        if request.timeout_ns is not None or request.tier is not None:
+            call.shorten(request.timeout_ns)
+            call.ask_for(request.tier)
         call.write = partial(_write, codec, request)
         submit_tensors(call, exchange, request.inputs)
 

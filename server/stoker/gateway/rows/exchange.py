@@ -29,6 +29,7 @@ from stoker.gateway.rows.failures import body_too_large, device_lost, device_res
 from stoker.gateway.rows.feeding import Feeding
 from stoker.gateway.rows.ranges import check_ranges, ranges_of
 from stoker.gateway.rows.service_rate import ServiceRate
+from stoker.gateway.rows.telling import Telling
 from stoker.gateway.rows.ticket import Rows, Ticket
 
 __all__ = ["Exchange"]
@@ -65,8 +66,7 @@ class Exchange:
         """
         _check_overflows_raise()
         self.arena = arena
-        self.lost = False
-        self.rows_done = 0
+        self.lost, self.rows_done = False, 0
         self._clock_ns = clock_ns
         self._on_lost = on_lost
         self._loop = loop
@@ -75,15 +75,11 @@ class Exchange:
         self._tickets: list[Ticket | None] = [None] * arena.capacity
         self._queued: list[int] = []
         self._feeding = Feeding(arena)
-        self._deadline_ns = arena.words("deadline_ns")
-        self._enqueued_ns = arena.words("enqueued_ns")
-        self._position = arena.words("position")
-        self._outcome = arena.words("outcome")
-        self._started_ns = arena.words("started_ns")
-        self._finished_ns = arena.words("finished_ns")
-        self._quick = False
-        self._lone_rows = 0
-        self._awake_until_ns = 0
+        self._deadline_ns, self._enqueued_ns = arena.words("deadline_ns"), arena.words("enqueued_ns")
+        self._position, self._outcome = arena.words("position"), arena.words("outcome")
+        self._started_ns, self._finished_ns = arena.words("started_ns"), arena.words("finished_ns")
+        self._telling = Telling(arena)
+        self._quick, self._lone_rows, self._awake_until_ns = False, 0, 0
         self._bodies = arena.signature.takes == "body"
         self._variable = any(spec.variable for spec in (*arena.signature.inputs, *arena.signature.outputs))
         self._ranges = ranges_of(arena.signature.inputs)
@@ -241,6 +237,8 @@ class Exchange:
         self._deadline_ns[number] = ticket.deadline_ns
         self._position[number] = 0
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
+        if ticket.urgency is not None or self._telling.begun:
+            self._telling.tell(ticket)
         if len(self._free) < self.arena.capacity - 1:
             self._lone_rows = 0
         elif self._lone_rows < LONE_ROWS:
@@ -298,6 +296,8 @@ class Exchange:
         """Take note of a ticket whose rows are whole, with their times."""
         numbers = ticket.row_numbers
         ticket.rows_left = ticket.rows
+        if ticket.urgency is not None or self._telling.begun:
+            self._telling.tell(ticket)
         for number in numbers:
             self._tickets[number] = ticket
         if not self._queued:

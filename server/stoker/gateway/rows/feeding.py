@@ -44,6 +44,12 @@ class _Slice(Ticket):
         self._feeding = feeding
         self.parent = parent
         self.start = start
+        self.urgency = parent.urgency
+
+    @property
+    def target_ns(self) -> int:
+        """That of its request."""
+        return self.parent.target_ns
 
     def complete(self) -> None:
         """Hand its answer to the request that it is a part of."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.arena import Arena
 from stoker.errors import DeadlineExceeded, StokerError
+from stoker.gateway.rows.urgency import Urgency
 from stoker.tensors import Signature
 
 __all__ = ["Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
@@ -44,6 +45,7 @@ class Ticket:
         row_numbers: Its rows in the arena; not set if it flows through that slice by slice.
         rows_left: How many of them the device has not handed back.
         sliced: Its answer, if it flows through the arena slice by slice.
+        urgency: Whose it is, and how urgent; None where nobody says anything of that.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class Ticket:
         "rows_left",
         "sliced",
         "started_ns",
+        "urgency",
     )
 
     joins: ClassVar[bool] = False
@@ -77,6 +80,12 @@ class Ticket:
         self.error: StokerError | None = None
         self.is_open = True
         self.sliced: SlicedAnswer | None = None
+        self.urgency: Urgency | None = None
+
+    @property
+    def target_ns(self) -> int:
+        """Until when its answer is worth something, on the exchange's clock; 0 until its deadline."""
+        return 0
 
     def complete(self) -> None:
         """Take the answer or the error; called once, unless the ticket was cancelled."""

@@ -18,6 +18,7 @@ from stoker.errors.serving import unforeseen
 from stoker.gateway.http.answers import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.rows.ticket import Ticket
+from stoker.gateway.rows.urgency import USUAL, Urgency
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,6 +106,7 @@ class Scorer(Protocol):
     non_finite: NonFinite
     closes: bool
     codecs: dict[type, Any]
+    urgency: Urgency | None
 
     @property
     def name(self) -> str:
@@ -157,11 +159,29 @@ class Call(Ticket):
         self.error = None
         self.is_open = True
         self.sliced = None
+        self.urgency = service.urgency
         self.received_ns = received_ns
         self._service = service
         self._ids = ids
         self._respond: Respond | None = respond
         self.dialect = dialect
+
+    @property
+    def target_ns(self) -> int:
+        """Until when its answer is worth something; 0 until its deadline."""
+        if self.urgency is None or not self.urgency.lasts_ns:
+            return 0
+        return min(self.received_ns + self.urgency.lasts_ns, self.deadline_ns)
+
+    def shorten(self, timeout_ns: int | None) -> None:
+        """Let its caller wait no longer than this, or as long as it is told anyway; None changes nothing."""
+        if timeout_ns is not None:
+            self.deadline_ns = min(self.deadline_ns, self.received_ns + timeout_ns)
+
+    def ask_for(self, tier: int | None) -> None:
+        """Let it have this tier, as far as its caller may ask for it; None changes nothing."""
+        if tier is not None:
+            self.urgency = (self.urgency or USUAL).asking(tier)
 
     @property
     def service(self) -> Scorer:
@@ -192,7 +212,7 @@ class Call(Ticket):
 
     def lateness(self, *, begun: bool) -> StokerError:
         """504 for a request that waited too long, and what Azure answers where `run` took too long."""
-        if begun:
+        if begun and self.deadline_ns - self.received_ns >= self._service.timeout_ns:
             return ScoringTimeout(self._service.timeout_ns // 1_000_000)
         return super().lateness(begun=False)
 
@@ -318,6 +338,8 @@ class Call(Ticket):
             return
         if self._service.closes:
             lines += CLOSE_LINE
+        if self.urgency is not None and self.urgency.told:
+            lines += self.urgency.line
         respond(status, lines, body)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.gateway.rows.urgency import Urgency
 from stoker.hosting import Hosting
 
 __all__ = ["Limits", "ServiceFacts"]
@@ -41,9 +42,11 @@ class Limits:
         max_body_bytes: The longest body of a request.
         max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
         max_queue_wait_ms: How long requests beyond that wait.
+        urgency: How urgent those are that do not say so; None if nothing tells them apart.
     """
 
     timeout_ms: int
     max_body_bytes: int
     max_concurrent_requests: int | None = None
     max_queue_wait_ms: int = 0
+    urgency: Urgency | None = None

@@ -17,6 +17,7 @@ import numpy as np
 
 from stoker.errors import NotReady, StokerError
 from stoker.gateway.http.request_ids import RequestIds
+from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.loaded_dialect import loaded_dialect
 
@@ -41,7 +42,7 @@ class LongBody:
         dialect: What the request speaks; None if that is what the model does.
         head: Method, query and headers, where the dialect wants them.
         request_id: The request's id.
-        received_ns, deadline_ns: Of the call.
+        received_ns, deadline_ns, urgency: Of the call.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LongBody:
     request_id: bytes
     received_ns: int
     deadline_ns: int
+    urgency: Urgency | None
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Found:
 
     Attributes:
         deadline_ns: When the caller stops waiting, if the body says so.
+        urgency: How urgent it is, if the body says so.
         arrays: Per input dtype and shape of its rows, one behind the other; None if the memory is a row of bytes.
         empty: Whether there are no rows at all.
         write: As `Call.write`, without the request's arrays; None if the dialect sets none.
@@ -69,6 +72,7 @@ class Found:
     """
 
     deadline_ns: int
+    urgency: Urgency | None = None
     arrays: list[tuple[str, tuple[int, ...]]] | None = None
     empty: bool = False
     write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]] | None = None
@@ -95,7 +99,7 @@ def submit_found(call: Call, exchange: Exchange, parcel: Parcel | BaseException)
         raise found.error
     if found.fault:
         raise RuntimeError(f"a long body could not be read:\n{found.fault}")
-    call.deadline_ns = found.deadline_ns
+    call.deadline_ns, call.urgency = found.deadline_ns, found.urgency
     if found.write is not None:
         call.write = found.write
     if found.empty:
@@ -132,6 +136,7 @@ def task_for(call: Call, head: RequestHead | None) -> LongBody:
         call.ids.request_id,
         call.received_ns,
         call.deadline_ns,
+        call.urgency,
     )
 
 
@@ -141,7 +146,7 @@ def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]
     call = _Call(
         cast("Scorer", model), RequestIds(task.request_id), lambda *_: None, task.received_ns, task.dialect
     )
-    call.deadline_ns = task.deadline_ns
+    call.deadline_ns, call.urgency = task.deadline_ns, task.urgency
     dialect = task.dialect or loaded_dialect(task.name, task.signature, task.non_finite)
     kept = _Kept(task.signature)
     found = Found(task.deadline_ns)
@@ -153,7 +158,7 @@ def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]
     except Exception:  # noqa: BLE001  # told to the frontend, which has the request's id
         found.fault = traceback.format_exc()
         return found, []
-    found.deadline_ns = call.deadline_ns
+    found.deadline_ns, found.urgency = call.deadline_ns, call.urgency
     found.write = getattr(call, "write", None)
     found.empty = call.is_empty
     if kept.rows is None:
@@ -173,6 +178,7 @@ class _Model:
     non_finite: NonFinite
     codecs: dict[type, Any] = field(default_factory=dict)
     timeout_ns: int = 0
+    urgency: Urgency | None = None
 
     def not_ready(self) -> NotReady:
         return NotReady(f"{self.name} is not ready.", retry_after_s=1)

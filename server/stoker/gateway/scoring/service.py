@@ -36,6 +36,7 @@ from stoker.tensors import Signature
 from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
+    from stoker.gateway.scoring.askers import Asker
     from stoker.gateway.scoring.collector import Collector
     from stoker.gateway.scoring.facts import Limits, ServiceFacts
     from stoker.gateway.scoring.long_bodies import LongBodies
@@ -79,10 +80,12 @@ class Service:
         exchange: The only one of them; None if there are several or none. Most models have one replica, and its
             exchange is found without a search.
         dialect: What its requests speak that do not say so.
+        closes: Whether its answers close their connections.
         arriving: How many bodies of requests for it are being received.
         larger_rows: Where requests go whose answers do not fit; the owner of the exchanges sets another one that can
             grow.
         codecs: What dialects keep for the model as it is loaded, by its class.
+        urgency: How urgent its requests are that do not say so.
     """
 
     def __init__(
@@ -93,11 +96,9 @@ class Service:
         limits: Limits,
         **options: Unpack[ServiceOptions],
     ) -> None:
-        self.facts = facts
-        self.access = access
-        self.metrics = metrics
+        self.facts, self.access, self.metrics = facts, access, metrics
         self.timeout_ns = limits.timeout_ms * 1_000_000
-        self.max_body_bytes = limits.max_body_bytes
+        self.max_body_bytes, self.urgency = limits.max_body_bytes, limits.urgency
         self.images = options.get("images")
         self.collector = options.get("collector")
         self.non_finite: NonFinite = options.get("non_finite", WORDS)
@@ -106,18 +107,15 @@ class Service:
         self.signature: Signature | None = None
         self.exchanges: list[Exchange] = []
         self.exchange: Exchange | None = None
-        self.draining = False
-        self.closes = False
-        """Whether its answers close their connections."""
+        self.draining = self.closes = False
         self.arriving = 0
         self.dialect: AzureDialect = Unloaded()
         self.larger_rows = LargerRows()
         self.codecs: dict[type, Any] = {}
         self._call: type[Call] = Call
         self._staged: list[Staged] = []
-        self._long_bytes = 0
         self._turns = FairTurns()
-        self._turn_comes = False
+        self._long_bytes, self._turn_comes = 0, False
 
     @property
     def name(self) -> str:
@@ -282,6 +280,7 @@ class Service:
         received_ns: int,
         head: RequestHead | None = None,
         dialect: Dialect | None = None,
+        asker: Asker | None = None,
     ) -> Call:
         """Score one request; `respond` is called once, at once or later. A long body waits for its turn.
 
@@ -292,11 +291,14 @@ class Service:
             received_ns: When the body was complete, `time.monotonic_ns`.
             head: Method, query and headers, where the service's dialect wants them.
             dialect: What the request speaks, if that is not the service's dialect.
+            asker: Who asks, and how patiently, if that is told apart.
         """
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, content_type_of(head), ids.request_id, respond)
         call = self._call(self, ids, respond, received_ns, dialect)
+        if asker:
+            asker.put_on(call)
         if len(body) > LONG_BODY_BYTES:
             self._stage(call, body, head)
         else:

@@ -122,6 +122,8 @@ def test_the_form_of_a_request_is_checked_as_often_as_it_changes() -> None:
     late = request((X, [1, 2]), raw=(floats(1, 2),))
     late.parameters["timeout"].int64_param = 5
     assert decode(memory, late).timeout_ns == 5000
+    late.parameters["priority"].int64_param = 1
+    assert decode(memory, late).tier == 0
     some = request((X, [1, 2]), raw=(floats(1, 2),), outputs=[{"name": "words"}])
     assert decode(memory, some).wanted == (WantedOutput("words", binary=True),)
     for raw in [(floats(1, 2, 3),), (floats(1),), (floats(1, 2), b"")]:

@@ -10,6 +10,7 @@ from stoker.gateway.http.body_budget import Caller
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
+from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 
@@ -21,7 +22,10 @@ class PuppetTokens:
     """Takes everything with two dots for a token."""
 
     def verify(self, authorization: bytes) -> bool:
-        return authorization.count(b".") == 2
+        return self.holder(authorization) is not None
+
+    def holder(self, authorization: bytes) -> CallerTerms | None:
+        return DEFAULT if authorization.count(b".") == 2 else None
 
 
 def service(*, auth: bool = True, tokens: Any = None) -> Service:

@@ -1,0 +1,58 @@
+"""What rows say of their urgency, from a frontend's tickets to the order in which a device runs them."""
+
+from tests.puppets import FAR_NS, Joined, PuppetTicket
+
+from stoker.device.planner import BatchPolicy
+from stoker.gateway.rows.urgency import Urgency
+from stoker.keys.callers import CallerTerms
+
+ADS = CallerTerms("ads", 5, weight=3.0)
+
+
+class _Urgent(PuppetTicket):
+    def __init__(self, urgency: Urgency | None = None) -> None:
+        super().__init__(FAR_NS)
+        self.urgency = urgency
+
+
+def test_a_frontend_with_nothing_to_say_writes_nothing() -> None:
+    """The columns stay as they were made, and the device does not look at them."""
+    with Joined() as joined:
+        joined.submit(1)
+        joined.submit(2, 3)
+        joined.settle()
+        assert not joined.exchange.arena.queued[:, 3:].any()
+        assert not joined.exchange.arena.told[0]
+        assert joined.worker._queue.shares is None
+
+
+def test_from_the_first_who_says_something_all_rows_do() -> None:
+    """Those before and behind it are normal, and of nobody."""
+    with Joined(capacity=16) as joined:
+        joined.submit(1)
+        joined.submit(2, 3, ticket=_Urgent(Urgency(0, ADS)))
+        joined.submit(4)
+        columns = joined.exchange.arena.queued[:4, 3:].tolist()
+        usual = 1 << 16
+        high = 3000 << 32 | 0 << 16 | 5
+        assert columns == [[0, 1, usual], [0, 2, high], [0, 2, high], [0, 1, usual]]
+        joined.settle()
+        assert joined.worker._cap.policy.weights == {0: 1.0, 5: 3.0}
+
+
+def test_high_rows_run_first() -> None:
+    """Of more than fits in a batch those leave first that are of the highest tier, whoever came before."""
+    with Joined(capacity=16, policy=BatchPolicy(2)) as joined:
+        for number, tier in enumerate((2, 2, 1, 0, 2, 0)):
+            joined.submit(number, ticket=_Urgent(Urgency(tier)))
+        joined.settle()
+        assert joined.runtime.rows_run == [3, 5, 0, 2, 1, 4]
+
+
+def test_slices_of_a_large_request_are_as_urgent_as_it_is() -> None:
+    """Each of them says whose it is."""
+    with Joined(capacity=16) as joined:
+        joined.submit(*range(40), ticket=_Urgent(Urgency(2, ADS)))
+        joined.turn_frontends()
+        assert {placed & 0xFFFFFFFF for placed in joined.exchange.arena.placed[:4].tolist()} == {2 << 16 | 5}
+        joined.settle()

@@ -1,0 +1,103 @@
+"""What callers say of their patience and of tiers."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stoker.errors import RequestError
+from stoker.gateway.rows.urgency import USUAL, Urgency
+from stoker.gateway.scoring.askers import Asker, asker_of
+from stoker.gateway.scoring.call import Call
+from stoker.keys.callers import DEFAULT, CallerTerms
+
+MS = 1_000_000
+ADS = CallerTerms("ads", 5, max_tier="high")
+
+
+def call_of(asker: Asker | None, urgency: Urgency | None = None) -> Call:
+    """A call of this asker, received at 0 by a service that waits a second."""
+    service: Any = SimpleNamespace(timeout_ns=1000 * MS, urgency=urgency)
+    call = Call(cast("Any", service), None, lambda *_: None, 0)
+    if asker is not None:
+        asker.put_on(call)
+    return call
+
+
+@pytest.mark.parametrize(
+    ("headers", "timeout_ms"),
+    [
+        ({b"x-request-timeout-ms": b"150"}, 150),
+        ({b"x-request-timeout-ms": b"0.5"}, 0.5),
+        ({b"x-request-timeout": b"0.15"}, 150),
+        ({b"x-request-timeout": b"600"}, 600_000),
+        ({b"x-request-timeout": b"601.0"}, 601_000),
+        ({b"grpc-timeout": b"150m"}, 150),
+        ({b"grpc-timeout": b"2S"}, 2000),
+        ({b"grpc-timeout": b"7u"}, 0.007),
+        ({b"x-request-timeout-ms": b"150", b"x-request-timeout": b"0.1"}, 100),
+    ],
+)
+def test_a_deadline_has_three_spellings(headers: dict[bytes, bytes], timeout_ms: float) -> None:
+    """Of several the earliest counts."""
+    assert asker_of(DEFAULT, headers) == Asker(DEFAULT, round(timeout_ms * MS))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"x-request-timeout-ms": b"soon"},
+        {b"x-request-timeout-ms": b"-1"},
+        {b"x-request-timeout": b"1000"},
+        {b"x-request-timeout": b""},
+        {b"grpc-timeout": b"150"},
+        {b"grpc-timeout": b"1 S"},
+        {b"stoker-tier": b"urgent"},
+    ],
+)
+def test_what_cannot_be_understood_is_refused(headers: dict[bytes, bytes]) -> None:
+    """1000 may be meant as milliseconds, so it is not taken for seconds."""
+    with pytest.raises(RequestError):
+        asker_of(DEFAULT, headers)
+
+
+def test_who_says_nothing_is_nobody() -> None:
+    """Other headers, such as those of browsers, say nothing; a name does."""
+    assert asker_of(DEFAULT, {b"priority": b"u=1", b"host": b"a"}) is None
+    assert asker_of(ADS, {}) == Asker(ADS)
+
+
+def test_nobody_waits_longer_than_the_service_lets_them() -> None:
+    """A deadline only shortens the service's."""
+    assert call_of(Asker(DEFAULT, 100 * MS)).deadline_ns == 100 * MS
+    assert call_of(Asker(DEFAULT, 5000 * MS)).deadline_ns == 1000 * MS
+    assert call_of(None).deadline_ns == 1000 * MS
+
+
+@pytest.mark.parametrize(
+    ("caller", "asked", "tier"), [(ADS, 0, 0), (ADS, 2, 2), (DEFAULT, 0, 1), (DEFAULT, 2, 2), (DEFAULT, 1, 1)]
+)
+def test_a_tier_is_lowered_to_the_highest_that_the_caller_may_ask_for(
+    caller: CallerTerms, asked: int, tier: int
+) -> None:
+    """And the answer says which one it was, if one was asked for."""
+    urgency = call_of(Asker(caller, tier=asked)).urgency
+    assert urgency is not None
+    assert urgency.tier == tier
+    assert urgency.told
+
+
+def test_what_is_not_said_is_as_the_service_has_it() -> None:
+    """The default tier of a model is no wish of its callers, so no caller is too low for it."""
+    usual = Urgency(0, lasts_ns=50 * MS)
+    urgency = call_of(Asker(ADS), usual).urgency
+    assert urgency == Urgency(0, ADS, 50 * MS)
+    assert call_of(None).urgency is None
+    assert USUAL.line == b"stoker-tier: normal\r\n"
+
+
+def test_a_target_counts_from_when_the_body_was_received() -> None:
+    """And never lies behind the deadline."""
+    assert call_of(None, Urgency(lasts_ns=50 * MS)).target_ns == 50 * MS
+    assert call_of(Asker(DEFAULT, 20 * MS), Urgency(lasts_ns=50 * MS)).target_ns == 20 * MS
+    assert call_of(Asker(DEFAULT, 20 * MS)).target_ns == 0
