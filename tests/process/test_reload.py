@@ -120,3 +120,17 @@ def test_a_guardian_ends_with_the_server_that_serves(serve: Serve, doubler: Path
     os.kill(successor, signal.SIGKILL)
     assert server.wait() == 128 + signal.SIGKILL
     wait_until(lambda: server.pids() == [], "nothing is left")
+
+
+def test_a_signal_right_after_a_reload_is_for_the_new_server(
+    serve: Serve, doubler: Path, tmp_path: Path
+) -> None:
+    """The old one still drains: it is not asked a second time, and both end in order."""
+    server = serve("--config", _configured(tmp_path, doubler, frontends=1, drain_grace_s=2))
+    first = set(server.frontend_pids())
+    assert _reload(server)[0] == 0
+    assert first & set(server.pids())
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert server.pids() == []
+    assert "second time" not in server.output()

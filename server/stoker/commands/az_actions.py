@@ -232,7 +232,8 @@ def attach_folder(args: argparse.Namespace) -> int:
 
 def upload(args: argparse.Namespace) -> int:
     """Copy a folder into a data store."""
-    from stoker.azure_sdk.core import Datastore, Workspace
+    from stoker.azure_sdk.core import Workspace
+    from stoker.azure_sdk.data.datastore import Datastore
 
     Datastore.get(Workspace.from_config(), args.name).upload(
         args.source, args.place or None, overwrite=args.overwrite
@@ -242,7 +243,8 @@ def upload(args: argparse.Namespace) -> int:
 
 def list_stores(args: argparse.Namespace) -> int:
     """List the data stores."""
-    from stoker.azure_sdk.core import Datastore, Workspace
+    from stoker.azure_sdk.core import Workspace
+    from stoker.azure_sdk.data.datastore import Datastore
 
     del args
     sys.stdout.write("".join(f"{name}\n" for name in Datastore.names(Workspace.from_config())))

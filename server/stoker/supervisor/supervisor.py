@@ -118,11 +118,11 @@ class Supervisor:
             OperatorError: A model or device could not be used at start-up.
         """
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._on_signal, self._settings.drain_grace_s)
-        loop.add_signal_handler(signal.SIGINT, self._on_signal, _INTERRUPT_GRACE_S)
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)
+        loop.add_signal_handler(signal.SIGINT, self._on_signal, signal.SIGINT, _INTERRUPT_GRACE_S)
         loop.add_signal_handler(signal.SIGUSR2, self._on_reload_signal)
         if self._succession.predecessor is not None:
-            gone = functools.partial(self._on_signal, self._settings.drain_grace_s)
+            gone = functools.partial(self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)
             self._succession.predecessor.watch(self._leave, gone)
         self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
         self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
@@ -164,11 +164,15 @@ class Supervisor:
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
         self._requests.take(asker, ask)
 
-    def _on_signal(self, grace_s: float) -> None:
+    def _on_signal(self, number: signal.Signals, grace_s: float) -> None:
         now_s = time.monotonic()
         if self._background.stopping and now_s - self._asked_s < _SAME_SIGNAL_S:
             return
-        self._asked_s = now_s
+        first, self._asked_s = not self._asked_s, now_s
+        if first and self._succession.successor is not None:
+            # The child that serves is meant; this process stops already, and ends when it does.
+            self._succession.successor.send_signal(number)
+            return
         if self._background.stopping:
             logger.warning("asked to stop a second time: ending at once")
             for child in self._fleet.children:

@@ -54,6 +54,10 @@ DOCUMENTED = {
     "stoker_compared_flips": ("counter", {"model", "version"}),
     "stoker_version_share_ratio": ("gauge", {"model", "version"}),
     "stoker_takeover_decisions": ("counter", {"model", "version", "decision"}),
+    "stoker_device_busy_seconds": ("counter", {"device", "model", "version"}),
+    "stoker_turn_wait_seconds": ("histogram", {"model", "version"}),
+    "stoker_batch_mean_seconds": ("gauge", {"model", "version", "rows"}),
+    "stoker_batch_mean_rows": ("gauge", {"model", "version", "rows"}),
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
     "stoker_accept_failures": ("counter", set()),
@@ -110,6 +114,10 @@ def memory() -> MetricMemory:
     device.count_audit("passed")
     device.count_non_finite(11)
     device.set_batch_cap_rows(256)
+    memory.page(FIRST_DEVICE_PAGE).set_device(2)
+    device.count_busy(1_500_000_000)
+    device.observe_turn_wait(2_000_000)
+    device.learn_batch_time(5, 4_000_000)
     memory.page(FIRST_DEVICE_PAGE + 1).model(1).set_batch_cap_rows(64)
     supervisor = memory.page(SUPERVISOR_PAGE)
     supervisor.count_restart("device")
@@ -181,6 +189,8 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
     ):
         assert value(parsed["stoker_requests"], "stoker_requests_total", **labels) == expected
     assert value(parsed["stoker_rows"], "stoker_rows_total", model="digits") == 6
+    busy = parsed["stoker_device_busy_seconds"]
+    assert value(busy, "stoker_device_busy_seconds_total", model="digits", device="cuda:2") == 1.5
     info = parsed["stoker_batching_info"]
     assert value(info, "stoker_batching_info", model="digits", batched="true", how="tested") == 1
     assert value(parsed["stoker_rows_in_flight"], "stoker_rows_in_flight", model="digits") == 6
