@@ -14,17 +14,17 @@ from stoker.errors import EnvironmentUnusable
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.system.durable import private_folder
 from stoker.targets.definitions import Target
-from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight
+from stoker.targets.engine import EngineFailure, Job, Say, Sight
 from stoker.targets.on_this_machine import (
     as_failure,
     collect,
     environment_failure,
     remove_work,
     shared_folder,
-    sight_of_files,
     tell_to_end,
     working_directory,
 )
+from stoker.targets.sights import sight_of
 from stoker.targets.start_file import start_content, write_start
 from stoker.workspace import Workspace
 from stoker_run import observing
@@ -111,10 +111,7 @@ class LocalEngine:
 
     def observe(self, job: Job) -> Sight:
         """Read what the agent has written, and whether it holds its lock."""
-        seen = sight_of_files(job)
-        if seen is not None:
-            return seen
-        return Sight(Presence.GONE if (job.place / "agent.json").exists() else Presence.ABSENT)
+        return sight_of(observing.observe(job.place))
 
     def pull(self, job: Job, *, final: bool) -> None:
         """Move what the script has written to the run's folder, once nothing of it runs any more."""

@@ -13,6 +13,7 @@ from stoker.names import name_from_file
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.runs.snapshots import SnapshotStore
 from stoker.targets.engine import EngineFailure, Job, Presence, Sight
+from stoker.targets.sights import sight_of
 from stoker.workspace import Workspace
 from stoker_run import observing
 
@@ -60,20 +61,8 @@ def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -
 
 def sight_of_files(job: Job) -> Sight | None:
     """What the agent's files and lock say; None where there is neither an agent nor an end."""
-    seen = observing.observe(job.place)
-    if seen["exit"] is not None:
-        return Sight(Presence.ENDED, started_ms=_whole(seen["exit"].get("started_ms")), exit=seen["exit"])
-    if not seen["alive"]:
-        return None
-    beat, agent = seen["heartbeat"] or {}, seen["agent"] or {}
-    # The log of the first process is made when it is.
-    has_begun = "log_0.txt" in seen["sizes"]
-    began_ms = _whole(agent.get("started_ms")) if has_begun else None
-    return Sight(Presence.ALIVE, str(beat.get("problem") or ""), began_ms)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+    seen = sight_of(observing.observe(job.place))
+    return None if seen.presence in (Presence.ABSENT, Presence.GONE) else seen
 
 
 def tell_to_end(job: Job, grace_s: float, reason: str) -> None:
