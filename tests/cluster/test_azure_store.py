@@ -133,7 +133,8 @@ def test_a_script_and_its_model_reach_pods_too(
     model = "digits/azureml-models/tf-dnn-mnist/1"
     assert file["models"][0]["model_dir"] == f"/models/{model}"
     found = fetched(fetching["args"][0], store, tmp_path / "pod")
-    assert found == {"digits/score.py": "one = 1", f"{model}/weights": None}
+    # Under the name of the folder that was registered too, as on Azure.
+    assert found == {"digits/score.py": "one = 1", f"{model}/weights": None, f"{model}/model/weights": None}
     Path("score.py").write_text("one = 2")
     deploy(ws, [Model(ws, "tf-dnn-mnist")], inference)
     other, _ = objects(control_plane, namespace)

@@ -86,14 +86,16 @@ class Routed:
     async def ask_in_a_row(
         self, requests: list[tuple[str, dict[str, str]]], *, own: bool = False
     ) -> list[tuple[int, str]]:
-        """Send requests on one connection, without waiting for the answers in between."""
+        """Send requests on one connection, each when the one before has its answer.
+
+        Not before: HAProxy may answer 400 to what stands behind a request that it holds and tries again.
+        """
         port = self.settings.metrics_port if own else self.settings.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answers = []
         for path, headers in requests:
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             writer.write(f"GET {path} HTTP/1.1\r\nHost: h\r\n{lines}\r\n".encode())
-        answers = []
-        for _ in requests:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = next(
                 (
