@@ -62,8 +62,8 @@ class Box(Project):
             f"type: docker\n{lines}" if name == "box" else lines
         )
 
-    def submit(self, script: str, **asked: object) -> RunFolder:
-        return super().submit(script, **{"target": "box", **asked})
+    def submit(self, script: str, environment_file: str = "", **asked: object) -> RunFolder:
+        return super().submit(script, environment_file, **{"target": "box", **asked})
 
     def failed(self, script: str = "print(1)\n", **asked: object) -> tuple[RunFolder, str, str]:
         folder, state = self.ended(script, **asked)
