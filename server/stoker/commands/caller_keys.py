@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.commands.option_values import duration_s, number_option
 from stoker.errors import InvalidSettings
+from stoker.settings.lateness import TIERS
 
 if TYPE_CHECKING:
     from stoker.keys.callers import CallerBook, CallerTerms
@@ -72,7 +73,7 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-tier",
-        choices=["high", "normal", "low"],
+        choices=TIERS,
         help="the highest tier that it may ask for (default normal)",
     )
 

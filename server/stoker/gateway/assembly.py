@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import LoadFailed
-from stoker.gateway.rows.urgency import TIERS, USUAL, Urgency
+from stoker.gateway.rows.urgency import USUAL, Urgency
 from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.image_scoring import ImageScoring
@@ -18,6 +18,7 @@ from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.memory import MetricPage
 from stoker.models.swagger_files import read_swagger_file
 from stoker.settings.endpoint import keys_owner
+from stoker.settings.lateness import TIERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

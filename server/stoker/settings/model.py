@@ -13,7 +13,7 @@ from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
 from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.lateness import Late, Tier
+from stoker.settings.lateness import TIERS, Late, Tier
 from stoker.settings.takeover import (
     Bounds,
     ParityMode,
@@ -131,7 +131,7 @@ class ModelSettings:
     )
     default_tier: Tier = setting(
         "normal",
-        choice_of("high", "normal", "low"),
+        choice_of(*TIERS),
         "how urgent requests are that do not say so: high, normal or low",
         "TIER",
     )

@@ -12,6 +12,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.errors import InvalidSettings
+from stoker.settings.lateness import TIERS
 from stoker.simulation.arrivals import Requests
 from stoker.simulation.devices import Curve
 
@@ -59,9 +60,6 @@ def read_requests(path: Path, target_ms: float) -> tuple[Requests, list[str]]:
     return requests, models
 
 
-_TIERS: Final = ("high", "normal", "low")
-
-
 class _Told(NamedTuple):
     """One request of a file."""
 
@@ -73,7 +71,7 @@ class _Told(NamedTuple):
 
 
 def _told(row: dict[str, str]) -> _Told:
-    tier = _TIERS.index(row.get("tier") or "normal")
+    tier = TIERS.index(row.get("tier") or "normal")
     return _Told(
         float(row["time"]),
         row.get("model") or "model",

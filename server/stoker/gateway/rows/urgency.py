@@ -6,11 +6,9 @@ from typing import Final, NamedTuple
 
 from stoker.arena import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.settings.lateness import TIERS
 
-__all__ = ["TIERS", "USUAL", "Urgency"]
-
-TIERS: Final = ("high", "normal", "low")
-"""The names of tiers, by their numbers."""
+__all__ = ["USUAL", "Urgency"]
 
 
 class Urgency(NamedTuple):

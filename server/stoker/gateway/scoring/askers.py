@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.echo import quoted
 from stoker.errors import RequestError
-from stoker.gateway.rows.urgency import TIERS, USUAL
+from stoker.gateway.rows.urgency import USUAL
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.settings.lateness import TIERS
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
