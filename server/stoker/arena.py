@@ -23,14 +23,12 @@ from enum import IntEnum
 
 import numpy as np
 
+from stoker.board import BOARD_WORDS
 from stoker.tensors import Signature, TensorSpec
 
 __all__ = [
     "AWAKE_NS",
-    "CALLER_BITS",
     "LONE_ROWS",
-    "NORMAL_TIER",
-    "WEIGHT_BITS",
     "Arena",
     "Outcome",
     "capacity_rows",
@@ -43,11 +41,6 @@ AWAKE_NS = 300_000
 Waking a sleeping process costs tens of microseconds, more than a small model computes."""
 LONE_ROWS = 4
 """After so many rows in a row that had no company, the next one is expected to have none."""
-
-NORMAL_TIER = 1
-CALLER_BITS = 16
-WEIGHT_BITS = 32
-"""`placed` is `weight << WEIGHT_BITS | tier << CALLER_BITS | caller`, the weight in thousandths, or 0 for 1."""
 
 _ALIGN = mmap.PAGESIZE
 _PUNCH_BYTES = 1 << 20
@@ -67,6 +60,8 @@ class Outcome(IntEnum):
     TOO_LARGE = 3
     REFUSED = 4
     OUT_OF_MEMORY = 5
+    UNKNOWN_SEQUENCE = 6
+    TOO_MANY_SEQUENCES = 7
 
 
 def push_numbers(doorbell: socket.socket, data: bytes) -> bytes:
@@ -101,7 +96,7 @@ class _Pages:
 
 
 _QUEUED_COLUMNS = ("deadline_ns", "enqueued_ns", "position", "target_ns", "size", "placed")
-_DONE_COLUMNS = ("outcome", "started_ns", "finished_ns", "error_id")
+_DONE_COLUMNS = ("outcome", "started_ns", "finished_ns", "detail")
 
 
 def capacity_rows(signature: Signature, max_batch_rows: int) -> int:
@@ -129,8 +124,11 @@ def _layout(signature: Signature, capacity: int) -> tuple[list[_Field], int]:
     # One matrix for each writer: what a process needs of a row's header is one gather or one scatter.
     add("queued", "int64", (capacity, len(_QUEUED_COLUMNS)))
     add("done", "int64", (capacity, len(_DONE_COLUMNS)))
-    add("told", "int64", (1,))
-    for side, specs in (("in", signature.inputs), ("out", signature.outputs)):
+    # One of the frontend's, one of the device's, each written once.
+    add("flags", "int64", (2,))
+    add("turn_ns", "int64", (capacity,))
+    add("board", "int64", (BOARD_WORDS,))
+    for side, specs in (("in", signature.stored_inputs), ("out", signature.outputs)):
         for index, spec in enumerate(specs):
             if spec.variable:
                 add(f"{side}{index}.length", "int64", (capacity,))
@@ -148,18 +146,24 @@ class Arena:
 
     Attributes:
         capacity: Number of rows.
-        inputs: Per input an array `[capacity, *row_shape]` (for a variable one `uint8[capacity, bytes]`).
+        inputs: Per input an array `[capacity, *row_shape]` (for a variable one `uint8[capacity, bytes]`); behind them
+            `int64[capacity, 3]` with what rows say of their sequences, for a model that has some.
         outputs: Likewise for the outputs.
         input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where all rows have one size.
         output_lengths: Likewise for the outputs.
         queued: What the frontend says of a row, `int64[capacity, 6]`; its columns are `deadline_ns`,
             `enqueued_ns`, `position` (the row's place within its request), and, once `told` is set, `target_ns`
             (until when its answer is worth something, 0 for its deadline), `size` (rows of its request) and `placed`
-            (its tier, caller, and the caller's weight).
+            (its tier, caller, and the caller's weight, see `stoker.placed`).
         told: `int64[1]`: whether the last three columns are written. Most frontends never have anything to say there,
             so that it costs them nothing.
+        board: What the device says of its queue, `int64[BOARD_WORDS]`; see `stoker.board`.
         done: What the device says of it, `int64[capacity, 4]`; its columns are `outcome` (see `Outcome`),
-            `started_ns`, `finished_ns` and `error_id`.
+            `started_ns`, `finished_ns` and `detail`: of an answered row its batch, see
+            `stoker.metrics.batch_facts`; of one that failed the id under which the log has more; else 0.
+        turn_ns: How long a row's batch waited for its turn of the device, `int64[capacity]`, once `turned` is set.
+        turned: `int64[1]`: whether batches have ever taken turns. On most devices they never do, so that it costs
+            them nothing.
 
     Times are nanoseconds of `time.monotonic_ns`, one clock for all processes of a machine.
     """
@@ -168,7 +172,7 @@ class Arena:
     enqueued_ns: np.ndarray
     started_ns: np.ndarray
     finished_ns: np.ndarray
-    error_id: np.ndarray
+    detail: np.ndarray
     position: np.ndarray
     outcome: np.ndarray
     target_ns: np.ndarray
@@ -189,15 +193,29 @@ class Arena:
         ]
         self.queued = arrays["queued"]
         self.done = arrays["done"]
-        self.told = arrays["told"]
+        self.told, self.turned = arrays["flags"][:1], arrays["flags"][1:]
+        self.turn_ns = arrays["turn_ns"]
+        self.board = arrays["board"]
         for column, name in enumerate(_QUEUED_COLUMNS):
             setattr(self, name, self.queued[:, column])
         for column, name in enumerate(_DONE_COLUMNS):
             setattr(self, name, self.done[:, column])
-        self.inputs = [arrays[f"in{i}"] for i in range(len(signature.inputs))]
+        self.inputs = [arrays[f"in{i}"] for i in range(len(signature.stored_inputs))]
         self.outputs = [arrays[f"out{i}"] for i in range(len(signature.outputs))]
         self.input_lengths = [arrays.get(f"in{i}.length") for i in range(len(signature.inputs))]
         self.output_lengths = [arrays.get(f"out{i}.length") for i in range(len(signature.outputs))]
+
+    @property
+    def only_input(self) -> np.ndarray | None:
+        """The rows of the only input, if its rows are arrays: one number cannot be copied into them as an array."""
+        inputs = self.signature.stored_inputs
+        return self.inputs[0] if len(inputs) == 1 and inputs[0].shape else None
+
+    @property
+    def only_memory(self) -> tuple[memoryview | None, int]:
+        """The bytes of all rows of `only_input`, one behind the other, and how many each has; None without it."""
+        rows = self.only_input
+        return (None, 0) if rows is None else (rows.reshape(-1).view(np.uint8).data, rows.strides[0])
 
     @staticmethod
     def create(signature: Signature, capacity: int) -> int:

@@ -13,7 +13,7 @@ from stoker.arena import Arena, capacity_rows
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
 
 FRONTENDS = ("deadline_ns", "enqueued_ns", "position", "target_ns", "size", "placed")
-DEVICES = ("outcome", "started_ns", "finished_ns", "error_id")
+DEVICES = ("outcome", "started_ns", "finished_ns", "detail")
 MIB = 1 << 20
 
 

@@ -34,6 +34,9 @@ class RequestHead:
         query: What follows the `?`, percent-encoded.
         headers: Names and values in the order in which they came, decoded as latin-1.
         remote: The caller's address.
+        deadline_ns: When the caller stops waiting, as `time.monotonic_ns`; 0 if nobody has said so.
+        stream: Where the pieces of an answer go, see `stoker.wire.pieces`; empty where nobody wants them one by one.
+        only_piece: Whether the answer is to be the only piece, and an error where `run` yields more, or none.
     """
 
     method: str
@@ -41,16 +44,20 @@ class RequestHead:
     query: str
     headers: list[tuple[str, str]]
     remote: str
+    deadline_ns: int = 0
+    stream: str = ""
+    only_piece: bool = False
 
     def to_json(self) -> bytes:
         """Return it as JSON text."""
-        return orjson.dumps([self.method, self.path, self.query, self.headers, self.remote])
+        how = (self.deadline_ns, self.stream, self.only_piece)
+        return orjson.dumps([self.method, self.path, self.query, self.headers, self.remote, *how])
 
     @classmethod
     def from_json(cls, text: bytes) -> RequestHead:
         """Inverse of `to_json`."""
-        method, path, query, headers, remote = orjson.loads(text)
-        return cls(method, path, query, [(name, value) for name, value in headers], remote)
+        method, path, query, headers, *others = orjson.loads(text)
+        return cls(method, path, query, [(name, value) for name, value in headers], *others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from stoker.tensors import Signature, TensorSpec
 from stoker.wire.forms import form_images
 from stoker.wire.image_files import ImageFile, begins_like_an_image, not_an_image, read_image_file
 from stoker.wire.json_bodies import parse_document
+from stoker.wire.pixel_values import PixelValues, value_table
 from stoker.wire.scoring import decode_document
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _check_values(image: ImageInput, spec: TensorSpec) -> None:
     if spec.variable or kind == "b" or spec.dtype == "int8":
         raise InvalidSettings(f"image: the input {spec.name!r} is {spec.dtype}, which cannot hold pixels")
     with np.errstate(all="ignore"):
-        if not np.isfinite(_value_table(image, spec)).all():
+        if not np.isfinite(value_table(image, spec)).all():
             raise InvalidSettings(
                 f"image: with this scale, mean and std, {spec.dtype} cannot hold the values"
             )
@@ -128,7 +129,6 @@ class ImageReader:
     def __init__(
         self, image: ImageInput, signature: Signature, *, max_pixels: int, max_rows_bytes: int
     ) -> None:
-        self._layout = image_layout(image, signature)
         self._signature = signature
         self._spec = signature.inputs[0]
         self._max_pixels = max_pixels
@@ -136,7 +136,7 @@ class ImageReader:
         self._size = (image.width, image.height)
         self.row_pixels = image.width * image.height
         self._mode = "L" if image.channels == 1 else "RGB"
-        self._values = _value_table(image, self._spec)
+        self._values = PixelValues(image, self._spec, image_layout(image, signature))
         _pillow()
 
     def claims(self, body: bytes, content_type: bytes) -> bool:
@@ -228,20 +228,20 @@ class ImageReader:
         """Return room for rows: `[count, *row_shape]` in the input's dtype."""
         return np.empty((count, *self._spec.shape), self._spec.numpy_dtype)
 
-    def row(self, file: ImageFile, name: str) -> np.ndarray:
-        """Decode an image to a row: `[*row_shape]` in the input's dtype.
+    def put(self, file: ImageFile, name: str, row: np.ndarray) -> None:
+        """Decode an image into a row: `[*row_shape]` in the input's dtype.
 
         Raises:
             MalformedBody: It is cut short or damaged.
         """
         try:
-            return self._pixels(file).reshape(self._spec.shape)
+            self._values.put(self._pixels(file), row)
         except Exception as error:
             # Pillow's decoders raise whatever the bytes drive them to.
             raise not_an_image(name) from error
 
     def _pixels(self, file: ImageFile) -> np.ndarray:
-        """One image in the model's size, values and order: `[h, w]`, `[h, w, 3]` or `[3, h, w]`."""
+        """One image in the model's size: `[h, w]` or `[h, w, 3]`, uint8."""
         from PIL.Image import Resampling
 
         image = _pillow().open(BytesIO(file.bare()), formats=[file.kind])
@@ -255,12 +255,7 @@ class ImageReader:
         image = _flatten(image, self._mode)
         if image.size != self._size:
             image = image.resize(self._size, Resampling.BILINEAR)
-        pixels = np.asarray(image)
-        if pixels.ndim == 2:
-            grey: np.ndarray = self._values[0, pixels]
-            return grey
-        values: np.ndarray = self._values[np.arange(pixels.shape[-1]), pixels]
-        return values.transpose(2, 0, 1) if self._layout == "chw" else values
+        return np.asarray(image)
 
 
 class OpenedImages:
@@ -289,7 +284,7 @@ class OpenedImages:
         self._files.reverse()
         for row in range(len(rows)):
             check()
-            rows[row] = self._reader.row(*self._files.pop())
+            self._reader.put(*self._files.pop(), rows[row])
         return [rows]
 
 
@@ -302,18 +297,6 @@ def _pillow() -> Any:
     # Our limit is checked before anything is decoded; Pillow's own would only warn.
     Image.MAX_IMAGE_PIXELS = None
     return Image
-
-
-def _value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
-    """What each of the 256 values of each channel becomes: `[channels, 256]` in the input's dtype."""
-    levels = np.arange(256, dtype=np.float64)
-    if image.invert:
-        levels = levels[::-1]
-    scale = image.scale or (255.0 if spec.numpy_dtype.kind == "f" else 1.0)
-    mean = np.reshape(image.mean or 0.0, (-1, 1))
-    std = np.reshape(image.std or 1.0, (-1, 1))
-    values = np.broadcast_to((levels / scale - mean) / std, (image.channels, 256))
-    return np.ascontiguousarray(values.astype(spec.numpy_dtype))
 
 
 def _upright(image: Image, orientation: int) -> Image:

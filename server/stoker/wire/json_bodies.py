@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from stoker.errors import BodyTooLarge, MalformedBody
+from stoker.wire.numpy_reprs import numpy_hint
 
 __all__ = [
     "MAX_VALUES",
@@ -25,6 +26,7 @@ __all__ = [
     "kind_of",
     "load",
     "nesting_depth",
+    "nests_deeper",
     "parse_document",
 ]
 
@@ -40,6 +42,12 @@ _MAX_SLOW_BYTES: Final = 16 << 20
 _BOM: Final = b"\xef\xbb\xbf"
 
 
+def nests_deeper(body: bytes, levels: int) -> bool:
+    """Whether a JSON text that nobody has parsed yet may have more levels than this; see `nesting_depth`."""
+    # It has no more levels than brackets that open, and mostly few of those.
+    return body.count(b"[") + body.count(b"{") > levels and nesting_depth(body) > levels
+
+
 def nesting_depth(body: bytes) -> int:
     """How deeply brackets and braces are nested in a JSON text, for bodies that nobody has parsed yet.
 
@@ -51,10 +59,13 @@ def nesting_depth(body: bytes) -> int:
     for start in range(0, len(codes), _PIECE_BYTES):
         # "[" and "{" differ from "]" and "}" by 2; both pairs map to one code with bit 5 cleared.
         folded = codes[start : start + _PIECE_BYTES] & 0xDF
-        steps = (folded == 0x5B).astype(np.int32) - (folded == 0x5D)
-        levels = np.cumsum(steps, dtype=np.int32)
-        deepest = max(deepest, depth + int(levels.max()))
-        depth += int(levels[-1])
+        opening = folded == 0x5B
+        # Of what is between brackets, which is nearly all, nothing is summed up.
+        places = np.flatnonzero(opening | (folded == 0x5D))
+        if len(places):
+            levels = np.cumsum(np.where(opening[places], 1, -1))
+            deepest = max(deepest, depth + int(levels.max()))
+            depth += int(levels[-1])
     return deepest
 
 
@@ -104,7 +115,7 @@ def parse_document(body: bytes) -> Any:
     """
     if not body:
         raise MalformedBody("The request body is empty.")
-    if nesting_depth(body) > _MAX_DEPTH:
+    if nests_deeper(body, _MAX_DEPTH):
         raise MalformedBody(f"The request body is nested more than {_MAX_DEPTH} levels deep.")
     check_values(body)
     try:
@@ -115,7 +126,7 @@ def parse_document(body: bytes) -> Any:
             raise MalformedBody(
                 "The request body is not valid JSON: NaN and Infinity are not numbers."
             ) from None
-        raise MalformedBody.not_json(error) from None
+        raise MalformedBody.not_json(f"{error}{numpy_hint(error.doc, error.pos)}") from None
 
 
 def load(text: bytes) -> Any:

@@ -15,7 +15,7 @@ import orjson
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
 from stoker.wire.non_finite import rewritten
-from stoker.wire.oip_requests import InferRequest, WantedOutput
+from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw
 
 __all__ = ["classified", "classify", "encode_infer"]
@@ -38,7 +38,7 @@ def encode_infer(
     Args:
         model: The model's name.
         version: Its version.
-        request: What it answers.
+        request: What it answers; what goes into regions has been written there, and is told.
         outputs: The model's outputs by name.
         batched: Whether their first axis is the batch.
         non_finite: What becomes of NaN and infinities in JSON.
@@ -56,7 +56,10 @@ def encode_infer(
         entry: dict[str, Any] = {
             "name": wanted.name, "shape": list(array.shape), "datatype": datatype_of(array),
         }  # fmt: skip
-        if wanted.binary:
+        if isinstance(wanted, RegionOutput):
+            # Nothing more, as Triton has it: its C++ client takes any parameters for those of binary data.
+            pass
+        elif wanted.binary:
             content = to_raw(array)
             entry["parameters"] = {"binary_data_size": len(content)}
             binaries.append(content)
@@ -103,17 +106,14 @@ def classified(wanted: WantedOutput, array: np.ndarray, *, batched: bool) -> np.
     return classify(wanted.name, array, wanted.classes, batched=batched) if wanted.classes else array
 
 
-def classify(
-    name: str, array: np.ndarray, classes: int, *, batched: bool, labels: Sequence[str] = ()
-) -> np.ndarray:
-    """Return the `classes` largest values of each row as `value:index[:label]`, the largest first.
+def classify(name: str, array: np.ndarray, classes: int, *, batched: bool) -> np.ndarray:
+    """Return the `classes` largest values of each row as `value:index`, the largest first.
 
     Args:
         name: The output's name, for error messages.
         array: Numbers, `[rows, classes]` or of any shape without a batch axis; flattened beside the batch axis.
         classes: How many to give, at most as many as there are.
         batched: Whether the first axis is the batch.
-        labels: Names of the classes.
 
     Raises:
         InvalidInput: The output holds other things than numbers, or has too many of them.
@@ -135,11 +135,10 @@ def classify(
     keys = np.where(np.isnan(rows), -np.inf, rows) if rows.dtype.kind == "f" else rows
     places = (rows.shape[1] - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1])[:, :classes]
     largest = rows[np.arange(len(rows))[:, None], places].reshape(-1).tolist()
-    pattern = "%.6f:%d%s" if rows.dtype.kind == "f" else "%d:%d%s"
-    known = {index: f":{label}" for index, label in enumerate(labels)}
+    pattern = "%.6f:%d" if rows.dtype.kind == "f" else "%d:%d"
     answer = np.empty(len(largest), object)
     answer[:] = [
-        (pattern % (value, index, known.get(index, ""))).encode()
+        (pattern % (value, index)).encode()
         for value, index in zip(largest, places.reshape(-1).tolist(), strict=True)
     ]
     return answer.reshape(places.shape if batched else -1)

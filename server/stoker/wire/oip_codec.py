@@ -15,11 +15,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import orjson
 
+from stoker.errors import StokerError
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors
 from stoker.wire.oip_answers import encode_infer
+from stoker.wire.oip_json import NumberLists
 from stoker.wire.oip_parameters import MAX_ID_CHARS
-from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
+from stoker.wire.oip_regions import RegionReader
+from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput, decode_document, decode_infer
 from stoker.wire.oip_tensors import to_raw
 
 __all__ = ["InferCodec"]
@@ -73,6 +76,7 @@ class InferCodec:
         self._model, self._version, self._tensors = model, version, tensors
         self._forms: dict[bytes, _Form] = {}
         self._answers: dict[Any, _Answer] = {}
+        self._lists = NumberLists(tensors)
         # Strings have lengths of their own, and of booleans the values have to be looked at.
         self._regular = all(info.dtype not in ("string", "bool") for info in tensors.inputs)
 
@@ -80,15 +84,19 @@ class InferCodec:
         # What it remembers is for the process that has seen it.
         return type(self), (self._model, self._version, self._tensors, self._non_finite)
 
-    def decode(self, body: bytes, json_bytes: int | None) -> InferRequest:
+    def decode(
+        self, body: bytes, json_bytes: int | None, regions: RegionReader | None = None
+    ) -> InferRequest:
         """Decode a request; see `wire.oip_requests.decode_infer`. Arrays of binary inputs are views of the body."""
+        if json_bytes is None and (request := self._decode_lists(body, regions)) is not None:
+            return request
         if not json_bytes or json_bytes > _MAX_REMEMBERED_BYTES or not self._regular:
-            return decode_infer(self._model, self._tensors, body, json_bytes)
+            return decode_infer(self._model, self._tensors, body, json_bytes, regions)
         said = _ID.match(body, 0, json_bytes)
         key = body[:json_bytes] if said is None else b"{" + body[said.end() : json_bytes]
         form = self._forms.get(key)
         if form is None or len(body) != json_bytes + form.data_bytes:
-            request = decode_infer(self._model, self._tensors, body, json_bytes)
+            request = decode_infer(self._model, self._tensors, body, json_bytes, regions)
             self._remember(key, request, body, json_bytes)
             return request
         inputs = {
@@ -98,10 +106,20 @@ class InferCodec:
         name = "" if said is None else said[1].decode("ascii")
         return InferRequest(name, inputs, form.wanted, form.timeout_ns, form.tier)
 
+    def _decode_lists(self, body: bytes, regions: RegionReader | None) -> InferRequest | None:
+        """Decode a request that is JSON alone, if its numbers are in flat lists, and nothing is wrong with it."""
+        document = self._lists.read(body)
+        if document is None:
+            return None
+        try:
+            return decode_document(self._model, self._tensors, document, memoryview(b""), regions)
+        except StokerError:
+            return None
+
     def _remember(self, key: bytes, request: InferRequest, body: bytes, json_bytes: int) -> None:
-        """Keep what a request has said if all its inputs are binary."""
-        if b'"id"' in key or b"\\" in key:
-            # Written another way, or twice; the last one counts.
+        """Keep what a request has said if all its inputs are binary, and it has nothing to do with regions."""
+        if b'"id"' in key or b"\\" in key or b'"shared_memory' in key or request.sequence is not None:
+            # Written another way, or twice, where the last one counts; or there are as many as sequences.
             return
         begin = _address(np.frombuffer(body, np.uint8)) + json_bytes
         data_bytes = len(body) - json_bytes
@@ -159,4 +177,5 @@ def _address(array: np.ndarray) -> int:
 
 def _is_plain(wanted: WantedOutput, array: np.ndarray) -> bool:
     """Whether an output is given as it is, as bytes whose number follows from its shape."""
-    return wanted.binary and not wanted.classes and array.dtype != object and array.size > 0
+    given = wanted.binary and not wanted.classes and array.dtype != object and array.size > 0
+    return given and not isinstance(wanted, RegionOutput)

@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 _MAX_TIMEOUT_US: Final = 1 << 40
+_SEQUENCE: Final = ("sequence_id", "sequence_start", "sequence_end")
 MAX_ID_CHARS: Final = 1024
 """The longest id of a request."""
 
@@ -50,35 +51,49 @@ def check_id(size: int) -> None:
         raise MalformedBody(f"'id' has more than {MAX_ID_CHARS} characters")
 
 
-def parameters_of(owner: Mapping[str, Any]) -> Mapping[str, Any]:
+def parameters_of(
+    owner: Mapping[str, Any], *, regions: bool = False, sequences: bool = False
+) -> Mapping[str, Any]:
     """Return the checked parameters of a request, an input or an output in JSON.
+
+    Args:
+        owner: It.
+        regions: Whether its data may be in shared memory.
+        sequences: Whether it is a request to a model that keeps state for sequences.
 
     Raises:
         MalformedBody: They are no object, or one is reserved.
-        InvalidInput: One asks for a sequence or for shared memory.
+        InvalidInput: One asks for a sequence, or for shared memory where that may not be.
     """
     parameters = owner.get("parameters", {})
     if not isinstance(parameters, dict):
         raise MalformedBody("'parameters' must be an object")
-    check_parameters(parameters)
+    check_parameters(parameters, regions=regions, sequences=sequences)
     return parameters
 
 
-def check_parameters(parameters: Mapping[str, Any]) -> None:
+def check_parameters(
+    parameters: Mapping[str, Any], *, regions: bool = False, sequences: bool = False
+) -> None:
     """Refuse parameters of a request, an input or an output that are reserved, or that nothing here can honour.
+
+    Args:
+        parameters: They.
+        regions: Whether data may be in shared memory.
+        sequences: Whether they are those of a request to a model that keeps state for sequences.
 
     Raises:
         MalformedBody: One is reserved.
-        InvalidInput: One asks for a sequence or for shared memory.
+        InvalidInput: One asks for a sequence, or for shared memory where that may not be.
     """
     for name, value in parameters.items():
         if name.startswith("triton_"):
             raise MalformedBody(
                 f"parameter keys starting with 'triton_' are reserved for Triton usage, got '{cut(name)}'"
             )
-        if name in ("sequence_id", "sequence_start", "sequence_end") and value not in (0, "", False):
+        if not sequences and name in _SEQUENCE and value not in (0, "", False):
             raise InvalidInput(f"'{name}' needs a model that keeps state for a sequence; this one has none")
-        if name.startswith("shared_memory"):
+        if name.startswith("shared_memory") and not regions:
             raise InvalidInput("shared memory regions are not supported")
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -18,16 +18,21 @@ import orjson
 
 from stoker.echo import quoted
 from stoker.errors import InvalidInput, MalformedBody
+from stoker.sequences import SequenceStep
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nesting_depth
+from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nests_deeper
 from stoker.wire.oip_parameters import flag, identifier, parameters_of, tier, timeout_ns
+from stoker.wire.oip_regions import RegionReader, RegionSpan, from_region, span_of
+from stoker.wire.oip_sequences import sequence_of
 from stoker.wire.oip_tensors import check_fit, checked_shape, from_raw
-from stoker.wire.tensor_json import as_tensor, check_rows
+from stoker.wire.tensor_json import as_dtype, as_tensor, check_rows
 
 __all__ = [
     "InferRequest",
+    "RegionOutput",
     "WantedOutput",
     "all_inputs",
+    "decode_document",
     "decode_infer",
     "decode_inputs",
     "decode_wanted",
@@ -53,6 +58,18 @@ class WantedOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionOutput(WantedOutput):
+    """An output that is to be written into shared memory of the caller.
+
+    Attributes:
+        span: Where.
+    """
+
+    # A class of its own: outputs that go nowhere else are compared for each answer.
+    span: RegionSpan = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class InferRequest:
     """A decoded infer request.
 
@@ -62,6 +79,7 @@ class InferRequest:
         wanted: The outputs to answer with, in this order.
         timeout_ns: How long the caller is willing to wait, or None.
         tier: Which tier the caller asks for, 0 for the highest, or None.
+        sequence: Of which sequence it is, for a model that keeps state; None where it does not say so.
     """
 
     id: str
@@ -69,9 +87,16 @@ class InferRequest:
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None = None
     tier: int | None = None
+    sequence: SequenceStep | None = None
 
 
-def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int | None) -> InferRequest:
+def decode_infer(
+    model: str,
+    tensors: ModelTensors,
+    body: bytes,
+    json_bytes: int | None,
+    regions: RegionReader | None = None,
+) -> InferRequest:
     """Decode a request.
 
     Args:
@@ -79,6 +104,7 @@ def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int
         tensors: What it takes and gives.
         body: The request's body, uncompressed.
         json_bytes: The value of `Inference-Header-Content-Length`; None if the header is absent: all is JSON.
+        regions: Reads shared memory of the caller; None where there is none.
 
     Raises:
         MalformedBody: The JSON cannot be read, or the sizes do not add up.
@@ -91,15 +117,38 @@ def decode_infer(model: str, tensors: ModelTensors, body: bytes, json_bytes: int
         raise MalformedBody(f"inference header size should be in range (0, {len(body)}), got: {json_bytes}")
     document = _parse(body if json_bytes is None else body[:json_bytes])
     binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
-    parameters = parameters_of(document)
-    inputs = decode_inputs(model, tensors, document, binary)
+    return decode_document(model, tensors, document, binary, regions)
+
+
+def decode_document(
+    model: str,
+    tensors: ModelTensors,
+    document: Mapping[str, Any],
+    binary: memoryview,
+    regions: RegionReader | None = None,
+) -> InferRequest:
+    """Decode a request whose JSON has been read; see `decode_infer`.
+
+    Args:
+        model: The model's name, for error messages.
+        tensors: What it takes and gives.
+        document: The JSON. The `data` of an input may be a vector of numbers, where it is a list of nothing else.
+        binary: What follows it.
+        regions: Reads shared memory of the caller; None where there is none.
+    """
+    parameters = parameters_of(document, sequences=tensors.sequences)
+    inputs = decode_inputs(model, tensors, document, binary, regions)
     binary_default = flag(parameters, "binary_data_output")
-    wanted = decode_wanted(model, tensors, document.get("outputs") or [], binary_default=binary_default)
-    return InferRequest(identifier(document), inputs, wanted, timeout_ns(parameters), tier(parameters))
+    outputs, to_regions = document.get("outputs") or [], regions is not None
+    wanted = decode_wanted(model, tensors, outputs, binary_default=binary_default, regions=to_regions)
+    sequence = sequence_of(parameters) if tensors.sequences else None
+    return InferRequest(
+        identifier(document), inputs, wanted, timeout_ns(parameters), tier(parameters), sequence
+    )
 
 
 def _parse(text: bytes) -> dict[str, Any]:
-    if nesting_depth(text) > _MAX_DEPTH:
+    if nests_deeper(text, _MAX_DEPTH):
         raise MalformedBody(f"the request JSON is nested more than {_MAX_DEPTH} levels deep")
     check_values(text)
     try:
@@ -128,7 +177,11 @@ def _parse_with_tokens(text: bytes, error: Exception) -> Any:
 
 
 def decode_inputs(
-    model: str, tensors: ModelTensors, document: Mapping[str, Any], binary: memoryview
+    model: str,
+    tensors: ModelTensors,
+    document: Mapping[str, Any],
+    binary: memoryview,
+    regions: RegionReader | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the inputs of a request's JSON by name; strings are `object` arrays of `bytes`.
 
@@ -137,6 +190,7 @@ def decode_inputs(
         tensors: What it takes.
         document: The JSON.
         binary: What follows it.
+        regions: Reads shared memory of the caller; None where there is none.
 
     Raises:
         MalformedBody: The sizes do not add up.
@@ -156,21 +210,31 @@ def decode_inputs(
         if name in arrays:
             raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
         shape = checked_shape(model, info, entry.get("datatype"), entry.get("shape"))
-        size = _binary_size(model, info, entry)
+        parameters = parameters_of(entry, regions=regions is not None)
+        span = None if regions is None else span_of(parameters)
+        size = _binary_size(model, info, entry, parameters, span)
+        if regions is not None and span is not None:
+            arrays[info.name] = from_region(model, info, shape, span, regions)
+            continue
         if size is None:
             arrays[info.name] = _from_json(model, info, shape, entry)
             continue
-        content = binary[start : start + size]
-        if len(content) < size:
-            raise MalformedBody(
-                f"unexpected size for input '{name}', expecting {size - len(content)} additional bytes for "
-                f"model '{model}'"
-            )
-        arrays[info.name] = from_raw(model, info, shape, content)
+        arrays[info.name] = _from_binary(model, info, shape, binary[start : start + size], size)
         start += size
     if start != len(binary):
         raise MalformedBody(f"unexpected additional input data for model '{model}'")
     return all_inputs(model, tensors, arrays)
+
+
+def _from_binary(
+    model: str, info: TensorInfo, shape: tuple[int, ...], content: memoryview, size: int
+) -> np.ndarray:
+    if len(content) < size:
+        raise MalformedBody(
+            f"unexpected size for input '{info.name}', expecting {size - len(content)} additional bytes for "
+            f"model '{model}'"
+        )
+    return from_raw(model, info, shape, content)
 
 
 def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -191,10 +255,16 @@ def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarra
     return {info.name: arrays[info.name] for info in tensors.inputs}
 
 
-def _binary_size(model: str, info: TensorInfo, entry: Mapping[str, Any]) -> int | None:
-    """How many bytes behind the JSON are this input's; None if its data is in the JSON."""
-    size = parameters_of(entry).get("binary_data_size")
-    if (size is None) == ("data" not in entry):
+def _binary_size(
+    model: str,
+    info: TensorInfo,
+    entry: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    span: RegionSpan | None,
+) -> int | None:
+    """How many bytes behind the JSON are this input's; None if its data is in the JSON, or in a region."""
+    size = parameters.get("binary_data_size")
+    if (size is not None) + ("data" in entry) + (span is not None) != 1:
         raise MalformedBody(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'; input '{info.name}' of model '{model}' does not"
@@ -207,21 +277,24 @@ def _binary_size(model: str, info: TensorInfo, entry: Mapping[str, Any]) -> int 
 def _from_json(model: str, info: TensorInfo, shape: tuple[int, ...], entry: Mapping[str, Any]) -> np.ndarray:
     if info.dtype == "float16":
         raise InvalidInput(f"input '{info.name}' of model '{model}' is FP16: send it as binary data")
-    data = entry["data"]
-    if not isinstance(data, list):
-        raise MalformedBody(f"the data of input '{info.name}' must be a list")
-    count = math.prod(shape)
-    nested = bool(data) and isinstance(data[0], list)
-    if info.dtype == "bool" and not nested:
-        data = [bool(item) if type(item) is int and item in (0, 1) else item for item in data]
-    flat = TensorInfo(info.name, info.dtype, shape if nested else (-1,))
-    array = as_tensor(data, flat)
-    if array.size != count:
+    array = _listed_data(info, shape, entry["data"])
+    if array.size != math.prod(shape):
         raise InvalidInput(
             f"Unable to parse 'data' of input '{info.name}' for model '{model}': "
             "Shape does not match true shape of 'data' field"
         )
     return array.reshape(shape)
+
+
+def _listed_data(info: TensorInfo, shape: tuple[int, ...], data: Any) -> np.ndarray:
+    if isinstance(data, np.ndarray):
+        return as_dtype(data, info)
+    if not isinstance(data, list):
+        raise MalformedBody(f"the data of input '{info.name}' must be a list")
+    nested = bool(data) and isinstance(data[0], list)
+    if info.dtype == "bool" and not nested:
+        data = [bool(item) if type(item) is int and item in (0, 1) else item for item in data]
+    return as_tensor(data, TensorInfo(info.name, info.dtype, shape if nested else (-1,)))
 
 
 def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
@@ -253,7 +326,7 @@ def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
 
 
 def decode_wanted(
-    model: str, tensors: ModelTensors, listed: Any, *, binary_default: bool
+    model: str, tensors: ModelTensors, listed: Any, *, binary_default: bool, regions: bool = False
 ) -> tuple[WantedOutput, ...]:
     """Return the outputs that a request asks for, which are all if it names none.
 
@@ -262,6 +335,7 @@ def decode_wanted(
         tensors: What it gives.
         listed: The request's `outputs`: objects with `name` and `parameters`.
         binary_default: Whether those are binary that do not say.
+        regions: Whether they may go into shared memory of the caller.
 
     Raises:
         MalformedBody: A parameter has the wrong type.
@@ -279,10 +353,16 @@ def decode_wanted(
             raise InvalidInput(f"unexpected inference output {quoted(name)} for model '{model}'")
         if name in wanted:
             raise InvalidInput(f"output '{name}' is asked for twice from model '{model}'")
-        parameters = parameters_of(entry)
+        parameters = parameters_of(entry, regions=regions)
         binary = flag(parameters, "binary_data") if "binary_data" in parameters else binary_default
         classes = parameters.get("classification", 0)
         if type(classes) is not int or classes < 0:
             raise MalformedBody("'classification' must be a non-negative integer")
-        wanted[name] = WantedOutput(name, binary, classes)
+        span = span_of(parameters) if regions else None
+        wanted[name] = (
+            WantedOutput(name, binary, classes)
+            if span is None
+            # Bytes wherever they go; what does not go into a region is then binary too, as Triton has it.
+            else RegionOutput(name, True, classes, span=span)
+        )
     return tuple(wanted.values())

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +36,8 @@ _ALIGN: Final = 8
 _MAX_STRINGS: Final = 1 << 20
 _MAX_ELEMENTS: Final = 1 << 40
 _MAX_EMPTY: Final = 1 << 20
+# Heads are alike where shapes are; a caller who sends thousands of shapes pays for his own only.
+_REMEMBERED: Final = 256
 
 
 def pack(tensors: Mapping[str, np.ndarray], signature: str = "") -> bytes:
@@ -45,14 +49,21 @@ def pack(tensors: Mapping[str, np.ndarray], signature: str = "") -> bytes:
     """
     described, parts = [], []
     for name, array in tensors.items():
-        content = join_strings(array) if array.dtype == object else np.ascontiguousarray(array).tobytes()
-        dtype = "string" if array.dtype == object else array.dtype.name
-        described.append((name, dtype, array.shape, len(content)))
+        content = join_strings(array) if array.dtype == object else array.tobytes()
+        described.append((name, array.dtype, array.shape, len(content)))
         parts += [content, bytes(-len(content) % _ALIGN)]
-    head = orjson.dumps(described)
-    head += b" " * (-len(head) % _ALIGN)
     behind = signature.encode()
-    return b"".join((_HEAD.pack(len(head), len(behind)), head, *parts, behind))
+    return b"".join((_head(tuple(described), len(behind)), *parts, behind))
+
+
+@lru_cache(_REMEMBERED)
+def _head(described: tuple[tuple[str, np.dtype[Any], tuple[int, ...], int], ...], behind_bytes: int) -> bytes:
+    """The head of a row with tensors of these names, dtypes, shapes and bytes."""
+    head = orjson.dumps(
+        [(name, "string" if dtype.kind == "O" else dtype.name, *more) for name, dtype, *more in described]
+    )
+    head += b" " * (-len(head) % _ALIGN)
+    return _HEAD.pack(len(head), behind_bytes) + head
 
 
 def signature_of(data: bytes | memoryview) -> str:
@@ -66,22 +77,29 @@ def unpack(data: bytes) -> dict[str, np.ndarray]:
     head_bytes, _ = _HEAD.unpack_from(data)
     start = _HEAD.size + head_bytes
     tensors: dict[str, np.ndarray] = {}
-    for name, dtype, shape, size in orjson.loads(data[_HEAD.size : start]):
-        if dtype == "string":
+    for name, dtype, shape, size in _described(data[_HEAD.size : start]):
+        if dtype is None:
             tensors[name] = split_strings(data[start : start + size], math.prod(shape)).reshape(shape)
         else:
-            count = size // np.dtype(dtype).itemsize
-            tensors[name] = np.frombuffer(data, dtype, count, start).reshape(shape)
+            tensors[name] = np.ndarray(shape, dtype, data, start)
         start += size + -size % _ALIGN
     return tensors
 
 
+@lru_cache(_REMEMBERED)
+def _described(head: bytes) -> tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], int], ...]:
+    """Name, dtype (None for strings), shape and bytes of each tensor of a row with this head."""
+    return tuple(
+        (name, None if dtype == "string" else np.dtype(dtype), tuple(shape), size)
+        for name, dtype, shape, size in orjson.loads(head)
+    )
+
+
 def join_strings(array: np.ndarray) -> bytes:
     """Return the elements of an `object` array of `bytes`, each behind its length (32 bits, little-endian)."""
-    parts: list[bytes] = []
-    for element in array.reshape(-1).tolist():
-        parts += (_LENGTH.pack(len(element)), element)
-    return b"".join(parts)
+    elements = array.reshape(-1).tolist()
+    lengths = map(_LENGTH.pack, map(len, elements))
+    return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def has_too_many_elements(shape: Sequence[int]) -> bool:
@@ -110,17 +128,18 @@ def split_strings(data: bytes | memoryview, count: int) -> np.ndarray:
     Raises:
         ValueError: The data holds fewer or more than `count` elements, or ends within one.
     """
-    elements: list[Any] = []
+    elements: list[bytes] = []
     start, end = 0, len(data)
+    # Slices of bytes take half as long as those of a view.
+    content, unpack, prefix_bytes = bytes(data), _LENGTH.unpack_from, _LENGTH.size
     while start < end and len(elements) < count:
-        if end - start < _LENGTH.size:
+        if end - start < prefix_bytes:
             raise ValueError("the data ends within the length of a string")
-        (size,) = _LENGTH.unpack_from(data, start)
-        start += _LENGTH.size
-        if end - start < size:
+        begin = start + prefix_bytes
+        start = begin + unpack(content, start)[0]
+        if start > end:
             raise ValueError("the data ends within a string")
-        elements.append(bytes(data[start : start + size]))
-        start += size
+        elements.append(content[begin:start])
     if start != end or len(elements) != count:
         raise ValueError(f"expected {count} strings in {end} bytes, found {len(elements)} in {start}")
     array = np.empty(count, object)

@@ -20,7 +20,6 @@ __all__ = [
     "length_delimited",
     "packed",
     "signed",
-    "varint",
     "varint_bytes",
 ]
 
@@ -52,7 +51,7 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
         key = data[position]
         position += 1
         if key & 0x80:
-            key, position = varint(data, position - 1)
+            key, position = _varint(data, position - 1)
         wire = key & 7
         value = 0
         start = position
@@ -60,14 +59,14 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
             size = data[position]
             position += 1
             if size & 0x80:
-                size, position = varint(data, position - 1)
+                size, position = _varint(data, position - 1)
             start = position
             position += size
         elif wire == VARINT:
             value = data[position]
             position += 1
             if value & 0x80:
-                value, position = varint(data, position - 1)
+                value, position = _varint(data, position - 1)
         elif wire == FIXED32:
             position += 4
         elif wire == FIXED64:
@@ -79,7 +78,7 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
         yield key >> 3, wire, value, start, position
 
 
-def varint(data: Buffer, position: int) -> tuple[int, int]:
+def _varint(data: Buffer, position: int) -> tuple[int, int]:
     """The number at a place, and the place behind it."""
     value = shift = 0
     while True:
@@ -104,7 +103,7 @@ def packed(data: Buffer, begin: int, end: int) -> list[int]:
     values = []
     position = begin
     while position < end:
-        value, position = varint(data, position)
+        value, position = _varint(data, position)
         values.append(signed(value))
     return values
 

@@ -3,7 +3,8 @@
 Decoding has two paths with the same verdict. The fast one lets simdjson flatten all numbers of an input
 into one buffer and proves from the brackets alone that they were rows of the right shape. Whatever it
 cannot prove (other keys, duplicate keys, booleans, any mistake) goes to the careful one, which takes
-Python lists apart and says what is wrong and where.
+Python lists apart and says what is wrong and where. Before both, rows of float32 are read in C++ where
+`stoker-native` is installed; whatever that does not take goes on as if it were not there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from stoker.echo import quoted_names
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import Signature, TensorSpec
+from stoker.wire.flat_numbers import BUFFERS, KEPT_BYTES, holds_structure, pattern, structure
 from stoker.wire.input_data import data_of
 from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document
+from stoker.wire.native_rows import float32_rows_into
 from stoker.wire.nested_lists import elements_of, numbers
 from stoker.wire.non_finite import rewritten
 
@@ -32,32 +35,42 @@ __all__ = [
     "encode_texts",
 ]
 
-_KEPT_BYTES: Final = 8 << 20
-_STRUCTURE: Final = b"[],"
-_NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
-_BUFFERS: Final = {"f": ("d", np.float64), "i": ("i", np.int64), "u": ("u", np.uint64)}
 _OPEN: Final = ord("[")
+_FLOAT32: Final = np.dtype(np.float32)
 
 
 class ScoringDecoder:
-    """Decodes the scoring bodies of one signature. Not thread-safe: it reuses its parser's memory."""
+    """Decodes the scoring bodies of one signature. Not thread-safe: it reuses its parser's memory.
+
+    Attributes:
+        reads_natively: Whether rows may be read by `native_rows`.
+    """
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._parser = simdjson.Parser()
         self._spec: TensorSpec | None = None
         self._columns: dict[str, TensorSpec] = {}
-        if not all(spec.numpy_dtype.kind in _BUFFERS for spec in signature.inputs):
+        self._native = float32_rows_into if _is_native(signature) else None
+        self.reads_natively = self._native is not None
+        if not all(spec.numpy_dtype.kind in BUFFERS for spec in signature.inputs):
             return
         if len(signature.inputs) == 1:
             self._spec = signature.inputs[0]
-            self._buffer_type, self._buffer_dtype = _BUFFERS[self._spec.numpy_dtype.kind]
-        elif not any(set(spec.name) & set("[],") for spec in signature.inputs):
+            self._buffer_type, self._buffer_dtype = BUFFERS[self._spec.numpy_dtype.kind]
+            self._row_bytes = self._spec.row_bytes
+            self._one_row = (1, *self._spec.shape)
+        elif not any(holds_structure(spec.name) for spec in signature.inputs):
             # What stands in the names would be taken for structure.
             self._columns = {spec.name: spec for spec in signature.inputs}
 
-    def decode(self, body: bytes) -> list[np.ndarray]:
-        """Return per input an array `[rows, *row_shape]` of float64, int64, uint64 or bool.
+    def decode(self, body: bytes, row: memoryview | None = None) -> list[np.ndarray]:
+        """Return per input an array `[rows, *row_shape]` of float32, float64, int64, uint64 or bool.
+
+        Args:
+            body: The body.
+            row: Memory of a row of the only input. A single row may be written there; then the list is empty. If it
+                is not, what was there is lost all the same.
 
         Raises:
             MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
@@ -68,13 +81,29 @@ class ScoringDecoder:
         if self._spec is not None or self._columns:
             if len(body) > MAX_VALUES:
                 check_values(body)
+            if self.reads_natively and (rows := self.native_rows(body, row)) is not None:
+                return rows
             arrays = self._decode_fast(body, self._spec)
-            if len(body) > _KEPT_BYTES:
-                # A parser keeps the memory of its largest document, many times the document's.
+            if len(body) > KEPT_BYTES:
                 self._parser = simdjson.Parser()
             if arrays is not None:
                 return arrays
         return decode_document(parse_document(body), self._signature)
+
+    def native_rows(self, body: bytes, row: memoryview | None = None) -> list[np.ndarray] | None:
+        """Read rows in C++, where `reads_natively`; None if that cannot be done, and `decode` has to decide.
+
+        The arguments are those of `decode`. Any thread may call this. A long body is read without Python's
+        interpreter lock.
+        """
+        assert self._native is not None
+        assert self._spec is not None
+        values = self._native(body, row, *self._spec.shape)
+        if not values:
+            return None if values is None else []
+        rows = len(values) // self._row_bytes
+        shape = self._one_row if rows == 1 else (rows, *self._spec.shape)
+        return [np.ndarray(shape, _FLOAT32, values)]
 
     def _decode_fast(self, body: bytes, spec: TensorSpec | None) -> list[np.ndarray] | None:
         try:
@@ -108,23 +137,29 @@ class ScoringDecoder:
                 return None
             spec, rows = self._columns[name], data[name]
             count = len(rows)
-            buffer_type, dtype = _BUFFERS[spec.numpy_dtype.kind]
+            buffer_type, dtype = BUFFERS[spec.numpy_dtype.kind]
             values = memoryview(rows.as_buffer(of_type=buffer_type))
             if not count or values.nbytes != count * spec.elements * 8:
                 return None
             arrays[name] = np.ndarray((count, *spec.shape), dtype, values)
-            patterns.append(_pattern((count, *spec.shape)))
+            patterns.append(pattern((count, *spec.shape)))
         if len(set(map(len, arrays.values()))) > 1:
             return None
-        if body.translate(None, _NOT_STRUCTURE) != b",".join(patterns):
+        if structure(body) != b",".join(patterns):
             return None
         return [arrays[name] for name in self._columns]
+
+
+def _is_native(signature: Signature) -> bool:
+    """Whether rows of the only input may be read in C++."""
+    spec, *others = signature.inputs
+    return not others and spec.dtype == "float32" and spec.elements > 0
 
 
 def _is_regular(body: bytes, data: Any, count: int, shape: tuple[int, ...]) -> bool:
     """Whether as many numbers as `count` rows of `shape` have were written as such rows."""
     if len(shape) != 1:
-        return body.translate(None, _NOT_STRUCTURE) == _pattern((count, *shape))
+        return structure(body) == pattern((count, *shape))
     if count == 1:
         # The second bracket that opens is the last one, and that row has all the numbers.
         second = body.find(b"[", body.find(b"[") + 1)
@@ -132,14 +167,6 @@ def _is_regular(body: bytes, data: Any, count: int, shape: tuple[int, ...]) -> b
     width = shape[0]
     opened = np.count_nonzero(np.frombuffer(body, np.uint8) == _OPEN)
     return bool(opened == count + 1) and all(len(row) == width for row in data)
-
-
-def _pattern(shape: Sequence[int]) -> bytes:
-    """The brackets and commas of a nested list of this shape."""
-    pattern = b""
-    for size in reversed(shape):
-        pattern = b"[" + ((pattern + b",") * size)[:-1] + b"]"
-    return pattern
 
 
 def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
@@ -264,9 +291,10 @@ def encode_each(rows: np.ndarray, non_finite: NonFinite = WORDS) -> list[bytes]:
     if b"null" in text or not rows.size:
         return [_dump(rows[index : index + 1], non_finite) for index in range(len(rows))]
     depth = rows.ndim - 1
-    opening, closing = b"[" * depth, b"]" * depth
-    texts = text[1 + depth : -1 - depth].split(closing + b"," + opening)
-    return [b"[" + opening + row + closing + b"]" for row in texts]
+    # Of the whole text, and of each row's.
+    opening, closing = b"[" * (1 + depth), b"]" * (1 + depth)
+    texts = text[1 + depth : -1 - depth].split(closing[1:] + b"," + opening[1:])
+    return [opening + row + closing for row in texts]
 
 
 def _dump(array: np.ndarray, non_finite: NonFinite) -> bytes:

@@ -110,6 +110,8 @@ def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
         InvalidInput: A number does not fit it.
     """
     dtype = np.dtype(info.dtype)
+    if array.dtype == dtype:
+        return array
     if dtype.kind in "iu" and array.size:
         limits = np.iinfo(dtype)
         if array.min() < limits.min or array.max() > limits.max:
@@ -124,7 +126,7 @@ def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
 def _strings(elements: Elements, info: TensorInfo, *, encoded: bool) -> np.ndarray:
     array = np.empty(len(elements.items), object)
     if elements.types <= {str}:
-        array[:] = [item.encode() for item in elements.items]
+        array[:] = list(map(str.encode, elements.items))
         return array
     for item in elements.items:
         if not isinstance(item, str) and not (encoded and is_base64(item)):

@@ -19,7 +19,7 @@ from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.column_names import named_columns
-from stoker.wire.json_bodies import check_slow, check_values, finite, load, nesting_depth
+from stoker.wire.json_bodies import check_slow, check_values, finite, load, nests_deeper
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
 from stoker.wire.non_finite import rewritten
 from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64
@@ -90,7 +90,7 @@ def read_document(body: bytes) -> dict[str, Any]:
     """
     if not body:
         raise MalformedBody("JSON Parse error: The document is empty")
-    if nesting_depth(body) > _MAX_DEPTH:
+    if nests_deeper(body, _MAX_DEPTH):
         raise MalformedBody(f"JSON Parse error: nested more than {_MAX_DEPTH} levels deep")
     check_values(body)
     try:

@@ -21,11 +21,20 @@ from stoker.wire.tensor_json import is_base64
 from stoker.wire.tf_example import Feature, entry_of, example_of
 from stoker.wire.tfs import dump, named_signature, read_document, string_of, tensor_of
 
-__all__ = ["ExamplesRequest", "Verb", "decode_examples", "encode_results"]
+__all__ = [
+    "MAX_REPEATED",
+    "ExamplesRequest",
+    "Verb",
+    "decode_examples",
+    "encode_results",
+    "results_of",
+    "takes_examples",
+]
 
 Verb = Literal["classify", "regress"]
 
-_MAX_REPEATED: Final = 1 << 20
+MAX_REPEATED: Final = 1 << 20
+"""What a context that is repeated for each example may make: values and letters, or bytes."""
 _FEATURE_KINDS: Final[dict[type, str]] = {
     str: "bytes",
     dict: "bytes",
@@ -66,7 +75,7 @@ def decode_examples(
     """
     document = read_document(body)
     signature = named_signature(signatures, document)
-    serialized = _takes_examples(model, verb, signature)
+    serialized = takes_examples(model, verb, signature)
     examples, context = document.get("examples"), document.get("context", {})
     if not isinstance(examples, list) or not examples:
         raise MalformedBody("'examples' must be a non-empty array of objects")
@@ -74,9 +83,9 @@ def decode_examples(
         raise MalformedBody("'context' and each of 'examples' must be an object of features")
     if not serialized:
         _check_names([info.name for info in signature.tensors.inputs], context, examples)
-    if sum(map(_size, context.values())) * len(examples) > _MAX_REPEATED:
+    if sum(map(_size, context.values())) * len(examples) > MAX_REPEATED:
         raise BodyTooLarge(
-            f"The context, repeated for each example, holds more than {_MAX_REPEATED} values or letters; send the "
+            f"The context, repeated for each example, holds more than {MAX_REPEATED} values or letters; send the "
             "examples in parts, or without a context."
         )
     infos = signature.tensors.inputs
@@ -85,7 +94,7 @@ def decode_examples(
     return ExamplesRequest(signature, {info.name: _feature(info, context, examples) for info in infos})
 
 
-def _takes_examples(model: str, verb: Verb, signature: NamedSignature) -> bool:
+def takes_examples(model: str, verb: Verb, signature: NamedSignature) -> bool:
     """Whether a signature takes serialized examples; if not, it takes tensors.
 
     Raises:
@@ -208,22 +217,29 @@ def encode_results(
     """Encode the answer of classify (pairs of label and score) or regress (numbers).
 
     Raises:
-        InvalidInput: The outputs have other shapes or types.
+        InvalidInput: As `results_of`.
         NonFiniteOutput: A number is not finite, and that is to be refused.
     """
-    if request.signature.method == "predict":
+    return dump({"results": results_of(verb, request.signature, outputs)}, non_finite)
+
+
+def results_of(verb: Verb, signature: NamedSignature, outputs: Mapping[str, np.ndarray]) -> Any:
+    """Return for each example its pairs of label and score, as lists, or its number, as a vector.
+
+    Raises:
+        InvalidInput: The outputs have other shapes or types.
+    """
+    if signature.method == "predict":
         (only,) = outputs.values()
-        results = _classified(_matrix(only), None) if verb == "classify" else _regressed(only)
-    elif verb == "classify":
+        return _classified(_matrix(only), None) if verb == "classify" else _regressed(only)
+    if verb == "classify":
         classes, scores = outputs.get("classes"), outputs.get("scores")
-        results = _classified(
+        return _classified(
             None if scores is None else _matrix(scores), None if classes is None else _matrix(classes)
         )
-    elif "outputs" in outputs:
-        results = _regressed(outputs["outputs"])
-    else:
-        raise InvalidInput(f"the signature {request.signature.name} has no output 'outputs'")
-    return dump({"results": results}, non_finite)
+    if "outputs" in outputs:
+        return _regressed(outputs["outputs"])
+    raise InvalidInput(f"the signature {signature.name} has no output 'outputs'")
 
 
 def _regressed(output: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ from stoker.errors import MalformedBody, StokerError, UnsupportedEncoding
 from stoker.gateway.http.encodings import inflater_for
 from stoker.gateway.http.query import query_body
 from stoker.gateway.protocols.infer_dialect import InferDialect
-from stoker.gateway.protocols.repository_api import check_unload_parameters, version_policy
+from stoker.gateway.protocols.load_wishes import read_config
+from stoker.gateway.protocols.repository_api import check_unload_parameters
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_octets
 from stoker.wire.oip_answers import encode_infer
@@ -105,8 +106,8 @@ def _predict(document: Any) -> None:
         lambda: query_body(f"{LONG}={'[' * 200}".encode()),
         lambda: check_unload_parameters("m", {LONG: 1}),
         lambda: check_unload_parameters(LONG, {"unload_dependents": 1}),
-        lambda: version_policy("m", json.dumps({"name": LONG})),
-        lambda: version_policy("m", json.dumps({str(n): 1 for n in range(5000)})),
+        lambda: read_config("m", json.dumps({"name": LONG})),
+        lambda: read_config("m", json.dumps({str(n): 1 for n in range(5000)})),
     ],
 )
 def test_messages_repeat_little_of_what_was_sent(ask: Callable[[], None]) -> None:

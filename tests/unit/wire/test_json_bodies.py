@@ -10,7 +10,14 @@ from tests.puppets import STEADY
 
 from stoker.errors import BodyTooLarge, MalformedBody
 from stoker.wire import json_bodies
-from stoker.wire.json_bodies import check_slow, check_text, check_values, nesting_depth, parse_document
+from stoker.wire.json_bodies import (
+    check_slow,
+    check_text,
+    check_values,
+    nesting_depth,
+    nests_deeper,
+    parse_document,
+)
 
 
 @settings(STEADY, max_examples=100)
@@ -34,6 +41,38 @@ def test_nesting_depth_is_the_depth(value: Any) -> None:
                 return 0
 
     assert nesting_depth(json.dumps(value).encode()) == depth(value)
+
+
+@settings(STEADY, max_examples=100)
+@given(
+    st.lists(st.sampled_from([b"[", b"{", b"]", b"}", b"x"]), max_size=30).map(b"".join), st.integers(0, 12)
+)
+def test_the_quick_look_at_the_depth_says_the_same(body: bytes, levels: int) -> None:
+    """Whatever brackets stand in a text, in order or not, a bound that is looked at first changes no verdict."""
+    assert nests_deeper(body, levels) == (nesting_depth(body) > levels)
+
+
+def test_the_depth_goes_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text is looked at in pieces, of which one may have no bracket."""
+    monkeypatch.setattr(json_bodies, "_PIECE_BYTES", 3)
+    assert nesting_depth(b"[[[1, 2, 3, 4], [5, [6, 7]]]]") == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        (
+            b'{"data": [[np.float64(0.0)]]}',
+            "; np.float64\\(0.0\\) looks like Python's repr of numpy values, .*tolist",
+        ),
+        ('["ü", array([1, 2])]'.encode(), "; array\\(\\[1, 2\\]\\) looks like"),
+        (b'{"data": [[None]]}', "char 11\\)$"),
+    ],
+)
+def test_the_repr_of_numpy_values_is_explained(body: bytes, hint: str) -> None:
+    """As `str(list(row))` makes it since numpy 2, which ran with the one before; other words get the place alone."""
+    with pytest.raises(MalformedBody, match=f"is not valid JSON: .*{hint}"):
+        parse_document(body)
 
 
 def test_text_is_checked_as_utf_8() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import StokerError
+from stoker.sequences import SequenceStep
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.oip_answers import encode_infer
 from stoker.wire.oip_codec import InferCodec
@@ -160,3 +162,12 @@ def test_answers_are_encoded_as_ever(
     codec = InferCodec("m", "1", TENSORS)
     expected = encoded(lambda asked, outputs: encode_infer("m", "1", asked, outputs, batched=True))
     assert [encoded(codec.encode) for _ in range(2)] == [expected] * 2
+
+
+def test_requests_of_sequences_are_read_each_time() -> None:
+    """Each says of which sequence it is; what is remembered of others does not say it for them."""
+    codec = InferCodec("m", "1", dataclasses.replace(TENSORS, sequences=True))
+    for name in (7, 7, 8, None, 8, None):
+        parameters = {} if name is None else {"sequence_id": name}
+        body, json_bytes = request(parameters=parameters)
+        assert codec.decode(body, json_bytes).sequence == (None if name is None else SequenceStep(name))

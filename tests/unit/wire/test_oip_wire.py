@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidInput, MalformedBody, RequestError
+from stoker.sequences import SequenceStep
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.oip_answers import classify, encode_infer
 from stoker.wire.oip_parameters import tier as read_tier
@@ -332,8 +333,8 @@ def test_tensors_come_back_bit_for_bit(data: st.DataObject, dtype: str, binary: 
 def test_classes_are_the_largest_values() -> None:
     """Six decimals for floats, plain integers; of equal values the first; NaN last; at most as many as there are."""
     floats = np.array([[1, 3.3, np.nan], [2, 2, -1]], np.float32)
-    given = classify("y", floats, 2, batched=True, labels=["a", "b"])
-    assert given.tolist() == [[b"3.300000:1:b", b"1.000000:0:a"], [b"2.000000:0:a", b"2.000000:1:b"]]
+    given = classify("y", floats, 2, batched=True)
+    assert given.tolist() == [[b"3.300000:1", b"1.000000:0"], [b"2.000000:0", b"2.000000:1"]]
     assert classify("y", np.array([5, -(2**63), 7]), 9, batched=False).tolist() == [
         b"7:2", b"5:0", f"{-(2**63)}:1".encode(),
     ]  # fmt: skip
@@ -389,3 +390,47 @@ def test_no_bytes_end_in_anything_but_a_refusal(body: bytes, json_bytes: int | N
 def test_priorities_are_tiers(priority: int | None, tier: int | None) -> None:
     """As Triton counts them, 1 is the highest; 0 is what the model has for those that say nothing."""
     assert read_tier({} if priority is None else {"priority": priority}) == tier
+
+
+STATEFUL = ModelTensors((X,), (Y,), batched=True, sequences=True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "step"),
+    [
+        ({}, None),
+        ({"sequence_id": 0, "sequence_start": True}, None),
+        ({"sequence_id": ""}, None),
+        ({"sequence_id": 7, "sequence_start": True, "sequence_end": False}, SequenceStep(7, start=True)),
+        ({"sequence_id": "7", "sequence_end": True}, SequenceStep("7", end=True)),
+        ({"sequence_id": 2**64 - 1}, SequenceStep(2**64 - 1)),
+    ],
+)
+def test_a_request_says_of_which_sequence_it_is(
+    parameters: dict[str, Any], step: SequenceStep | None
+) -> None:
+    """To a model that keeps state; the parameters of an input never do."""
+    body = json.dumps({"inputs": [GOOD], "parameters": parameters}).encode()
+    assert decode_infer("m", STATEFUL, body, None).sequence == step
+    misplaced = json.dumps({"inputs": [{**GOOD, "parameters": {"sequence_id": 7}}]}).encode()
+    with pytest.raises(InvalidInput, match="keeps state"):
+        decode_infer("m", STATEFUL, misplaced, None)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"sequence_id": -1},
+        {"sequence_id": 2**64},
+        {"sequence_id": True},
+        {"sequence_id": 1.5},
+        {"sequence_id": "a" * 129},
+        {"sequence_id": 7, "sequence_start": 1},
+        {"sequence_id": 7, "sequence_end": "yes"},
+    ],
+)
+def test_what_says_of_no_sequence_is_refused(parameters: dict[str, Any]) -> None:
+    """Ids of other types or sizes, flags that are none."""
+    body = json.dumps({"inputs": [GOOD], "parameters": parameters}).encode()
+    with pytest.raises(MalformedBody):
+        decode_infer("m", STATEFUL, body, None)

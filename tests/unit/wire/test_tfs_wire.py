@@ -244,7 +244,7 @@ def test_names_are_compared_before_values() -> None:
     begun_s = time.thread_time()
     with pytest.raises(InvalidInput, match="example 0 must have the features x"):
         examples(model(X), [{}] * 4000, context={"c": [1] * 4000})
-    assert time.thread_time() - begun_s < 0.2
+    assert time.thread_time() - begun_s < 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hpack.table import HeaderTable
 
 from stoker.wire.http2.frames import ConnectionFault, ErrorCode, StreamFault
 
-__all__ = ["MAX_LIST_BYTES", "Fields", "HeadReader", "checked_request", "checked_trailers", "encoded"]
+__all__ = ["MAX_LIST_BYTES", "Fields", "HeadReader", "checked_trailers", "encoded"]
 
 MAX_LIST_BYTES: Final = 1 << 14
 """The longest header list that is read: names and values, and 32 bytes for each (RFC 9113, section 6.5.2)."""
@@ -72,7 +72,7 @@ class HeadReader(Generic[Head]):
         known = self._known.get(block)
         if known is not None:
             return known
-        head = self._read(checked_request(self.fields(block)))
+        head = self._read(_checked_request(self.fields(block)))
         if not self._table.changed and len(block) <= _REMEMBERED_BYTES:
             if len(self._known) >= _MAX_HEADS:
                 self._known.clear()
@@ -98,7 +98,7 @@ class HeadReader(Generic[Head]):
                 self._known.clear()
 
 
-def checked_request(fields: Fields) -> Fields:
+def _checked_request(fields: Fields) -> Fields:
     """Return the fields of a request if they are well-formed (RFC 9113, section 8).
 
     Raises:

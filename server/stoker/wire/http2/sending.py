@@ -59,11 +59,6 @@ class Sender:
         """Whether something is left to send that can be sent as soon as the socket takes it."""
         return bool(self._waiting) and self._window_bytes > 0
 
-    @property
-    def unsent_bytes(self) -> int:
-        """What all answers have left to send."""
-        return sum(stream.queued_bytes for stream in self.streams.values())
-
     def answer(self, stream: Stream, block: bytes, content: bytes, trailers: bytes) -> None:
         """Send a whole answer.
 
@@ -160,7 +155,11 @@ class Sender:
                     return 0
             self._window_bytes -= size
             stream.window_bytes -= size
-            if size >= _EARNING_BYTES:
+            if size == len(payload) and isinstance(payload, bytes):
+                # The answer of one request of a stream, of any size: its client gives its room back.
+                self.patience += _EARNED_BY_ANSWER
+            elif size >= _EARNING_BYTES:
+                # A client that gives little room at a time has its answer cut into as many frames as it likes.
                 self.patience += _EARNED_BY_DATA
         elif kind == _TRAILERS:
             kind, flags = _HEADERS, _LAST
@@ -176,7 +175,8 @@ class Sender:
             self._end(stream)
         elif queue:
             self._waiting[stream] = None
-        elif stream.tells_drained:
+        elif stream.tells_drained and kind == _DATA:
+            # Behind a head comes content, before which nothing may end the answer.
             stream.receiver.drained()
         return size + HEAD.size
 

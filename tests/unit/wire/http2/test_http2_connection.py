@@ -55,6 +55,19 @@ def test_a_request_is_answered() -> None:
     assert kept.stream.receiver is NOBODY
 
 
+def test_a_head_alone_is_no_answer_that_was_taken() -> None:
+    """Who is told that all was sent may end the answer, so it is told behind content."""
+    talk = Talk()
+    kept = talk.begin(ends=True)
+    kept.stream.tells_drained = True
+    talk.http.begin_answer(kept.stream, HEAD_BLOCK)
+    assert kept.drains == 0
+    talk.http.send(kept.stream, b"answer")
+    assert kept.drains == 1
+    talk.http.end_answer(kept.stream, OK)
+    assert [kind for kind, *_ in talk.read()] == [Kind.HEADERS, Kind.DATA, Kind.HEADERS]
+
+
 @given(st.data())
 def test_it_does_not_matter_how_bytes_arrive(draw: st.DataObject) -> None:
     """In one piece or in many, the same requests are received and the same is sent."""
@@ -412,6 +425,29 @@ def test_requests_that_are_reset_at_once_end_the_connection() -> None:
         talk.send(headers(number, GET, END_STREAM))
         talk.send(headers(number + 2, GET) + rst_stream(number + 2, ErrorCode.CANCEL))
     assert not talk.http.failed
+
+
+def test_a_stream_of_short_answers_goes_on_for_ever() -> None:
+    """For each answer its client gives room back to the stream and to the connection, and asks how far it is."""
+    talk = Talk()
+    kept = talk.begin()
+    kept.http.begin_answer(kept.stream, HEAD_BLOCK)
+    for _ in range(PATIENCE):
+        talk.send(data(1, bytes(40)))
+        kept.http.send(kept.stream, bytes(40))
+        talk.send(window_update(0, 40) + window_update(1, 40) + frame(Kind.PING, 0, 0, bytes(8)))
+    assert not talk.http.failed
+
+
+def test_an_answer_that_is_asked_for_byte_by_byte_ends_the_connection() -> None:
+    """Otherwise each byte of it could cost a frame."""
+    talk = Talk(INITIAL_WINDOW_SIZE=0)
+    kept = talk.begin()
+    kept.http.begin_answer(kept.stream, HEAD_BLOCK)
+    kept.http.send(kept.stream, bytes(2 * PATIENCE))
+    for _ in range(PATIENCE + 10):
+        talk.send(window_update(1, 1))
+    assert ("GOAWAY", ErrorCode.ENHANCE_YOUR_CALM) in talk.codes()
 
 
 @pytest.mark.parametrize(
