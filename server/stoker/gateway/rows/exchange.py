@@ -22,26 +22,32 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import AWAKE_NS, LONE_ROWS, Arena
-from stoker.errors import InvalidInput, Overloaded
+from stoker.errors import DeadlineExceeded, InvalidInput, Overloaded, StokerError
 from stoker.gateway.rows.cooling import Cooling
 from stoker.gateway.rows.doorbell import Doorbell
-from stoker.gateway.rows.failures import body_too_large, device_lost, device_restarting, row_error
+from stoker.gateway.rows.failures import all_taken, body_too_large, device_lost, device_restarting, row_error
 from stoker.gateway.rows.feeding import Feeding
-from stoker.gateway.rows.ranges import check_ranges, ranges_of
+from stoker.gateway.rows.past_rows import done_since, without_past
+from stoker.gateway.rows.ranges import check_overflows_raise, check_ranges, ranges_of
 from stoker.gateway.rows.service_rate import ServiceRate
 from stoker.gateway.rows.telling import Telling
-from stoker.gateway.rows.ticket import Rows, Ticket
+from stoker.gateway.rows.ticket import Decode, Rows, Ticket
+from stoker.gateway.rows.timeliness import Timeliness
+from stoker.gateway.rows.wakefulness import Wakefulness
 
 __all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
 _NEVER_NS: Final = (1 << 63) - 1
-_LOOKED_AT: Final = 4
 
 
 class Exchange:
-    """Rows of one arena, on the frontend's side. Belongs to one event loop; not thread-safe."""
+    """Rows of one arena, on the frontend's side. Belongs to one event loop; not thread-safe.
+
+    Attributes:
+        timeliness: Refuses what would be too late; None if all are taken while there are rows.
+    """
 
     def __init__(
         self,
@@ -51,6 +57,7 @@ class Exchange:
         clock_ns: Callable[[], int],
         on_lost: Callable[[Exchange], None],
         loop: asyncio.AbstractEventLoop,
+        by_target: bool = False,
     ) -> None:
         """Join one end of a doorbell.
 
@@ -60,32 +67,31 @@ class Exchange:
             clock_ns: `time.monotonic_ns`.
             on_lost: Called once if the device process ends.
             loop: The event loop.
+            by_target: Whether only those requests are taken that are expected to be in time.
 
         Raises:
             RuntimeError: numpy's overflow is not an error in this context.
         """
-        _check_overflows_raise()
+        check_overflows_raise()
         self.arena = arena
         self.lost, self.rows_done = False, 0
-        self._clock_ns = clock_ns
-        self._on_lost = on_lost
-        self._loop = loop
+        self.timeliness = Timeliness(arena, clock_ns) if by_target else None
+        self._clock_ns, self._on_lost, self._loop = clock_ns, on_lost, loop
         # The last item is leased first, so that few rows are touched while load is low.
         self._free = list(range(arena.capacity - 1, -1, -1))
         self._tickets: list[Ticket | None] = [None] * arena.capacity
-        self._queued: list[int] = []
-        self._feeding = Feeding(arena)
+        self._queued, self._feeding = list[int](), Feeding(arena)
         self._deadline_ns, self._enqueued_ns = arena.words("deadline_ns"), arena.words("enqueued_ns")
         self._position, self._outcome = arena.words("position"), arena.words("outcome")
         self._started_ns, self._finished_ns = arena.words("started_ns"), arena.words("finished_ns")
+        self._turn_ns, self._turned, self._takes_turns = arena.words("turn_ns"), arena.words("turned"), 0
         self._telling = Telling(arena)
-        self._quick, self._lone_rows, self._awake_until_ns = False, 0, 0
+        self._lone_rows, self._wakefulness = 0, Wakefulness(loop, clock_ns)
         self._bodies = arena.signature.takes == "body"
         self._variable = any(spec.variable for spec in (*arena.signature.inputs, *arena.signature.outputs))
-        self._ranges = ranges_of(arena.signature.inputs)
-        self._only_input = _only_input(arena)
-        self._cooling = Cooling(arena, clock_ns())
-        self._rate = ServiceRate(clock_ns())
+        self._ranges, self._only_input = ranges_of(arena.signature.inputs), arena.only_input
+        self._row_memory, self._row_bytes = arena.only_memory
+        self._cooling, self._rate = Cooling(arena, clock_ns()), ServiceRate(clock_ns())
         arena.deadline_ns[:] = _NEVER_NS
         self._doorbell = Doorbell(doorbell, loop, self._on_doorbell)
 
@@ -104,24 +110,15 @@ class Exchange:
         """Whether no request is in it."""
         return not self._feeding.tickets and len(self._free) == self.arena.capacity
 
-    @property
-    def full(self) -> bool:
-        """Whether no row is free, so that a request would be refused."""
-        return not self._free
+    def refusal(self, ticket: Ticket) -> StokerError | None:
+        """The error for a request that cannot be taken, whatever it says; None if it may be read."""
+        if not self._free or (self._telling.several and self._telling.crowds(ticket, self._free)):
+            return self.overloaded()
+        return None if self.timeliness is None else self.timeliness.refusal(ticket, alone=self.idle)
 
     def done_since(self, since_ns: int, most: int) -> list[int]:
-        """Free rows whose last request the device has answered after a time, those first that were freed last.
-
-        Until another request leases it, such a row holds what it was queued with and its answer. Long rows of bytes
-        have given their memory back, and are left out.
-
-        Args:
-            since_ns: The time, as `time.monotonic_ns`.
-            most: How many at most; four times as many free rows are looked at.
-        """
-        free, done = reversed(self._free[-_LOOKED_AT * most :]), self._finished_ns
-        found = [number for number in free if done[number] > since_ns and not self._outcome[number]][:most]
-        return [number for number in found if self.arena.keeps(number)] if self._variable else found
+        """Free rows that still hold a request and its answer; see `stoker.gateway.rows.past_rows.done_since`."""
+        return done_since(self.arena, self._free, since_ns, most)
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
         """Queue a request's rows.
@@ -139,6 +136,8 @@ class Exchange:
         if self._ranges:
             check_ranges(self._ranges, rows)
         try:
+            if count > 1 and self.timeliness is not None:
+                self.timeliness.check(ticket, count)
             if count == 1:
                 self._admit_one(ticket, rows)
             elif count > self._feeding.share_rows:
@@ -147,6 +146,23 @@ class Exchange:
                 self.admit(ticket, rows)
         except FloatingPointError:
             raise InvalidInput("A number is too large for the model's input type.") from None
+
+    def submit_decoded(self, ticket: Ticket, body: bytes, decode: Decode) -> None:
+        """Queue the rows of a body, a single one perhaps without a copy; otherwise like `submit`."""
+        if self._row_memory is None or not self._free:
+            self.submit(ticket, decode(body, None))
+            return
+        number = self._free[-1]
+        start = number * self._row_bytes
+        try:
+            rows = decode(body, self._row_memory[start : start + self._row_bytes])
+            if rows:
+                self.submit(ticket, rows)
+            else:
+                self._admit_one(ticket, None)
+        except BaseException:
+            self._finished_ns[number] = 0
+            raise
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Queue a request whose row is its whole body; otherwise like `submit`.
@@ -157,13 +173,12 @@ class Exchange:
         self._lease(ticket, 1)
         (number,) = ticket.row_numbers
         try:
-            stored = self.arena.write_bytes("in", 0, number, body)
+            if not self.arena.write_bytes("in", 0, number, body):
+                raise body_too_large(self.arena, body)  # noqa: TRY301  # its row is given back here
+            ticket.claim(1)
         except BaseException:
-            self._release(ticket)
+            self._free += without_past(self.arena, ticket.row_numbers)
             raise
-        if not stored:
-            self._release(ticket)
-            raise body_too_large(self.arena, body)
         self._deadline_ns[number] = ticket.deadline_ns
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
         self._position[number] = 0
@@ -171,28 +186,29 @@ class Exchange:
 
     def overloaded(self) -> Overloaded:
         """The error for a request that finds no free row, with a Retry-After from the measured service rate."""
-        return Overloaded(
-            f"All {self.arena.capacity} rows of this model's queue are taken; try again later.",
-            retry_after_s=self._rate.retry_after_s(self.leased_rows),
-        )
+        return all_taken(self.arena, self._rate, self.leased_rows)
+
+    def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
+        """The error for a request that has missed its time, with when to come back where that is known."""
+        return DeadlineExceeded() if self.timeliness is None else self.timeliness.missed(lasts_ns, rows)
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
         self._feeding.sweep(now_ns)
-        late = np.flatnonzero(self.arena.deadline_ns <= now_ns).tolist()
-        for number in late:
+        # Most of the time a server has no request, and this is done many times a second.
+        for number in np.flatnonzero(self.arena.deadline_ns <= now_ns).tolist() if self.leased_rows else ():
             ticket = self._tickets[number]
             if ticket is None or not ticket.is_open:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
-            ticket.fail(ticket.lateness(begun=self._has_begun(ticket, number)))
+            self.fail_late(ticket, number)
         self._rate.learn(now_ns, self.leased_rows, self.rows_done)
         if self._variable:
             self._cooling.cool(self._free, now_ns)
 
-    def _has_begun(self, ticket: Ticket, number: int) -> bool:
-        """Whether the device runs a body; a time before it was queued is that of the row's last request."""
-        return self._bodies and self._started_ns[number] >= ticket.enqueued_ns
+    def fail_late(self, ticket: Ticket, number: int) -> None:
+        """Fail a request whose deadline has passed; a begin before it was queued is that of the row's last one."""
+        ticket.fail(ticket.lateness(begun=self._bodies and self._started_ns[number] >= ticket.enqueued_ns))
 
     def close(self) -> None:
         """Leave the arena; requests in flight complete with `DeviceLost`."""
@@ -214,22 +230,27 @@ class Exchange:
             if self._tickets[number] is ticket:
                 self._deadline_ns[number] = 0
 
-    def _admit_one(self, ticket: Ticket, rows: Rows) -> None:
-        """`admit` for one row, in one piece: most requests have one."""
+    def _admit_one(self, ticket: Ticket, rows: Rows | None) -> None:
+        """`admit` for one row, in one piece: most requests have one. None if it lies in the next free row already."""
         if self.lost:
             raise device_restarting()
-        if not self._free:
+        free = self._free
+        if not free:
             raise self.overloaded()
-        number = self._free.pop()
+        number = free[-1]
         try:
-            if self._only_input is not None:
+            if rows is not None and self._only_input is not None:
                 self._only_input[number] = rows[0]
-            else:
+            elif rows is not None:
                 for stored, values in zip(self.arena.inputs, rows, strict=True):
                     stored[number] = values[0]
+            if ticket.urgency is not None:
+                ticket.claim(1)
         except BaseException:
-            self._free.append(number)
+            # What it held of its last request may be lost.
+            self._finished_ns[number] = 0
             raise
+        free.pop()
         ticket.exchange = self
         ticket.rows = ticket.rows_left = 1
         ticket.row_numbers = [number]
@@ -239,12 +260,14 @@ class Exchange:
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
         if ticket.urgency is not None or self._telling.begun:
             self._telling.tell(ticket)
-        if len(self._free) < self.arena.capacity - 1:
+        if len(free) < self.arena.capacity - 1:
             self._lone_rows = 0
         elif self._lone_rows < LONE_ROWS:
             self._lone_rows += 1
         else:
-            self._ring_for_lone_row(ticket)
+            # Nothing is gained by waiting for the rest of this turn.
+            self._doorbell.ring(ticket.row_numbers)
+            self._wakefulness.begin(self, ticket.enqueued_ns)
             return
         if not self._queued:
             self._loop.call_soon(self.ring)
@@ -253,10 +276,7 @@ class Exchange:
     def admit(self, ticket: Ticket, rows: Rows) -> None:
         """Queue at once all rows of a request, or of a slice; their integers fit the inputs.
 
-        Raises:
-            Overloaded: There are not enough free rows.
-            DeviceLost: The device process has died.
-            FloatingPointError: A number does not fit the input's dtype.
+        Raises what `submit` does, but FloatingPointError where a number does not fit the input's dtype.
         """
         count = len(rows[0])
         self._lease(ticket, count)
@@ -265,8 +285,9 @@ class Exchange:
         try:
             for stored, values in zip(self.arena.inputs, rows, strict=True):
                 stored[index] = values
+            ticket.claim(count)
         except BaseException:
-            self._release(ticket)
+            self._free += without_past(self.arena, ticket.row_numbers)
             raise
         ticket.enqueued_ns = now_ns = self._clock_ns()
         self.arena.deadline_ns[index] = ticket.deadline_ns
@@ -289,9 +310,6 @@ class Exchange:
         ticket.row_numbers = free[-count:]
         del free[-count:]
 
-    def _release(self, ticket: Ticket) -> None:
-        self._free.extend(ticket.row_numbers)
-
     def _enqueue(self, ticket: Ticket) -> None:
         """Take note of a ticket whose rows are whole, with their times."""
         numbers = ticket.row_numbers
@@ -310,18 +328,6 @@ class Exchange:
             numbers, self._queued = self._queued, []
             self._doorbell.ring(numbers)
 
-    def _ring_for_lone_row(self, ticket: Ticket) -> None:
-        """Ring at once: nothing is gained by waiting for the rest of this turn."""
-        self._doorbell.ring(ticket.row_numbers)
-        if self._quick:
-            self._awake_until_ns = ticket.enqueued_ns + AWAKE_NS
-            self._loop.call_soon(self._stay_awake)
-
-    def _stay_awake(self) -> None:
-        """Keep the loop polling, not sleeping, while the only row of a quick model is with the device."""
-        if self.leased_rows == 1 and not self.lost and self._clock_ns() < self._awake_until_ns:
-            self._loop.call_soon(self._stay_awake)
-
     def _on_doorbell(self) -> None:
         numbers = self._doorbell.hear()
         if numbers is None:
@@ -329,6 +335,7 @@ class Exchange:
             return
         tickets, capacity = self._tickets, self.arena.capacity
         self.rows_done += len(numbers)
+        self._takes_turns = self._turned[0]
         together: list[Ticket] = []
         for number in numbers:
             ticket = tickets[number] if 0 <= number < capacity else None
@@ -352,11 +359,13 @@ class Exchange:
             last = numbers[-1]
             ticket.started_ns = self._started_ns[last]
             ticket.finished_ns = self._finished_ns[last]
+            if self._takes_turns:
+                ticket.note_turn(self._turn_ns[last])
             for number in numbers:
                 if self._outcome[number]:
                     ticket.error = row_error(self.arena, ticket, number)
                     break
-            self._quick = ticket.finished_ns - ticket.enqueued_ns < AWAKE_NS
+            self._wakefulness.quick = ticket.finished_ns - ticket.enqueued_ns < AWAKE_NS
             ticket.settle()
         for number in numbers:
             self._tickets[number] = None
@@ -371,10 +380,12 @@ class Exchange:
             ticket.is_open = False
             ticket.started_ns = self._started_ns[number]
             ticket.finished_ns = self._finished_ns[number]
+            if self._takes_turns:
+                ticket.note_turn(self._turn_ns[number])
             self._tickets[number] = None
-        self._quick = tickets[0].finished_ns - tickets[0].enqueued_ns < AWAKE_NS
+        self._wakefulness.quick = tickets[0].finished_ns - tickets[0].enqueued_ns < AWAKE_NS
         try:
-            tickets[0].complete_together(tickets, self.arena.outputs[0][numbers])
+            tickets[0].complete_together(tickets, self.arena.outputs[0].take(numbers, axis=0))
         except Exception:
             logger.exception("%d requests could not be completed together; now one by one", len(tickets))
             for ticket in tickets:
@@ -386,15 +397,3 @@ class Exchange:
         if not self.lost:
             self.close()
             self._on_lost(self)
-
-
-def _check_overflows_raise() -> None:
-    if np.geterr()["over"] != "raise":
-        # A number that is too large for float32 would become infinity, and nobody would notice.
-        raise RuntimeError("numpy has to raise where numbers overflow: call np.seterr(over='raise') before")
-
-
-def _only_input(arena: Arena) -> np.ndarray | None:
-    """The rows of the only input, if its rows are arrays: one number cannot be copied into them as an array."""
-    inputs = arena.signature.inputs
-    return arena.inputs[0] if len(inputs) == 1 and inputs[0].shape else None

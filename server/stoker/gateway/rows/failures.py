@@ -10,11 +10,16 @@ from stoker.errors import (
     InvalidInput,
     ModelFailed,
     OutputTooLarge,
+    Overloaded,
     StokerError,
+    TooManySequences,
+    UnknownSequence,
 )
+from stoker.errors.refusals import Refusal
+from stoker.gateway.rows.service_rate import ServiceRate
 from stoker.gateway.rows.ticket import Ticket
 
-__all__ = ["body_too_large", "device_lost", "device_restarting", "row_error"]
+__all__ = ["all_taken", "body_too_large", "device_lost", "device_restarting", "row_error"]
 
 
 def device_lost() -> DeviceLost:
@@ -25,6 +30,14 @@ def device_lost() -> DeviceLost:
 def device_restarting() -> DeviceLost:
     """Return the error for a request that came after the device process had ended."""
     return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
+
+
+def all_taken(arena: Arena, rate: ServiceRate, leased_rows: int) -> Overloaded:
+    """Return the error for a request that finds no free row."""
+    return Overloaded(
+        f"All {arena.capacity} rows of this model's queue are taken; try again later.",
+        refusal=Refusal(503, "overloaded", rate.retry_after_ms(leased_rows), rows_ahead=leased_rows),
+    )
 
 
 def body_too_large(arena: Arena, body: bytes | memoryview) -> BodyTooLarge:
@@ -49,9 +62,13 @@ def row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
         return ticket.lateness(begun=False)
     if outcome == Outcome.REFUSED:
         return InvalidInput(arena.read_bytes("out", 0, number).decode(errors="ignore"))
+    if outcome == Outcome.UNKNOWN_SEQUENCE:
+        return UnknownSequence()
+    if outcome == Outcome.TOO_MANY_SEQUENCES:
+        return TooManySequences()
     if outcome == Outcome.TOO_LARGE:
         return OutputTooLarge("The model's answer is larger than the space that its rows have.")
-    error_id = f"{int(arena.error_id[number]):016x}"
+    error_id = f"{int(arena.detail[number]):016x}"
     if outcome == Outcome.OUT_OF_MEMORY:
         return DeviceOutOfMemory(error_id=error_id)
     return ModelFailed(error_id=error_id)

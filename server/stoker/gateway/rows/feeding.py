@@ -51,6 +51,9 @@ class _Slice(Ticket):
         """That of its request."""
         return self.parent.target_ns
 
+    def claim(self, rows: int) -> None:
+        """Nothing: its request has claimed the rows of all slices."""
+
     def complete(self) -> None:
         """Hand its answer to the request that it is a part of."""
         self._feeding.collect(self)
@@ -67,7 +70,7 @@ class _Feed:
         self.next_row = 0
         self.rows_left = len(rows[0])
         self.slices: list[_Slice] = []
-        self.answer = SlicedAnswer(exchange.arena.signature, rows)
+        self.answer = SlicedAnswer(exchange.arena.signature, self.rows_left, rows)
 
 
 class Feeding:
@@ -108,6 +111,7 @@ class Feeding:
         feed = _Feed(
             exchange, [np.asarray(values, spec.dtype) for values, spec in zip(rows, specs, strict=True)]
         )
+        ticket.claim(feed.rows_left)
         ticket.exchange = exchange
         ticket.rows = feed.rows_left
         ticket.enqueued_ns = self._queue_slice(ticket, feed).enqueued_ns
@@ -159,6 +163,7 @@ class Feeding:
             return
         feed.rows_left -= piece.rows
         ticket.started_ns, ticket.finished_ns = piece.started_ns, piece.finished_ns
+        ticket.turn_ns = piece.turn_ns
         if not feed.rows_left:
             del self._feeds[ticket]
             ticket.settle()

@@ -11,7 +11,7 @@ from stoker.errors import InvalidInput
 from stoker.gateway.rows.ticket import Rows
 from stoker.tensors import TensorSpec
 
-__all__ = ["Range", "check_ranges", "ranges_of"]
+__all__ = ["Range", "check_overflows_raise", "check_ranges", "ranges_of"]
 
 
 class Range(NamedTuple):
@@ -29,6 +29,17 @@ class Range(NamedTuple):
     most: int
 
 
+def check_overflows_raise() -> None:
+    """Make sure that floats which are too large are noticed, here and now.
+
+    Raises:
+        RuntimeError: They are not.
+    """
+    if np.geterr()["over"] != "raise":
+        # A number that is too large for float32 would become infinity, and nobody would notice.
+        raise RuntimeError("numpy has to raise where numbers overflow: call np.seterr(over='raise') before")
+
+
 def ranges_of(inputs: Sequence[TensorSpec]) -> list[Range]:
     """Return the ranges of those inputs that are narrower than the integers of JSON, which are 64 bits wide."""
     limits = [
@@ -40,12 +51,12 @@ def ranges_of(inputs: Sequence[TensorSpec]) -> list[Range]:
 
 
 def check_ranges(ranges: Sequence[Range], rows: Rows) -> None:
-    """Refuse rows with a number that does not fit.
+    """Refuse rows with a number that does not fit; those that have the input's dtype already need not be looked at.
 
     Raises:
         InvalidInput: There is one.
     """
     for place, spec, least, most in ranges:
         values = rows[place]
-        if values.size and (values.min() < least or values.max() > most):
+        if values.dtype != spec.numpy_dtype and values.size and (values.min() < least or values.max() > most):
             raise InvalidInput(f"A number of {spec.name!r} does not fit {spec.dtype}.")

@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["ServiceRate"]
 
 _SPELL_NS: Final = 500_000_000
-_MAX_RETRY_AFTER_S: Final = 60
+_MAX_RETRY_AFTER_MS: Final = 60_000
 
 
 class ServiceRate:
@@ -37,7 +37,7 @@ class ServiceRate:
             self._rows_s = rows_s if not self._rows_s else (rows_s + self._rows_s) / 2
             self._since_ns, self._done_rows = now_ns, done_rows
 
-    def retry_after_s(self, leased_rows: int) -> int:
-        """Return the seconds in which so many rows are served: at least 1, at most 60."""
+    def retry_after_ms(self, leased_rows: int) -> int:
+        """Return the milliseconds in which so many rows are served: at least 1, at most a minute."""
         wait_s = leased_rows / self._rows_s if self._rows_s else 1.0
-        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
+        return min(_MAX_RETRY_AFTER_MS, max(1, math.ceil(wait_s * 1000)))

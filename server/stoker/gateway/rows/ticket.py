@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -11,14 +11,20 @@ import numpy as np
 from stoker.arena import Arena
 from stoker.errors import DeadlineExceeded, StokerError
 from stoker.gateway.rows.urgency import Urgency
+from stoker.metrics.batch_facts import BatchFacts
+from stoker.sequences import SequenceStep
 from stoker.tensors import Signature
 
-__all__ = ["Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
+__all__ = ["Decode", "Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
 Rows = Sequence[np.ndarray]
 """Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
+
+Decode = Callable[[bytes, memoryview | None], Rows]
+"""Returns the rows of a body. It is given the memory of the next free row, or None: a single row may be written
+there, and then no arrays are returned. What is written there in vain is of no consequence."""
 
 
 class RowsHolder(Protocol):
@@ -28,6 +34,10 @@ class RowsHolder(Protocol):
 
     def give_up(self, ticket: Ticket) -> None:
         """Let the rows that have not started not run."""
+        ...
+
+    def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
+        """Return the error for a request of so many rows whose answer would have been worth something for a time."""
         ...
 
 
@@ -40,15 +50,18 @@ class Ticket:
         deadline_ns: When the caller stops waiting, on the exchange's clock.
         enqueued_ns: When its first rows were queued.
         started_ns, finished_ns: When its last batch left for the device and came back.
+        turn_ns: How long that batch, with the request in it, waited for its turn of the device.
         exchange: What holds its rows. It keeps the attributes that follow:
         is_open: Whether it is still to be completed: it has not been, nor been given up.
         row_numbers: Its rows in the arena; not set if it flows through that slice by slice.
         rows_left: How many of them the device has not handed back.
-        sliced: Its answer, if it flows through the arena slice by slice.
+        sequence: Of which sequence it is; not set where it does not say so.
+        sliced: Its answer, if it flows through the arena slice by slice, or did not have to be run.
         urgency: Whose it is, and how urgent; None where nobody says anything of that.
     """
 
     __slots__ = (
+        "_claimed",
         "deadline_ns",
         "enqueued_ns",
         "error",
@@ -58,8 +71,10 @@ class Ticket:
         "row_numbers",
         "rows",
         "rows_left",
+        "sequence",
         "sliced",
         "started_ns",
+        "turn_ns",
         "urgency",
     )
 
@@ -73,6 +88,7 @@ class Ticket:
     finished_ns: int
     row_numbers: list[int]
     rows_left: int
+    sequence: SequenceStep
 
     def __init__(self, deadline_ns: int) -> None:
         # Only what has to be there before `Exchange.submit` sets the rest: this runs once a request.
@@ -81,6 +97,7 @@ class Ticket:
         self.is_open = True
         self.sliced: SlicedAnswer | None = None
         self.urgency: Urgency | None = None
+        self.turn_ns = 0
 
     @property
     def target_ns(self) -> int:
@@ -90,6 +107,22 @@ class Ticket:
     def complete(self) -> None:
         """Take the answer or the error; called once, unless the ticket was cancelled."""
         raise NotImplementedError
+
+    def check_quota(self) -> None:
+        """Raise QuotaExceeded if its caller may send nothing now, however many rows it has."""
+        if self.urgency is not None and self.urgency.quota is not None:
+            self.urgency.quota.check()
+
+    def claim(self, rows: int) -> None:
+        """Take its rows from what its caller may send, once, before they are queued: it may run again.
+
+        Raises:
+            QuotaExceeded: There are not as many now.
+            RequestOverQuota: There never are.
+        """
+        if self.urgency is not None and self.urgency.quota is not None and not hasattr(self, "_claimed"):
+            self.urgency.quota.claim(rows)
+            self._claimed = True
 
     def lateness(self, *, begun: bool) -> StokerError:  # noqa: ARG002  # for subclasses
         """Return the error for a ticket whose deadline has passed.
@@ -119,7 +152,7 @@ class Ticket:
         if self.rows == 1:
             number = self.row_numbers[0]
             return [rows[number : number + 1] for rows in arrays]
-        return [rows[self.row_numbers] for rows in arrays]
+        return [rows.take(self.row_numbers, axis=0) for rows in arrays]
 
     def output_texts(self, index: int) -> list[bytes]:
         """The answer of a variable output, one item per row. Only valid inside `complete`."""
@@ -135,16 +168,36 @@ class Ticket:
         """The rows that it was submitted with, by `Exchange.submit`. Only valid inside `complete`."""
         if self.sliced is not None:
             return self.sliced.inputs
-        return [rows[self.row_numbers] for rows in self.exchange.arena.inputs]
+        return [rows.take(self.row_numbers, axis=0) for rows in self.exchange.arena.inputs]
+
+    @property
+    def batch(self) -> BatchFacts | None:
+        """The batch that its last row was in; None where it has no rows, was not run, or flowed through in slices.
+
+        Only valid inside `complete` of one that has not failed.
+        """
+        numbers = self.row_numbers if self.rows and self.sliced is None else []
+        return BatchFacts.unpacked(int(self.exchange.arena.detail[numbers[-1]])) if numbers else None
 
     def reopen(self) -> None:
         """Be as before it was submitted, so that it can be submitted again. Only valid inside `complete`."""
         self.is_open, self.error, self.row_numbers, self.sliced = True, None, [], None
+        self.turn_ns = 0
+
+    def note_turn(self, waited_ns: int) -> None:
+        """Take note of how long its last batch waited for its turn; its rows may have come meanwhile."""
+        self.turn_ns = min(waited_ns, self.started_ns - self.enqueued_ns)
 
     def cancel(self) -> None:
         """Give the request up: `complete` will not be called, rows that have not started will not run."""
         self.is_open = False
         self.exchange.give_up(self)
+
+    def extend(self, deadline_ns: int) -> None:
+        """Let its caller wait until then; only for one whose rows the device has begun with."""
+        if self.is_open:
+            self.deadline_ns = deadline_ns
+            self.exchange.arena.deadline_ns[self.row_numbers] = deadline_ns
 
     def fail(self, error: StokerError) -> None:
         """Complete with an error now; rows that the device still holds come back later."""
@@ -164,18 +217,17 @@ class Ticket:
 
 
 class SlicedAnswer:
-    """The answer of a request whose rows come back slice by slice.
+    """The answer of a request whose rows come back slice by slice, or that is known without them.
 
     Attributes:
-        inputs: The request's rows.
+        inputs: The request's rows, if it may run again.
         arrays: Per output an array `[rows, *row_shape]`; for a variable one an empty array.
         texts: Per output a list with an item a row; for one of fixed size an empty list.
     """
 
     __slots__ = ("arrays", "inputs", "texts")
 
-    def __init__(self, signature: Signature, inputs: Rows) -> None:
-        rows = len(inputs[0])
+    def __init__(self, signature: Signature, rows: int, inputs: Rows = ()) -> None:
         self.inputs = inputs
         self.arrays = [
             np.empty((0 if spec.variable else rows, *spec.shape), spec.dtype) for spec in signature.outputs

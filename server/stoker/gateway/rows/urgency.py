@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from stoker.arena import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
+from stoker.gateway.rows.quotas import Quota
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.placed import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
 from stoker.settings.lateness import TIERS
 
 __all__ = ["USUAL", "Urgency"]
@@ -19,12 +20,14 @@ class Urgency(NamedTuple):
         caller: Whose they are.
         lasts_ns: How long after its body was received an answer is worth something; 0 until its deadline.
         told: Whether the answer says which tier it has had, because one was asked for.
+        quota: What its caller may still send; None for those without a limit.
     """
 
     tier: int = NORMAL_TIER
     caller: CallerTerms = DEFAULT
     lasts_ns: int = 0
     told: bool = False
+    quota: Quota | None = None
 
     def asking(self, tier: int) -> Urgency:
         """The same for a request that asks for a tier: it has that, or the highest that its caller may ask for."""
@@ -36,10 +39,10 @@ class Urgency(NamedTuple):
         weight = round(self.caller.weight * 1000) if self.caller.weight != 1 else 0
         return weight << WEIGHT_BITS | self.tier << CALLER_BITS | self.caller.number
 
-    @property
-    def line(self) -> bytes:
-        """The header line that says the tier."""
-        return b"stoker-tier: %b\r\n" % TIERS[self.tier].encode()
+    def lines(self, status: int) -> bytes:
+        """The header lines that tell the caller of it, in an answer with this status."""
+        lines = b"stoker-tier: %b\r\n" % TIERS[self.tier].encode() if self.told else b""
+        return lines if self.quota is None else lines + self.quota.lines(status)
 
 
 USUAL: Final = Urgency()

@@ -17,12 +17,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 from stoker.errors import DeadlineExceeded, Overloaded
-from stoker.gateway.scoring.call import Call, JoiningCall
-from stoker.gateway.scoring.service import Service, ServiceOptions
+from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.joining_call import JoiningCall
+from stoker.gateway.scoring.service import Service
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.facts import Limits, ServiceFacts
+    from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
     from stoker.keys.access import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.wire.envelope import RequestHead
@@ -68,7 +69,7 @@ class LimitedService(Service):
         self._max_wait_ms = limits.max_queue_wait_ms
         self._clock_ns = clock_ns
         self._call_later = call_later
-        self._call = _LimitedCall
+        self.call_type = _LimitedCall
         self._in_flight = 0
         self._waiting: OrderedDict[_LimitedCall, _Waiting] = OrderedDict()
         self._ends: list[tuple[int, int, _LimitedCall]] = []
@@ -79,7 +80,7 @@ class LimitedService(Service):
     def attach(self, exchange: Exchange) -> None:
         """Score through this exchange too from now on."""
         super().attach(exchange)
-        self._call = _LimitedJoiningCall if issubclass(self._call, JoiningCall) else _LimitedCall
+        self.call_type = _LimitedJoiningCall if issubclass(self.call_type, JoiningCall) else _LimitedCall
 
     @property
     def idle(self) -> bool:
@@ -105,15 +106,14 @@ class LimitedService(Service):
                 call.waited_ns = self._clock_ns() - waiting.since_ns
                 self._admit(call, waiting.body, waiting.head)
 
-    def _submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+    def submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+        """Admit a call now or later, or refuse it."""
         assert isinstance(call, _LimitedCall), "made by this service"
         if self._in_flight < self._limit and not self._waiting:
             self._admit(call, body, head)
         elif self._max_wait_ms and len(self._waiting) < _MAX_WAITING:
             now_ns = self._clock_ns()
-            timeout_ns = (call.dialect or self.dialect).timeout_ns(self, body)
-            if timeout_ns is not None:
-                call.deadline_ns = min(call.deadline_ns, call.received_ns + timeout_ns)
+            call.shorten((call.dialect or self.dialect).timeout_ns(self, body))
             until_ns = min(now_ns + self._max_wait_ms * 1_000_000, call.deadline_ns)
             self._waiting[call] = _Waiting(body, head, now_ns)
             heappush(self._ends, (until_ns, next(self._numbers), call))
@@ -124,7 +124,7 @@ class LimitedService(Service):
     def _admit(self, call: _LimitedCall, body: bytes, head: RequestHead | None) -> None:
         self._in_flight += 1
         call.admitted = True
-        super()._submit(call, body, head)
+        super().submit(call, body, head)
 
     def _watch(self) -> None:
         """Look again when the first of those that wait has waited too long."""

@@ -1,30 +1,43 @@
-"""Who asks, and what they say of their patience: headers of HTTP and gRPC that make a request more or less urgent."""
+"""Who asks, and what headers of HTTP and gRPC say of a request: how urgent it is, and of which sequence."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.echo import quoted
 from stoker.errors import RequestError
 from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadFormat, load_format
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.sequences import MAX_ID, MAX_ID_CHARS, SequenceStep
 from stoker.settings.lateness import TIERS
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
 
-__all__ = ["PATIENCE_HEADERS", "TIER_HEADER", "Asker", "asker_of"]
+__all__ = ["GATEWAY_HEADERS", "PATIENCE_HEADERS", "TIER_HEADER", "Asker", "asker_of"]
 
 TIER_HEADER: Final = b"stoker-tier"
 _MS_HEADER: Final = b"x-request-timeout-ms"
 _S_HEADER: Final = b"x-request-timeout"
 _GRPC_HEADER: Final = b"grpc-timeout"
-PATIENCE_HEADERS: Final = (_MS_HEADER, _S_HEADER, _GRPC_HEADER, TIER_HEADER)
-"""What callers may say, in lower case."""
+SEQUENCE_HEADER: Final = b"stoker-sequence"
+PATIENCE_HEADERS: Final = (
+    _MS_HEADER, _S_HEADER, _GRPC_HEADER, TIER_HEADER, LOAD_HEADER, SEQUENCE_HEADER,
+)  # fmt: skip
+"""What callers may say, and balancers ask, in lower case."""
+_ENVOY_HEADER: Final = b"x-envoy-expected-rq-timeout-ms"
+_OBJECTIVE_HEADER: Final = b"x-gateway-inference-objective"
+GATEWAY_HEADERS: Final = (_ENVOY_HEADER, _OBJECTIVE_HEADER)
+"""What gateways say, where they are trusted: Envoy's deadline, and a tier, as gateways for inference do."""
 
 _NUMBER: Final = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
+_SEQUENCE: Final = re.compile(
+    rb"([!-:<-~]{1,%d})((?:[ \t]*;[ \t]*(?:[sS][tT][aA][rR][tT]|[eE][nN][dD])){0,2})" % MAX_ID_CHARS
+)
 _GRPC: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_NS: Final = {
     b"H": 3600 * 10**9,
@@ -44,31 +57,58 @@ class Asker(NamedTuple):
         caller: Who.
         timeout_ns: How long they wait; None if they do not say.
         tier: Which tier they ask for; None if they do not.
+        load_format: In which form the answer is to tell the model's load; None if it is not.
+        sequence: Of which sequence the request is; None if it does not say.
     """
 
     caller: CallerTerms
     timeout_ns: int | None = None
     tier: int | None = None
+    load_format: LoadFormat | None = None
+    sequence: SequenceStep | None = None
+
+    @property
+    def unlimited(self) -> Asker:
+        """The same without a limit: for what is asked in their name, but not by them."""
+        if not self.caller.limited:
+            return self
+        return self._replace(caller=dataclasses.replace(self.caller, rows_per_s=None, device_ms_per_s=None))
 
     def put_on(self, call: Call) -> None:
         """Let a call be what its asker is and says; nothing makes it wait longer than its service lets it."""
         if self.caller is not DEFAULT:
-            call.urgency = (call.urgency or USUAL)._replace(caller=self.caller)
+            quotas = call.service.quotas
+            quota = None if quotas is None else quotas.of(self.caller)
+            call.urgency = (call.urgency or USUAL)._replace(caller=self.caller, quota=quota)
         call.shorten(self.timeout_ns)
         call.ask_for(self.tier)
+        if self.load_format is not None:
+            call.tell_load(self.load_format)
+        if self.sequence is not None:
+            call.sequence = self.sequence
 
 
-def asker_of(caller: CallerTerms, headers: Mapping[bytes, bytes]) -> Asker | None:
+def asker_of(
+    caller: CallerTerms,
+    headers: Mapping[bytes, bytes],
+    pairs: Sequence[tuple[bytes, bytes]] = (),
+    *,
+    trusts_proxy: bool = False,
+) -> Asker | None:
     """Find out who asks, and what the headers say; None for a caller without a name who says nothing.
 
     Args:
         caller: Who asks.
         headers: By their names in lower case; of gRPC the metadata, without `grpc-timeout`, which is read elsewhere.
+        pairs: The same as they came over HTTP, each as often as it was sent.
+        trusts_proxy: Whether what gateways say counts. What they say and nobody understands is passed over: it is not
+            the caller who could mend it.
 
     Raises:
         RequestError: One of them cannot be understood.
     """
-    said = [headers[name] for name in PATIENCE_HEADERS if name in headers]
+    timeout_ns, tier = _said_by_gateway(headers) if trusts_proxy else (None, None)
+    said = any(name in headers for name in PATIENCE_HEADERS) or (timeout_ns, tier) != (None, None)
     if not said and caller is DEFAULT:
         return None
     times = [
@@ -76,7 +116,20 @@ def asker_of(caller: CallerTerms, headers: Mapping[bytes, bytes]) -> Asker | Non
         for name, read in ((_MS_HEADER, _milliseconds), (_S_HEADER, _seconds), (_GRPC_HEADER, _grpc))
         if name in headers
     ]
-    return Asker(caller, min(times, default=None), _tier(headers.get(TIER_HEADER)))
+    if timeout_ns is not None:
+        times.append(timeout_ns)
+    if TIER_HEADER in headers:
+        tier = _tier(headers[TIER_HEADER])
+    sequence = _sequence(headers[SEQUENCE_HEADER], pairs) if SEQUENCE_HEADER in headers else None
+    return Asker(caller, min(times, default=None), tier, load_format(headers.get(LOAD_HEADER)), sequence)
+
+
+def _said_by_gateway(headers: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
+    """How long a gateway waits, and the tier that it gives."""
+    wait_ms = headers.get(_ENVOY_HEADER, b"")
+    timeout_ns = round(float(wait_ms) * 1e6) if _NUMBER.fullmatch(wait_ms) else 0
+    objective = headers.get(_OBJECTIVE_HEADER, b"").strip().lower().decode("latin-1")
+    return timeout_ns or None, TIERS.index(objective) if objective in TIERS else None
 
 
 def _milliseconds(value: bytes) -> int:
@@ -101,13 +154,26 @@ def _grpc(value: bytes) -> int:
     return int(said[1]) * _UNIT_NS[said[2]]
 
 
-def _tier(value: bytes | None) -> int | None:
-    if value is None:
-        return None
+def _tier(value: bytes) -> int:
     name = value.strip().lower().decode("latin-1")
     if name not in TIERS:
         raise RequestError(f"'Stoker-Tier' has to be high, normal or low, not {quoted(name)}.")
     return TIERS.index(name)
+
+
+def _sequence(value: bytes, pairs: Sequence[tuple[bytes, bytes]]) -> SequenceStep:
+    if sum(name == SEQUENCE_HEADER for name, _ in pairs) > 1:
+        raise RequestError("'Stoker-Sequence' has to come once: a request is of one sequence.")
+    said = _SEQUENCE.fullmatch(value)
+    if said is None or not said[1].strip(b"0"):
+        raise RequestError(
+            f"'Stoker-Sequence' has to be an id, a number from 1 on or at most {MAX_ID_CHARS} visible characters of "
+            f"ASCII, and start or end behind semicolons, such as 42; start, not {quoted(value.decode('latin-1'))}."
+        )
+    name, flags = said[1].decode(), said[2].lower()
+    return SequenceStep(
+        int(name) if name.isdecimal() and int(name) <= MAX_ID else name, b"start" in flags, b"end" in flags
+    )
 
 
 def _no_time(header: bytes, value: bytes, wanted: str) -> RequestError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import signal
 import socket
 from typing import Final
@@ -24,15 +25,20 @@ from stoker.system.process_end import be_expendable
 __all__ = ["main", "serve"]
 
 _MORE_EXPENDABLE: Final = 100
+_KEEP_S: Final = 1.0
 
 
-def serve(sock: socket.socket) -> None:
-    """Read what comes, until the other end closes."""
+def serve(sock: socket.socket, keep_s: float = _KEEP_S) -> None:
+    """Read what comes, until the other end closes; memory is kept for the next body for so many seconds."""
+    # `select` takes no descriptor from 1024 on, and this one has the number that it has in its frontend.
+    arrival = select.poll()
+    arrival.register(sock, select.POLLIN)
     while (parcel := receive_parcel(sock)) is not None:
         _answer(sock, parcel)
-        # A parser's tables are many times a body; the next long one may not come.
         del parcel
-        give_back()
+        # A parser's tables are many times a body, and to get them anew takes longer than to read one.
+        if not arrival.poll(keep_s * 1000):
+            give_back()
 
 
 def _answer(sock: socket.socket, parcel: Parcel) -> None:

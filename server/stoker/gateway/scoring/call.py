@@ -10,7 +10,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
@@ -19,27 +18,31 @@ from stoker.gateway.http.answers import CLOSE_LINE, JSON_TYPE_LINE, Respond, err
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.rows.ticket import Ticket
 from stoker.gateway.rows.urgency import USUAL, Urgency
+from stoker.gateway.scoring.call_facts import facts_of
+from stoker.gateway.scoring.server_timing import SCORED_LINES, THREE_DIGITS, compute_texts, turn_text
+from stoker.placed import NORMAL_TIER
 
 if TYPE_CHECKING:
     import numpy as np
 
     from stoker.errors import NotReady
     from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.quotas import Quotas
+    from stoker.gateway.rows.ticket import Rows
+    from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
     from stoker.metrics.counters import ModelMetrics
     from stoker.non_finite import NonFinite
     from stoker.tensors import Signature
     from stoker.wire.envelope import RequestHead
 
-__all__ = ["Call", "Dialect", "JoiningCall", "Scorer"]
+__all__ = ["Call", "Dialect", "Scorer", "UnlockedReader"]
 
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE: Final = 499
-# Formatting a float costs several times what formatting two integers does.
-_SCORED_LINES: Final = (
-    b"%bcontent-length: %d\r\n%b%bserver-timing: "
-    b"parse;dur=%d.%03d, queue;dur=%d.%03d, %btotal;dur=%d.%03d\r\n"
-)
+
+UnlockedReader = Callable[[bytes], "Rows | None"]
+"""Returns the rows of a body, read without Python's interpreter lock; None if `Dialect.submit` has to decide."""
 
 
 class Dialect(ABC):
@@ -65,9 +68,14 @@ class Dialect(ABC):
         """
 
     def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
-        """Whether `submit` takes long for a long body, and does all of it at once: another process does it then."""
+        """Whether `submit` takes long for a long body, and does all of it at once: that is done beside the loop."""
         del service, body, head
         return True
+
+    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+        """Return what reads a long body without Python's interpreter lock, on a thread; None if nothing does."""
+        del body
+        return None
 
     @abstractmethod
     def complete(self, call: Call) -> None:
@@ -103,10 +111,13 @@ class Scorer(Protocol):
     metrics: ModelMetrics
     signature: Signature | None
     timeout_ns: int
+    max_body_bytes: int
     non_finite: NonFinite
     closes: bool
     codecs: dict[type, Any]
     urgency: Urgency | None
+    load_reports: LoadReports | None
+    quotas: Quotas | None
 
     @property
     def name(self) -> str:
@@ -120,8 +131,8 @@ class Scorer(Protocol):
     def dialect(self) -> Dialect:
         """What its requests speak that do not say so."""
 
-    def count_refusal(self, error: StokerError) -> None:
-        """Count a request that is answered with an error."""
+    def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
+        """Count a request of a tier that is answered with an error."""
 
     def run_again(self, call: Call, error: StokerError) -> bool:
         """Run a request again that has failed; False if that would not help, or may not be."""
@@ -160,6 +171,7 @@ class Call(Ticket):
         self.is_open = True
         self.sliced = None
         self.urgency = service.urgency
+        self.turn_ns = 0
         self.received_ns = received_ns
         self._service = service
         self._ids = ids
@@ -182,6 +194,12 @@ class Call(Ticket):
         """Let it have this tier, as far as its caller may ask for it; None changes nothing."""
         if tier is not None:
             self.urgency = (self.urgency or USUAL).asking(tier)
+
+    def tell_load(self, form: LoadFormat) -> None:
+        """Let its answer tell the load of its model, as it is then."""
+        respond, reports = self._respond, self._service.load_reports
+        if respond is not None and reports is not None:
+            self._respond = lambda status, lines, body: respond(status, lines + reports.line(form), body)
 
     @property
     def service(self) -> Scorer:
@@ -214,6 +232,10 @@ class Call(Ticket):
         """504 for a request that waited too long, and what Azure answers where `run` took too long."""
         if begun and self.deadline_ns - self.received_ns >= self._service.timeout_ns:
             return ScoringTimeout(self._service.timeout_ns // 1_000_000)
+        if self.submitted:
+            lasts_ns = (self.target_ns or self.deadline_ns) - self.received_ns
+            # A long body may not have been read yet.
+            return self.exchange.missed(lasts_ns, getattr(self, "rows", 1))
         return super().lateness(begun=False)
 
     def await_rows(self, exchange: Exchange) -> None:
@@ -225,6 +247,16 @@ class Call(Ticket):
         """Raise DeadlineExceeded if nobody waits for the answer any more; called on any thread."""
         if not self.wanted or time.monotonic_ns() >= self.deadline_ns:
             raise DeadlineExceeded("The request was not answered within its timeout.")
+
+    @property
+    def stages_ns(self) -> dict[str, int]:
+        """How long each stage took of what has been run, in their order, as its answer tells them."""
+        return {
+            "parse": self.enqueued_ns - self.received_ns,
+            "queue": self.started_ns - self.enqueued_ns - self.turn_ns,
+            **({"turn": self.turn_ns} if self.turn_ns else {}),
+            "compute": self.finished_ns - self.started_ns,
+        }
 
     @property
     def submitted(self) -> bool:
@@ -258,23 +290,28 @@ class Call(Ticket):
         started_ns, finished_ns = self.started_ns, self.finished_ns
         parse_ns = enqueued_ns - received_ns
         total_ns = now_ns - received_ns
-        parse_us, queue_us, total_us = (
-            parse_ns // 1000, (started_ns - enqueued_ns) // 1000, total_ns // 1000,
-        )  # fmt: skip
-        executed, computed = _compute_texts((finished_ns - started_ns) // 1000)
-        lines = _SCORED_LINES % (
+        # Before its ids are written: one without any gets some.
+        if (remarks := self._service.metrics.remarks) is not None and total_ns > remarks.slow_ns:
+            remarks.slow(self, total_ns)
+        queue_ns = started_ns - enqueued_ns
+        executed, computed = compute_texts((finished_ns - started_ns) // 1000)
+        if self.turn_ns:
+            queue_ns -= self.turn_ns
+            computed = turn_text(self.turn_ns // 1000) + computed
+        parse_us, queue_us, total_us = parse_ns // 1000, queue_ns // 1000, total_ns // 1000
+        lines = SCORED_LINES % (
             type_lines,
             len(body),
             fresh_id_lines() if self._ids is None else self._ids.lines,
             # Only Azure's clients look for what `run` did.
             executed if self.dialect is None else b"",
             parse_us // 1000,
-            parse_us % 1000,
+            THREE_DIGITS[parse_us % 1000],
             queue_us // 1000,
-            queue_us % 1000,
+            THREE_DIGITS[queue_us % 1000],
             computed,
             total_us // 1000,
-            total_us % 1000,
+            THREE_DIGITS[total_us % 1000],
         )
         if counted:
             self._service.metrics.note_times(parse_ns, total_ns)
@@ -286,6 +323,8 @@ class Call(Ticket):
         """Answer with 200 and a body, without header lines; or with nothing, if its dialect has taken the outputs."""
         parse_ns, total_ns = self.enqueued_ns - self.received_ns, time.monotonic_ns() - self.received_ns
         self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
+        if (remarks := self._service.metrics.remarks) is not None and total_ns > remarks.slow_ns:
+            remarks.slow(self, total_ns)
         self.answer(200, b"", body)
 
     def complete_empty(self, exchange: Exchange) -> None:
@@ -297,13 +336,16 @@ class Call(Ticket):
 
     def refuse(self, error: StokerError) -> None:
         """Answer with an error; of one that a device has logged, the log says whose request it was."""
-        self._service.count_refusal(error)
+        self._service.count_refusal(error, (self.urgency or USUAL).tier)
+        if (remarks := self._service.metrics.remarks) is not None:
+            remarks.failed(self, error)
         if error.error_id is not None:
             logger.error(
                 "request %s: scoring %s failed under error id %s",
                 self.ids.request_id.decode("latin-1"),
                 self._service.name,
                 error.error_id,
+                extra=facts_of(self.ids, self._service, status=error.status, error_id=error.error_id),
             )
         status, lines, body = (self.dialect or self._service.dialect).refusal(error)
         self.answer(status, json_lines(body) + self.ids.lines + error_lines(error) + lines, body)
@@ -311,7 +353,10 @@ class Call(Ticket):
     def refuse_for_fault(self, error: BaseException) -> None:
         """Answer with an error that should not have been, and write it into the log under the request's id."""
         request_id = self.ids.request_id.decode("latin-1")
-        logger.error("request %s: scoring %s failed", request_id, self._service.name, exc_info=error)
+        facts = facts_of(self.ids, self._service)
+        logger.error(
+            "request %s: scoring %s failed", request_id, self._service.name, exc_info=error, extra=facts
+        )
         # What raised may have been the answer's last step.
         if self.wanted:
             self.refuse(unforeseen(error))
@@ -338,35 +383,6 @@ class Call(Ticket):
             return
         if self._service.closes:
             lines += CLOSE_LINE
-        if self.urgency is not None and self.urgency.told:
-            lines += self.urgency.line
+        if self.urgency is not None:
+            lines += self.urgency.lines(status)
         respond(status, lines, body)
-
-
-class JoiningCall(Call):
-    """A call to a model with one output of fixed size: calls that come back together are answered in one go."""
-
-    __slots__ = ()
-
-    joins = True
-
-    def complete_together(self, tickets: list[JoiningCall], outputs: np.ndarray) -> None:
-        """Answer each with its row of the output, `[tickets, *row_shape]`.
-
-        Raises:
-            Exception: None of the calls has been answered.
-        """
-        dialect = self.dialect
-        if any(call.dialect is not dialect for call in tickets):
-            for call in tickets:
-                call.settle()
-        else:
-            (dialect or self._service.dialect).complete_together(tickets, outputs)
-
-
-@lru_cache(maxsize=64)
-def _compute_texts(compute_us: int) -> tuple[bytes, bytes]:
-    """The compute time as header lines and as an entry of `Server-Timing`; all rows of a batch share them."""
-    compute_ms = compute_us / 1000
-    lines = b"x-ms-run-function-failed: False\r\nx-ms-run-fn-exec-ms: %.3f\r\n" % compute_ms
-    return lines, b"compute;dur=%.3f, " % compute_ms

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
     from stoker.wire.envelope import RequestHead
 
-__all__ = ["LONG_BODY_BYTES", "TURN_BYTES", "FairTurns", "Staged"]
+__all__ = ["LONG_BODY_BYTES", "TURN_BYTES", "FairTurns", "OrderedTurns", "Staged"]
 
 LONG_BODY_BYTES: Final = 1 << 15
 """A longer body may wait for a later turn; up to this size, decoding takes less than a millisecond."""
@@ -67,3 +67,11 @@ class FairTurns:
                 portion.append(waiting[0])
             waiting.popleft()
         return portion
+
+
+class OrderedTurns(FairTurns):
+    """All at once, in the order in which they came: requests of a sequence may not overtake each other."""
+
+    def portion(self, arrived: Sequence[Staged]) -> list[Staged]:
+        """Return all that have arrived."""
+        return list(arrived)

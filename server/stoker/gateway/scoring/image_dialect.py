@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Rows, Ticket
-    from stoker.gateway.scoring.call import Call, Scorer
+    from stoker.gateway.scoring.call import Call, Scorer, UnlockedReader
     from stoker.gateway.scoring.image_scoring import ImageScoring
     from stoker.wire.envelope import RequestHead
 
@@ -52,6 +52,10 @@ class ImageDialect(JsonDialect):
         """Whether a body is JSON; images have threads."""
         del service
         return not self._images.claims(body, head)
+
+    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+        """As for numbers alone."""
+        return self._numbers.unlocked_reader(body)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the rows of images once they have been read; those of numbers now."""

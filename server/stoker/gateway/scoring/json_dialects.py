@@ -11,16 +11,18 @@ from stoker.errors import NonFiniteOutput, UnsupportedEncoding
 from stoker.gateway.scoring.azure_dialect import AzureDialect
 from stoker.wire.column_names import ColumnNames
 from stoker.wire.images import is_media
+from stoker.wire.json_bodies import MAX_VALUES
 from stoker.wire.packed import pack, unpack
 from stoker.wire.scoring import ScoringDecoder, encode_each, encode_outputs, encode_texts
-from stoker.wire.tensor_json import decode_tensors, encode_tensors
+from stoker.wire.tensor_decoder import TensorDecoder
+from stoker.wire.tensor_json import encode_tensors
 
 if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Ticket
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, UnlockedReader
     from stoker.non_finite import NonFinite
     from stoker.tensors import ModelTensors, Signature
     from stoker.wire.envelope import RequestHead
@@ -56,7 +58,9 @@ class RowsDialect(JsonDialect):
     def __init__(self, name: str, signature: Signature, non_finite: NonFinite) -> None:
         """Make it for a model with this signature, whose answers have NaN and infinities so."""
         super().__init__(name)
-        self._decode = ScoringDecoder(signature).decode
+        self._decoder = ScoringDecoder(signature)
+        self._decode = self._decoder.decode
+        self._in_place = self._decoder.reads_natively
         self._non_finite = non_finite
         # Chosen here, so that no request has to ask.
         names = _column_names(signature.model_tensors)
@@ -66,7 +70,15 @@ class RowsDialect(JsonDialect):
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the rows of a body."""
         del head
-        exchange.submit(call, self._decode(body))
+        if self._in_place:
+            exchange.submit_decoded(call, body, self._decode)
+        else:
+            exchange.submit(call, self._decode(body))
+
+    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+        """Read in C++, where that is installed."""
+        # Those of longer ones have to be counted first, which takes the lock.
+        return self._decoder.native_rows if self._decoder.reads_natively and len(body) <= MAX_VALUES else None
 
     def encode(self, ticket: Ticket) -> bytes:
         """Return the rows of the only output, or an object of outputs by name."""
@@ -98,7 +110,7 @@ class PackedDialect(JsonDialect):
     def __init__(self, name: str, tensors: ModelTensors, non_finite: NonFinite) -> None:
         """Make it for a model with these tensors, whose answers have NaN and infinities so."""
         super().__init__(name)
-        self._tensors = tensors
+        self._decode = TensorDecoder(tensors).decode
         self._non_finite = non_finite
         names = _column_names(tensors)
         self._encode_tensors = encode_tensors if names is None else names.encode_tensors
@@ -106,7 +118,7 @@ class PackedDialect(JsonDialect):
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the tensors of a body."""
         del head
-        exchange.submit_body(call, pack(decode_tensors(body, self._tensors)))
+        exchange.submit_body(call, pack(self._decode(body)))
 
     def encode(self, ticket: Ticket) -> bytes:
         """Return the only output, or an object of outputs by name."""

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call
 
-__all__ = ["MAX_ANSWER_BYTES", "LargerRows"]
+__all__ = ["LargerRows"]
 
-MAX_ANSWER_BYTES: Final = 32 << 30
+_MAX_ANSWER_BYTES: Final = 32 << 30
 """The most room that an answer gets."""
 
 _GROWTH: Final = 4
@@ -59,12 +59,12 @@ class LargerRows:
         """
         signature = exchange.arena.signature
         size_bytes = _GROWTH * signature.outputs[0].row_bytes
-        if self._ask is None or signature.takes != "tensors" or size_bytes > MAX_ANSWER_BYTES:
+        if self._ask is None or signature.takes != "tensors" or size_bytes > _MAX_ANSWER_BYTES:
             return False
         body = call.body()
         call.reopen()
         if exchange in self._replaced:
-            submit_again(call, self._successor(exchange), body)
+            submit_again(call, self._replaced[exchange], body)
         elif exchange in self._waiting:
             self._waiting[exchange].append((call, body))
         else:
@@ -74,6 +74,10 @@ class LargerRows:
 
     def replace(self, old: Exchange, new: Exchange) -> None:
         """Submit what has waited to the exchange that is used instead of an old one from now on."""
+        # Those that the old one came instead of may outlast it.
+        for before, successor in self._replaced.items():
+            if successor is old:
+                self._replaced[before] = new
         self._replaced[old] = new
         for call, body in self._waiting.pop(old, ()):
             if call.wanted:
@@ -99,8 +103,3 @@ class LargerRows:
             if exchange.idle:
                 del self._replaced[exchange]
                 exchange.close()
-
-    def _successor(self, exchange: Exchange) -> Exchange:
-        while exchange in self._replaced:
-            exchange = self._replaced[exchange]
-        return exchange

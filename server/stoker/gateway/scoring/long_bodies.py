@@ -1,8 +1,9 @@
-"""Long bodies of a frontend, which a process beside it reads, one after the other.
+"""Long bodies of a frontend, which are read beside its loop, one after the other.
 
-To parse JSON is to hold Python's interpreter lock: no thread could do it without stopping the loop. The process is
-started when the first long body comes, and ended when none has come for a minute. What it takes is bounded: a body
-waits here until it is its turn, in the memory that the frontend has allowed it.
+Rows of numbers are read on a thread, where something does so without Python's interpreter lock. To parse any other
+JSON is to hold that: no thread could do it without stopping the loop, so a process does. It is started when the
+first such body comes, and ended when none has come for a minute. What all of them take is bounded: a body waits
+here until it is its turn, in the memory that the frontend has allowed it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.errors import Overloaded, StokerError
+from stoker.gateway.http.side_threads import beside_the_loop
 from stoker.gateway.scoring.long_body import task_for
 from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
+from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 
 if TYPE_CHECKING:
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.rows.ticket import Rows
+    from stoker.gateway.scoring.call import Call, UnlockedReader
     from stoker.wire.envelope import RequestHead
 
 __all__ = ["PORTION_BYTES", "LongBodies", "Reader", "shared_long_bodies"]
@@ -37,14 +41,15 @@ _PATIENCE_S: Final = 30.0
 """No body takes so long to read: a reader that has not answered then is ended."""
 _MODULE: Final = "stoker.gateway.scoring.body_reader"
 
-Take = Callable[[Parcel | BaseException], None]
-"""Takes what was found in a body, or why nothing was; does not raise. The memory is closed when it returns."""
+Take = Callable[["Parcel | Rows | BaseException"], None]
+"""Takes what was found in a body, or why nothing was; does not raise. A parcel's memory is closed when it returns."""
 
 
 class _Waiting(NamedTuple):
     body: bytes
     head: RequestHead | None
     take: Take
+    unlocked: UnlockedReader | None
 
 
 class Reader(NamedTuple):
@@ -83,9 +88,24 @@ class LongBodies:
         self._working: asyncio.Task[None] | None = None
         self._ending: asyncio.TimerHandle | None = None
 
-    def read(self, call: Call, body: bytes, head: RequestHead | None, take: Take) -> None:
-        """Read a body when it is its turn; `take` is called once, later, unless it is forgotten before its turn."""
-        self._waiting[call] = _Waiting(body, head, take)
+    def read(
+        self,
+        call: Call,
+        body: bytes,
+        head: RequestHead | None,
+        take: Take,
+        unlocked: UnlockedReader | None = None,
+    ) -> None:
+        """Read a body when it is its turn.
+
+        Args:
+            call: The request.
+            body: Its body.
+            head: Its method, query and headers, where the dialect wants them.
+            take: Called once, later, unless the body is forgotten before its turn.
+            unlocked: Tries first whether it can read the body, on a thread.
+        """
+        self._waiting[call] = _Waiting(body, head, take, unlocked)
         if self._working is None:
             if self._ending is not None:
                 self._ending.cancel()
@@ -107,21 +127,27 @@ class LongBodies:
             call = next(iter(self._waiting))
             waiting = self._waiting.pop(call)
             take = waiting.take
-            reading = self._read(call, waiting.body, waiting.head)
+            reading = self._read(call, waiting.body, waiting.head, waiting.unlocked)
             # Only what reads the body has it from here on, for as long as it needs it.
             del waiting
             try:
-                parcel = await reading
+                found = await reading
             except Exception as error:  # noqa: BLE001  # told to whoever waits for it
                 take(error)
             else:
-                take(parcel)
-                os.close(parcel.memory_fd)
+                take(found)
+                if isinstance(found, Parcel):
+                    os.close(found.memory_fd)
+                del found
             del call, take, reading
         self._working = None
         self._ending = asyncio.get_running_loop().call_later(self._idle_s, self.close)
 
-    async def _read(self, call: Call, body: bytes, head: RequestHead | None) -> Parcel:
+    async def _read(
+        self, call: Call, body: bytes, head: RequestHead | None, unlocked: UnlockedReader | None
+    ) -> Parcel | Rows:
+        if unlocked is not None and (rows := await beside_the_loop(unlocked, body)) is not None:
+            return rows
         try:
             self._reader = reader = self._reader or self._start()
             memory_fd = await _copied(body)
@@ -156,6 +182,8 @@ def _start_process() -> Reader:
                 [sys.executable, "-P", "-m", _MODULE, "--fd", str(far.fileno())],
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,
+                # The form may have been changed since the server was started.
+                env={**os.environ, LOG_FORMAT_VARIABLE: log_format()},
             )
         except BaseException:
             near.close()

@@ -20,13 +20,14 @@ from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.loaded_dialect import loaded_dialect
+from stoker.gateway.scoring.parcels import Parcel
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.rows.ticket import Rows, Ticket
+    from stoker.gateway.rows.ticket import Decode, Rows, Ticket
     from stoker.gateway.scoring.call import Scorer
-    from stoker.gateway.scoring.parcels import Parcel
     from stoker.non_finite import NonFinite
+    from stoker.sequences import SequenceStep
     from stoker.tensors import Signature
     from stoker.wire.envelope import RequestHead
 
@@ -64,6 +65,7 @@ class Found:
     Attributes:
         deadline_ns: When the caller stops waiting, if the body says so.
         urgency: How urgent it is, if the body says so.
+        sequence: Of which sequence it is, if the body says so.
         arrays: Per input dtype and shape of its rows, one behind the other; None if the memory is a row of bytes.
         empty: Whether there are no rows at all.
         write: As `Call.write`, without the request's arrays; None if the dialect sets none.
@@ -73,6 +75,7 @@ class Found:
 
     deadline_ns: int
     urgency: Urgency | None = None
+    sequence: SequenceStep | None = None
     arrays: list[tuple[str, tuple[int, ...]]] | None = None
     empty: bool = False
     write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]] | None = None
@@ -80,20 +83,32 @@ class Found:
     fault: str = ""
 
 
-def submit_found(call: Call, exchange: Exchange, parcel: Parcel | BaseException) -> None:
-    """Submit what was found in a body, as the dialect would have done.
+def submit_found(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException) -> None:
+    """Submit what was found in a body, as the dialect would have done; answer with an error where it cannot be.
 
     Args:
         call: The request.
         exchange: Where it goes.
-        parcel: The reader's, whose content is a `Found`; or why there is none.
-
-    Raises:
-        StokerError: The request is refused.
-        Exception: It should not have been.
+        read: The reader's parcel, whose content is a `Found`; or the rows alone; or why there is neither.
     """
-    if isinstance(parcel, BaseException):
-        raise parcel
+    try:
+        _submit(call, exchange, read)
+    except StokerError as error:
+        call.refuse(error)
+    except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
+        call.refuse_for_fault(error)
+
+
+def _submit(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException) -> None:
+    if isinstance(read, BaseException):
+        raise read
+    if isinstance(read, Parcel):
+        _submit_parcel(call, exchange, read)
+    else:
+        exchange.submit(call, read)
+
+
+def _submit_parcel(call: Call, exchange: Exchange, parcel: Parcel) -> None:
     found: Found = parcel.content
     if found.error is not None:
         raise found.error
@@ -102,6 +117,8 @@ def submit_found(call: Call, exchange: Exchange, parcel: Parcel | BaseException)
     call.deadline_ns, call.urgency = found.deadline_ns, found.urgency
     if found.write is not None:
         call.write = found.write
+    if found.sequence is not None:
+        call.sequence = found.sequence
     if found.empty:
         call.complete_empty(exchange)
         return
@@ -159,7 +176,7 @@ def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]
         found.fault = traceback.format_exc()
         return found, []
     found.deadline_ns, found.urgency = call.deadline_ns, call.urgency
-    found.write = getattr(call, "write", None)
+    found.write, found.sequence = getattr(call, "write", None), getattr(call, "sequence", None)
     found.empty = call.is_empty
     if kept.rows is None:
         return found, [memoryview(kept.body)]
@@ -195,6 +212,9 @@ class _Kept:
     def submit(self, ticket: Ticket, rows: Rows) -> None:
         del ticket
         self.rows = rows
+
+    def submit_decoded(self, ticket: Ticket, body: bytes, decode: Decode) -> None:
+        self.submit(ticket, decode(body, None))
 
     def submit_body(self, ticket: Ticket, body: bytes) -> None:
         del ticket

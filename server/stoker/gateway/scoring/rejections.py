@@ -10,18 +10,32 @@ from stoker.errors import (
     NotReady,
     OutOfScope,
     Overloaded,
+    QuotaExceeded,
     RequestError,
+    RequestOverQuota,
     StokerError,
+    TooManySequences,
     Unauthorized,
 )
+from stoker.metrics.counters import ModelMetrics
 
-__all__ = ["rejection"]
+__all__ = ["count_refused"]
 
 
-def rejection(error: StokerError) -> str | None:
+def count_refused(metrics: ModelMetrics, error: StokerError, tier: int) -> None:
+    """Count a request of a tier that is answered with an error."""
+    metrics.count_request(error.status)
+    if error.refusal is not None:
+        metrics.count_refusal(error.refusal.reason, tier)
+    reason = _rejection(error)
+    if reason is not None:
+        metrics.count_rejection(reason)
+
+
+def _rejection(error: StokerError) -> str | None:
     """Return the reason of `stoker_rejections_total`; None for what is not counted there."""
     match error:
-        case Overloaded():
+        case Overloaded() | TooManySequences():
             return "overloaded"
         case NotReady():
             return "not_ready"
@@ -31,6 +45,8 @@ def rejection(error: StokerError) -> str | None:
             return "unauthorized"
         case BodyTooLarge() | ImageTooLarge():
             return "body_too_large"
+        case QuotaExceeded() | RequestOverQuota():
+            return "quota"
         case MethodNotAllowed():
             return None
         case RequestError():

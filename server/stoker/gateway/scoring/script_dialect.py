@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -10,10 +11,10 @@ import simdjson
 from stoker.errors import UnsupportedEncoding
 from stoker.gateway.http.answers import JSON_TYPE_LINE, failed_line
 from stoker.gateway.scoring.azure_dialect import AzureDialect
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.gateway.scoring.watched_calls import traced_head
+from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.images import is_media
-from stoker.wire.json_bodies import check_text
-from stoker.wire.merging import row_count
+from stoker.wire.script_rows import script_row
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
@@ -61,20 +62,12 @@ class ScriptDialect(AzureDialect):
         return self._script.batching == "merge"
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Submit a body as it came."""
-        exchange.submit_body(call, self.pack(call.ids.request_id, body, head))
-
-    def pack(self, request_id: bytes, body: bytes, head: RequestHead | None) -> bytes:
-        """Return a request as the row that the device gets.
-
-        Raises:
-            MalformedBody: It is to be text, and is not.
-        """
-        script = self._script
-        if script.kind == "string":
-            check_text(body)
-        rows = row_count(self._parser, body, script.merge_key) if script.batching == "merge" else 0
-        return ScriptRequest(request_id, body, rows, head).pack()
+        """Submit a body as it came; a script that sees headers is told when its caller stops waiting."""
+        if head is not None:
+            head = traced_head(call, head)
+            if call.deadline_ns < call.received_ns + call.service.timeout_ns:
+                head = dataclasses.replace(head, deadline_ns=call.deadline_ns)
+        exchange.submit_body(call, script_row(self._parser, self._script, call.ids.request_id, body, head))
 
     def complete(self, call: Call) -> None:
         """Answer with what the script has answered."""
@@ -84,6 +77,8 @@ class ScriptDialect(AzureDialect):
         metrics = call.service.metrics
         if answer.status == 200:
             metrics.note_scored(1, parse_ns, total_ns)
+            if metrics.remarks is not None and total_ns > metrics.remarks.slow_ns:
+                metrics.remarks.slow(call, total_ns)
         else:
             metrics.count_request(answer.status)
         call.answer(answer.status, _lines(call, answer, parse_ns, total_ns), answer.body)

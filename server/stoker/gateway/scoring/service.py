@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from stoker.errors import BodyTooLarge, DeviceLost, NotReady, OutputTooLarge, StokerError
 from stoker.gateway.http.answers import Respond
@@ -19,50 +19,38 @@ from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.failures import device_lost
 from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
-from stoker.gateway.scoring.call import Call, Dialect, JoiningCall
+from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.fair_turns import LONG_BODY_BYTES, TURN_BYTES, FairTurns, Staged
 from stoker.gateway.scoring.image_dialect import ImageDialect
-from stoker.gateway.scoring.image_scoring import ImageScoring, content_type_of
+from stoker.gateway.scoring.image_scoring import content_type_of
+from stoker.gateway.scoring.joining_call import JoiningCall
 from stoker.gateway.scoring.json_dialects import JsonDialect
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.loaded_dialect import loaded_dialect
 from stoker.gateway.scoring.long_body import submit_found
-from stoker.gateway.scoring.rejections import rejection
+from stoker.gateway.scoring.rejections import count_refused
+from stoker.gateway.scoring.replicas import choose_replica
 from stoker.gateway.scoring.second_run import submit_again, submitted_with
 from stoker.metrics.counters import ModelMetrics
 from stoker.non_finite import WORDS, NonFinite
+from stoker.placed import NORMAL_TIER
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature
 from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
+    from stoker.gateway.rows.answer_cache import AnswerCache
+    from stoker.gateway.rows.ticket import Rows
     from stoker.gateway.scoring.askers import Asker
-    from stoker.gateway.scoring.collector import Collector
-    from stoker.gateway.scoring.facts import Limits, ServiceFacts
-    from stoker.gateway.scoring.long_bodies import LongBodies
+    from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
+    from stoker.gateway.scoring.load_reports import LoadReports
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
 
-__all__ = ["Service", "ServiceOptions"]
+__all__ = ["Service"]
 
 _LARGE_TURN: Final = 36
 """So many requests that arrive in one turn of the loop go to the device in two halves."""
-
-
-class ServiceOptions(TypedDict, total=False):
-    """What most services have not.
-
-    Attributes:
-        images: Reads images.
-        collector: Keeps what is collected of the requests.
-        non_finite: What becomes of NaN and infinities in the JSON of answers; by default words.
-        long_bodies: Reads bodies above 1 MiB beside the loop; where it is not given, they are read on it.
-    """
-
-    images: ImageScoring | None
-    collector: Collector | None
-    non_finite: NonFinite
-    long_bodies: LongBodies | None
 
 
 class Service:
@@ -77,15 +65,17 @@ class Service:
 
     Attributes:
         exchanges: One for each replica that is ready, those first that have been chosen longest ago.
-        exchange: The only one of them; None if there are several or none. Most models have one replica, and its
-            exchange is found without a search.
+        exchange: The only one of them, which is found without a search; None if there are several or none.
         dialect: What its requests speak that do not say so.
         closes: Whether its answers close their connections.
         arriving: How many bodies of requests for it are being received.
-        larger_rows: Where requests go whose answers do not fit; the owner of the exchanges sets another one that can
-            grow.
+        larger_rows: Where requests go whose answers do not fit; the exchanges' owner sets one that can grow.
         codecs: What dialects keep for the model as it is loaded, by its class.
-        urgency: How urgent its requests are that do not say so.
+        urgency, by_target: How urgent its requests are that do not say so, and whether late ones are refused.
+        load_reports: Tells balancers its load; None where nobody has said how.
+        cache: Answers that are kept; None if none are.
+        call_type: What its requests become; see `AccessLog.watch`.
+        quotas: What callers with limits may still send; None if nobody has a limit.
     """
 
     def __init__(
@@ -97,25 +87,23 @@ class Service:
         **options: Unpack[ServiceOptions],
     ) -> None:
         self.facts, self.access, self.metrics = facts, access, metrics
-        self.timeout_ns = limits.timeout_ms * 1_000_000
-        self.max_body_bytes, self.urgency = limits.max_body_bytes, limits.urgency
-        self.images = options.get("images")
-        self.collector = options.get("collector")
+        self.timeout_ns, self.by_target = limits.timeout_ms * 1_000_000, limits.by_target
+        self.max_body_bytes, self.urgency, self.quotas = limits.max_body_bytes, limits.urgency, limits.quotas
+        self.images, self.collector = options.get("images"), options.get("collector")
         self.non_finite: NonFinite = options.get("non_finite", WORDS)
-        self._long_bodies = options.get("long_bodies")
-        self._beside: set[Call] = set()
+        self._long_bodies, self._beside = options.get("long_bodies"), set[Call]()
         self.signature: Signature | None = None
         self.exchanges: list[Exchange] = []
         self.exchange: Exchange | None = None
         self.draining = self.closes = False
-        self.arriving = 0
         self.dialect: AzureDialect = Unloaded()
         self.larger_rows = LargerRows()
+        self.load_reports: LoadReports | None = None
+        self.cache: AnswerCache | None = None
         self.codecs: dict[type, Any] = {}
-        self._call: type[Call] = Call
-        self._staged: list[Staged] = []
-        self._turns = FairTurns()
-        self._long_bytes, self._turn_comes = 0, False
+        self.call_type: type[Call] = Call
+        self._staged, self._turns = list[Staged](), options.get("turns", FairTurns())
+        self.arriving, self._long_bytes, self._turn_comes = 0, 0, False
 
     @property
     def name(self) -> str:
@@ -161,16 +149,17 @@ class Service:
         self.codecs.clear()
         self.dialect = self._dialect_for(signature)
         outputs = signature.outputs
-        self._call = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
+        self.call_type = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
         self.exchanges.append(exchange)
         self._find_only_exchange()
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
         """Choose here how bodies are read and answers written, so that no request has to ask."""
-        if self.images is not None:
-            self.images.attach(signature)
         dialect = loaded_dialect(self.name, signature, self.non_finite)
-        if self.images is None or not isinstance(dialect, JsonDialect):
+        if self.images is None:
+            return dialect
+        self.images.attach(signature)
+        if not isinstance(dialect, JsonDialect):
             return dialect
         return ImageDialect(self.name, self.images, dialect, self.choose)
 
@@ -249,13 +238,8 @@ class Service:
         return self.exchange or self.least_loaded()
 
     def least_loaded(self) -> Exchange | None:
-        """The exchange whose requests hold the fewest rows; of equals, the one chosen longest ago."""
-        chosen, fewest_rows = None, 0
-        for exchange in self.exchanges:
-            rows = exchange.leased_rows
-            # A lost one is in the list until its requests have been told; they may be followed by others at once.
-            if (chosen is None or rows < fewest_rows) and not exchange.lost:
-                chosen, fewest_rows = exchange, rows
+        """The exchange that would be done first; of equals, the one chosen longest ago."""
+        chosen = choose_replica(self.exchanges)
         if chosen is not None:
             self.exchanges.remove(chosen)
             self.exchanges.append(chosen)
@@ -265,12 +249,9 @@ class Service:
         """The error for a body above the limit."""
         return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:.4g} MiB.")
 
-    def count_refusal(self, error: StokerError) -> None:
+    def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
         """Count a scoring request that is answered with an error."""
-        self.metrics.count_request(error.status)
-        reason = rejection(error)
-        if reason is not None:
-            self.metrics.count_rejection(reason)
+        count_refused(self.metrics, error, tier)
 
     def score(
         self,
@@ -296,13 +277,13 @@ class Service:
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, content_type_of(head), ids.request_id, respond)
-        call = self._call(self, ids, respond, received_ns, dialect)
+        call = self.call_type(self, ids, respond, received_ns, dialect)
         if asker:
             asker.put_on(call)
         if len(body) > LONG_BODY_BYTES:
             self._stage(call, body, head)
         else:
-            self._submit(call, body, head)
+            self.submit(call, body, head)
         return call
 
     def score_soon(
@@ -316,7 +297,7 @@ class Service:
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, b"", ids.request_id, respond)
-        call = self._call(self, ids, respond, time.monotonic_ns(), dialect)
+        call = self.call_type(self, ids, respond, time.monotonic_ns(), dialect)
         # As in `_stage`, without the call: this runs once a request.
         if not self._staged:
             self._await_turn()
@@ -337,8 +318,7 @@ class Service:
 
     def _score_staged(self) -> None:
         staged, self._staged = self._staged, []
-        long_bytes, self._long_bytes = self._long_bytes, 0
-        self._turn_comes = False
+        long_bytes, self._long_bytes, self._turn_comes = self._long_bytes, 0, False
         if long_bytes > TURN_BYTES or self._turns:
             staged = self._turns.portion(staged)
             if self._turns:
@@ -354,46 +334,45 @@ class Service:
         """Queue requests, and tell the devices of all of them in one message."""
         for call, body, head in staged:
             if call.wanted:
-                self._submit(call, body, head)
+                self.submit(call, body, head)
         for exchange in self.exchanges:
             exchange.ring()
 
-    def _submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+    def submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+        """Submit a call of this service's kind; one that cannot be submitted is answered with an error."""
         exchange = self.exchange or self.least_loaded()
         if exchange is None:
             call.refuse(self.not_ready())
             return
-        if exchange.full:
-            call.refuse(exchange.overloaded())
+        if (refused := exchange.refusal(call)) is not None:
+            call.refuse(refused)
             return
         dialect = call.dialect or self.dialect
         beside = self._long_bodies if len(body) > LARGE_BODY_BYTES else None
-        if beside is not None and dialect.reads_long(self, body, head):
-            self._beside.add(call)
-            beside.read(call, body, head, partial(self._go_on, call))
-            return
         try:
-            dialect.submit(call, exchange, body, head)
+            if len(body) > LONG_BODY_BYTES:
+                call.check_quota()
+            if beside is not None and dialect.reads_long(self, body, head):
+                self._beside.add(call)
+                reader = dialect.unlocked_reader(body)
+                beside.read(call, body, head, partial(self._go_on, call, exchange.arena.signature), reader)
+            else:
+                dialect.submit(call, exchange, body, head)
         except StokerError as error:
             call.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
             call.refuse_for_fault(error)
 
-    def _go_on(self, call: Call, read: Parcel | BaseException) -> None:
-        """Submit what was found in a long body."""
+    def _go_on(self, call: Call, read_for: Signature, read: Parcel | Rows | BaseException) -> None:
+        """Submit what was found in a long body, unless a pipeline has got models with other inputs meanwhile."""
         self._beside.discard(call)
         if not call.wanted:
             return
         exchange = self.choose()
-        if exchange is None:
+        if exchange is None or not exchange.arena.signature.reads_as(read_for):
             call.refuse(self.not_ready())
             return
-        try:
-            submit_found(call, exchange, read)
-        except StokerError as error:
-            call.refuse(error)
-        except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
-            call.refuse_for_fault(error)
+        submit_found(call, exchange, read)
 
     def not_ready(self) -> NotReady:
         """Return the error for a request while no device has the model."""

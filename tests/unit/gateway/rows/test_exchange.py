@@ -4,6 +4,7 @@ import gc
 import re
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,9 +259,9 @@ def test_a_full_arena_refuses_with_a_retry_after() -> None:
         assert refused.value.retry_after_s is not None
         assert refused.value.retry_after_s >= 1
         assert joined.exchange.leased_rows == 13
-        assert not joined.exchange.full
+        assert joined.exchange.free_rows
         held.append(joined.submit(13, 14, 15))
-        assert joined.exchange.full
+        assert not joined.exchange.free_rows
         with pytest.raises(Overloaded):
             joined.submit(1)
         with pytest.raises(Overloaded):
@@ -359,6 +360,21 @@ def test_an_integer_that_does_not_fit_the_input_is_refused(dtype: str, bad: int,
         assert joined.exchange.leased_rows == 0
 
 
+def test_integers_of_the_inputs_own_dtype_are_not_looked_through() -> None:
+    """They fit: a body of bytes, an image say, is copied and nothing else."""
+
+    class Untouched(np.ndarray[Any, np.dtype[Any]]):
+        def min(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("somebody looks through them")
+
+    signature = Signature((TensorSpec("k", "uint8", ()),), (TensorSpec("y", "uint8", ()),))
+    with Joined(PuppetRuntime(signature), capacity=16) as joined:
+        ticket = PuppetTicket()
+        joined.exchange.submit(ticket, [np.array([0, 255], np.uint8).view(Untouched)])
+        joined.settle()
+        assert joined.runtime.batches == [[0, 255]]
+
+
 def test_several_inputs_and_outputs_stay_together() -> None:
     """Inputs of different dtypes and shapes reach the model as one row each, and so do the outputs."""
     signature = Signature(
@@ -384,6 +400,20 @@ def test_several_inputs_and_outputs_stay_together() -> None:
             assert ticket.answer is not None
             assert ticket.answer[0].tolist() == (image.sum(axis=(1, 2)) + kind).tolist()
             assert ticket.answer[1].tolist() == (~on).tolist()
+
+
+def test_a_large_request_is_told_how_long_its_last_batch_waited_for_its_turn() -> None:
+    """As its other times are those of the last batch."""
+    with Joined(capacity=16) as joined:
+        arena = joined.exchange.arena
+        large = joined.submit(*range(30))
+        arena.turned[0] = True
+        while not large.completions:
+            arena.turn_ns[:] += 1_000_000
+            joined.turn_frontends()
+            joined.clock.advance_ms(1000)
+            joined.turn_device()
+        assert large.turn_ns == arena.turn_ns[0] > 1_000_000
 
 
 def test_a_large_request_holds_a_quarter_of_the_arena() -> None:
@@ -521,6 +551,26 @@ def test_a_body_that_is_being_run_is_told_from_those_that_wait() -> None:
         assert runtime.batches == [[b"1"]]
 
 
+def test_a_deadline_that_is_put_off_passes_later() -> None:
+    """Of a body that is being run, whose answer comes in pieces; of one that has been answered nothing changes."""
+    runtime = PuppetRuntime(BODIES, lambda inputs: [[b"done"] for _ in inputs])
+    with Joined(runtime, capacity=4, policy=BatchPolicy(max_batch_rows=1)) as joined:
+        ticket = _LateTicket(joined.clock() + 20_000_000)
+        joined.exchange.submit_body(ticket, b"1")
+
+        def last_long() -> None:
+            ticket.extend(joined.clock() + 60_000_000)
+            joined.clock.advance_ms(50)
+            joined.sweep()
+
+        runtime.during = last_long
+        joined.settle()
+        assert ticket.error is None
+        assert not ticket.is_open
+        ticket.extend(0)
+        assert ticket.deadline_ns != 0
+
+
 def test_nothing_is_said_of_rows_of_numbers() -> None:
     """Only scripts that take whole requests have a `run` for each."""
     with Joined() as joined:
@@ -538,7 +588,7 @@ def test_nothing_is_said_of_rows_of_numbers() -> None:
 
 def take_every_row(joined: Joined) -> None:
     """Submit one-row requests until the arena is full."""
-    while not joined.exchange.full:
+    while joined.exchange.free_rows:
         joined.submit(1000)
 
 
@@ -1121,3 +1171,12 @@ class RowsInFlight(RuleBasedStateMachine):
 def test_each_request_ends_once_whatever_happens() -> None:
     """Each request gets its own right answer or a named error, once; given up rows do not run; none is lost."""
     run_machine(RowsInFlight, settings=settings(STEADY, max_examples=60, stateful_step_count=40))
+
+
+def test_a_request_without_rows_tells_no_batch() -> None:
+    """It was not run; nor was one whose answer was known, or is put together from slices."""
+    ticket = PuppetTicket()
+    ticket.rows = 0
+    assert ticket.batch is None
+    ticket.rows, ticket.sliced = 1, SlicedAnswer(Signature((), ()), 1)
+    assert ticket.batch is None

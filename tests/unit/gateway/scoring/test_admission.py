@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.http.raw_http import rows_body
+from tests.patience import PATIENCE_S
 from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.gateway.protocols.infer_dialect import InferDialect
@@ -267,6 +268,6 @@ def test_the_running_loop_is_the_default() -> None:
             answered = asyncio.get_running_loop().create_future()
             service.score_soon(rows_body([1, 0]), None, Answer())
             service.score_soon(rows_body([2, 0]), None, lambda status, *_: answered.set_result(status))
-            return int(await asyncio.wait_for(answered, 30))
+            return int(await asyncio.wait_for(answered, PATIENCE_S))
 
         assert joined._loop.run_until_complete(overload()) == 503

@@ -4,12 +4,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.puppets import puppet_service
 
 from stoker.errors import RequestError
 from stoker.gateway.rows.urgency import USUAL, Urgency
 from stoker.gateway.scoring.askers import Asker, asker_of
 from stoker.gateway.scoring.call import Call
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.sequences import SequenceStep
 
 MS = 1_000_000
 ADS = CallerTerms("ads", 5, max_tier="high")
@@ -17,7 +19,7 @@ ADS = CallerTerms("ads", 5, max_tier="high")
 
 def call_of(asker: Asker | None, urgency: Urgency | None = None) -> Call:
     """A call of this asker, received at 0 by a service that waits a second."""
-    service: Any = SimpleNamespace(timeout_ns=1000 * MS, urgency=urgency)
+    service: Any = SimpleNamespace(timeout_ns=1000 * MS, urgency=urgency, quotas=None)
     call = Call(cast("Any", service), None, lambda *_: None, 0)
     if asker is not None:
         asker.put_on(call)
@@ -53,6 +55,11 @@ def test_a_deadline_has_three_spellings(headers: dict[bytes, bytes], timeout_ms:
         {b"grpc-timeout": b"150"},
         {b"grpc-timeout": b"1 S"},
         {b"stoker-tier": b"urgent"},
+        {b"stoker-sequence": b""},
+        {b"stoker-sequence": b"a b"},
+        {b"stoker-sequence": b"7; begin"},
+        {b"stoker-sequence": b"0; start"},
+        {b"stoker-sequence": b"a" * 129},
     ],
 )
 def test_what_cannot_be_understood_is_refused(headers: dict[bytes, bytes]) -> None:
@@ -93,7 +100,15 @@ def test_what_is_not_said_is_as_the_service_has_it() -> None:
     urgency = call_of(Asker(ADS), usual).urgency
     assert urgency == Urgency(0, ADS, 50 * MS)
     assert call_of(None).urgency is None
-    assert USUAL.line == b"stoker-tier: normal\r\n"
+    assert USUAL._replace(told=True).lines(200) == b"stoker-tier: normal\r\n"
+
+
+def test_what_is_asked_in_a_caller_s_name_uses_up_no_limit() -> None:
+    """A copy of their request keeps their part of the device, and whom it is for."""
+    limited = CallerTerms("ads", 5, weight=3.0, rows_per_s=1.0, device_ms_per_s=1.0)
+    unlimited = Asker(limited, tier=2).unlimited
+    assert unlimited == Asker(CallerTerms("ads", 5, weight=3.0), tier=2)
+    assert Asker(ADS).unlimited.caller is ADS
 
 
 def test_a_target_counts_from_when_the_body_was_received() -> None:
@@ -101,3 +116,49 @@ def test_a_target_counts_from_when_the_body_was_received() -> None:
     assert call_of(None, Urgency(lasts_ns=50 * MS)).target_ns == 50 * MS
     assert call_of(Asker(DEFAULT, 20 * MS), Urgency(lasts_ns=50 * MS)).target_ns == 20 * MS
     assert call_of(Asker(DEFAULT, 20 * MS)).target_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "asker"),
+    [
+        ({b"x-envoy-expected-rq-timeout-ms": b"150"}, Asker(DEFAULT, 150 * MS)),
+        ({b"x-envoy-expected-rq-timeout-ms": b"150", b"grpc-timeout": b"50m"}, Asker(DEFAULT, 50 * MS)),
+        ({b"x-envoy-expected-rq-timeout-ms": b"0"}, None),
+        ({b"x-envoy-expected-rq-timeout-ms": b"soon"}, None),
+        ({b"x-gateway-inference-objective": b"Low"}, Asker(DEFAULT, tier=2)),
+        ({b"x-gateway-inference-objective": b"high", b"stoker-tier": b"low"}, Asker(DEFAULT, tier=2)),
+        ({b"x-gateway-inference-objective": b"chat-premium"}, None),
+        ({b"x-gateway-inference-fairness-id": b"a"}, None),
+    ],
+)
+def test_gateways_are_believed_where_they_are_trusted(
+    headers: dict[bytes, bytes], asker: Asker | None
+) -> None:
+    """What they say shortens and ranks as if callers said it; what cannot be understood is nobody's fault here."""
+    assert asker_of(DEFAULT, headers, trusts_proxy=True) == asker
+
+
+@pytest.mark.parametrize("name", [b"x-envoy-expected-rq-timeout-ms", b"x-gateway-inference-objective"])
+def test_others_are_not_believed(name: bytes) -> None:
+    """Anybody can send these headers, so without a gateway they say nothing."""
+    assert asker_of(DEFAULT, {name: b"1"}) is None
+    assert asker_of(ADS, {name: b"low"}) == Asker(ADS)
+
+
+@pytest.mark.parametrize(
+    ("value", "step"),
+    [
+        (b"42", SequenceStep(42)),
+        (b"42; start", SequenceStep(42, start=True)),
+        (b"call-7;END", SequenceStep("call-7", end=True)),
+        (b"a=b;start ; end", SequenceStep("a=b", start=True, end=True)),
+        (b"18446744073709551616", SequenceStep("18446744073709551616")),
+    ],
+)
+def test_a_header_says_of_which_sequence_a_request_is(value: bytes, step: SequenceStep) -> None:
+    """An id, a number if it is one, and what the request is to its sequence."""
+    asker = asker_of(DEFAULT, {b"stoker-sequence": value})
+    assert asker == Asker(DEFAULT, sequence=step)
+    call = Call(puppet_service(), None, lambda *_: None, 0)
+    asker.put_on(call)
+    assert call.sequence == step

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.puppets import metric_memory
 
 from stoker.collecting import record_files
 from stoker.collecting.collection import CollectionSettings, read_collection
 from stoker.collecting.record_files import RecordFiles, last_records
 from stoker.gateway.scoring import collector as collector_module
 from stoker.gateway.scoring.collector import LARGEST_BODY_BYTES, Collector
-from stoker.metrics.memory import MetricMemory
 
 NOON_S = datetime(2026, 3, 1, 12, 34, 56, 789000, UTC).timestamp()
 HOUR_S = 3600
@@ -186,7 +186,7 @@ class Scene:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.now_s = NOON_S
-        self.memory = MetricMemory(MetricMemory.create())
+        self.memory = metric_memory()
         made = CollectionSettings(**settings)
         files = RecordFiles(folder, 7, made.format, max_bytes=made.max_mb << 20, writers=1)
         self.files = files

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.puppets import Joined, PuppetRuntime, puppet_service
+from tests.puppets import Joined, PuppetRuntime, metric_memory, puppet_service
 from tests.unit.gateway.scoring.test_service_staging import Answers
 
 from stoker.errors import DeadlineExceeded, Overloaded, StokerError, UnsupportedEncoding
@@ -88,7 +88,7 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    memory = MetricMemory(MetricMemory.create())
+    memory = metric_memory()
     # The puppets' clock and the calls' deadlines begin at the same moment.
     monkeypatch.setattr("time.monotonic_ns", lambda: 1_000_000_000)
     with Joined(PuppetRuntime(FOUR)) as joined:

@@ -1,28 +1,44 @@
-"""Long bodies, which a process beside the loop reads."""
+"""Long bodies, which a thread or a process beside the loop reads."""
 
 import asyncio
 import contextlib
+import fcntl
+import os
+import resource
 import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.http.raw_http import rows_body
-from tests.puppets import Joined, PuppetRuntime, puppet_service
+from tests.puppets import ROWS, Joined, PuppetRuntime, puppet_service
 
 from stoker.errors import InvalidInput, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.protocols.infer_dialect import InferDialect
 from stoker.gateway.protocols.mlflow import _Invocations
 from stoker.gateway.protocols.tfs import _VERBS
+from stoker.gateway.scoring import body_reader
 from stoker.gateway.scoring.body_reader import serve
 from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.long_bodies import PORTION_BYTES, LongBodies, Reader
+from stoker.gateway.scoring.parcels import Parcel, send_parcel
 from stoker.gateway.scoring.service import Service
+from stoker.system.passed_memory import memory_with
+from stoker.tensors import Signature, TensorSpec
+from stoker.wire import scoring
+from stoker.wire.json_bodies import MAX_VALUES
 
 Answer = tuple[int, bytes]
+
+
+@pytest.fixture(autouse=True)
+def _without_native_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What C++ reads comes to no process; the tests of threads say what reads there."""
+    monkeypatch.setattr(scoring, "float32_rows_into", None)
 
 
 def lasting(body: bytes, size_bytes: int = LARGE_BODY_BYTES + 1) -> bytes:
@@ -86,8 +102,62 @@ BODIES: list[tuple[Dialect | None, bytes]] = [
 ]
 
 
-def test_the_reader_comes_to_the_verdict_of_the_loop() -> None:
+def test_memory_goes_back_when_no_body_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one body took is kept while the next one waits, and given back when there is none."""
+    events: list[str] = []
+    given_back = threading.Event()
+
+    def give_back() -> None:
+        events.append("given back")
+        given_back.set()
+
+    monkeypatch.setattr(body_reader, "_answer", lambda _, parcel: events.append(parcel.content))
+    monkeypatch.setattr(body_reader, "give_back", give_back)
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        for name in ("first", "second"):
+            memory_fd = memory_with(name, [b"body"])
+            send_parcel(near, memory_fd, 4, name)
+            os.close(memory_fd)
+        reader = threading.Thread(target=serve, args=(far, 0.0))
+        reader.start()
+        assert given_back.wait(60)
+        near.shutdown(socket.SHUT_WR)
+        reader.join()
+    assert events[:3] == ["first", "second", "given back"]
+
+
+def test_the_reader_of_a_frontend_with_many_connections_reads_more_than_one_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its socket has the number that it has in the frontend, which is above a thousand where so many are open."""
+    number = 1024
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= number:
+        pytest.skip("so many descriptors may not be open here")
+    read: list[str] = []
+
+    def answer(_: socket.socket, parcel: Parcel) -> None:
+        os.close(parcel.memory_fd)
+        read.append(parcel.content)
+
+    monkeypatch.setattr(body_reader, "_answer", answer)
+    near, low = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, low, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, number)) as far:
+        for name in ("first", "second"):
+            memory_fd = memory_with(name, [b"body"])
+            send_parcel(near, memory_fd, 4, name)
+            os.close(memory_fd)
+        near.shutdown(socket.SHUT_WR)
+        serve(far, 0.0)
+    assert read == ["first", "second"]
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_reader_comes_to_the_verdict_of_the_loop(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each body, whole or wrong, in each protocol, has the same answer on the loop and beside it, byte for byte."""
+    if native:
+        rows = pytest.importorskip("stoker_native", reason="stoker-native is not installed").float32_rows_into
+        monkeypatch.setattr(scoring, "float32_rows_into", rows)
     long_bodies = LongBodies(start=reader_on_a_thread)
     requests: list[tuple[bytes, Dialect | None]] = [(lasting(body), dialect) for dialect, body in BODIES]
     answers: list[list[Answer]] = []
@@ -136,6 +206,86 @@ def test_the_loop_turns_while_a_process_reads() -> None:
     assert turns >= portions
 
 
+def no_process() -> Reader:
+    raise AssertionError("no process is needed")
+
+
+def test_rows_are_read_on_a_thread_while_the_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a reader needs no interpreter lock, the loop answers others while it reads, and starts no process."""
+    answered = threading.Event()
+    readers: list[threading.Thread] = []
+
+    def read(body: bytes, _row: memoryview | None, width: int) -> bytes:
+        assert width == 2
+        if len(body) > LARGE_BODY_BYTES:
+            readers.append(threading.current_thread())
+            assert answered.wait(60), "the loop does not turn"
+        return np.array([1, 2, 3, 4], np.float32).tobytes()
+
+    monkeypatch.setattr(scoring, "float32_rows_into", read)
+    service = puppet_service(timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=no_process)))
+    answers: list[tuple[str, int, bytes]] = []
+
+    def take(name: str) -> Callable[[int, bytes, bytes], None]:
+        def respond(status: int, _: bytes, body: bytes) -> None:
+            answers.append((name, status, body))
+            answered.set()
+
+        return respond
+
+    async def ask(joined: Joined) -> None:
+        body = lasting(rows_body([1, 2], [3, 4]))
+        service.score(body, None, take("long"), time.monotonic_ns())
+        await asyncio.sleep(0)
+        service.score_soon(rows_body([1, 2], [3, 4]), None, take("short"))
+        while len(answers) < 2:
+            joined.turn_device()
+            await asyncio.sleep(0)
+        assert service.idle
+        long_bodies.close()
+
+    with Joined() as joined:
+        service.attach(joined.exchange)
+        joined._loop.run_until_complete(ask(joined))
+    expected = b"[[2.0,4.0],[6.0,8.0]]"
+    assert answers == [("short", 200, expected), ("long", 200, expected)]
+    assert readers
+    assert threading.main_thread() not in readers
+
+
+def test_a_process_reads_what_the_thread_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that is not provably rows of numbers is read where everything is, and so is a very long one."""
+    tried: list[int] = []
+    started: list[Reader] = []
+
+    def read(body: bytes, row: memoryview | None, width: int) -> None:
+        del row, width
+        tried.append(len(body))
+
+    def start() -> Reader:
+        started.append(reader_on_a_thread())
+        return started[-1]
+
+    monkeypatch.setattr(scoring, "float32_rows_into", read)
+    service = puppet_service(timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=start)))
+    rows = rows_body([1, 2], [3, 4])
+    short, long = LARGE_BODY_BYTES + 1, MAX_VALUES + 1
+
+    async def ask(joined: Joined) -> list[Answer]:
+        try:
+            return await asked(joined, service, (lasting(rows, short), None), (lasting(rows, long), None))
+        finally:
+            long_bodies.close()
+
+    with Joined() as joined:
+        service.attach(joined.exchange)
+        answers = joined._loop.run_until_complete(ask(joined))
+    assert answers == [(200, b"[[2.0,4.0],[6.0,8.0]]")] * 2
+    assert len(started) == 1
+    # Once for the frontend, and once in the process, whose decoder tries it too.
+    assert tried == [short, short, long]
+
+
 def test_a_reader_that_ends_costs_the_request_that_it_read() -> None:
     """That one is answered with 503 and when to come again; the next one has another reader."""
     started: list[Reader] = []
@@ -172,7 +322,7 @@ def test_what_nobody_waits_for_is_not_read() -> None:
     read: list[Any] = []
 
     class Puppet(LongBodies):
-        def read(self, call: Any, body: bytes, head: Any, take: Any) -> None:
+        def read(self, call: Any, body: bytes, head: Any, take: Any, unlocked: Any = None) -> None:
             read.append((call, take))
 
         def forget(self, call: Any) -> None:
@@ -204,6 +354,43 @@ def test_what_nobody_waits_for_is_not_read() -> None:
     assert service.idle
 
 
+def test_what_was_read_for_other_inputs_is_not_run() -> None:
+    """A pipeline may have got another model meanwhile, into whose rows one number would fit as many of the same."""
+    taken: list[Any] = []
+
+    class Puppet(LongBodies):
+        def read(self, call: Any, body: bytes, head: Any, take: Any, unlocked: Any = None) -> None:
+            taken.append(take)
+
+    narrow = Signature((TensorSpec("x", "float32", (1,)),), ROWS.outputs)
+    service = puppet_service(timeout_ms=60_000, long_bodies=Puppet())
+    statuses: list[int] = []
+    heads: list[bytes] = []
+
+    def respond(status: int, head: bytes, _: bytes) -> None:
+        statuses.append(status)
+        heads.append(head)
+
+    async def ask(before: Joined, after: Joined) -> None:
+        service.attach(before.exchange)
+        call = service.call_type(service, None, respond, time.monotonic_ns())
+        service.submit(call, lasting(rows_body([1], [2])), None)
+        service.detach(before.exchange)
+        service.attach(after.exchange)
+        (take,) = taken
+        take([np.ones((2, 1), np.float32)])
+        for _ in range(10):
+            after.turn_device()
+            await asyncio.sleep(0)
+
+    with Joined(PuppetRuntime(narrow)) as before, Joined() as after:
+        after._loop.run_until_complete(ask(before, after))
+        assert after.runtime.batches == []
+    assert statuses == [503]
+    assert b"retry-after: " in heads[0]
+    assert service.idle
+
+
 def test_a_reader_that_is_not_needed_is_ended() -> None:
     """After the last long body it is given so much time, and then its end of the socket is closed."""
     ended = threading.Event()
@@ -226,7 +413,7 @@ def test_what_is_wrong_with_the_reader_is_told(fault: Exception) -> None:
     """Whatever goes wrong between the loop and the reader, the request has an answer."""
 
     class Puppet(LongBodies):
-        def read(self, call: Any, body: bytes, head: Any, take: Any) -> None:
+        def read(self, call: Any, body: bytes, head: Any, take: Any, unlocked: Any = None) -> None:
             take(fault)
 
     service = puppet_service(long_bodies=Puppet())

@@ -13,6 +13,7 @@ from tests.http.raw_http import rows_body
 from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.errors import StokerError
+from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.image_dialect import ImageDialect
@@ -155,7 +156,7 @@ def test_a_protocol_that_fails_answers_in_its_own_words(joined: Joined) -> None:
 def test_rows_that_cannot_be_queued_after_their_images_were_read_are_an_error(joined: Joined) -> None:
     """They come on another way than a body, and must end like one."""
     callers = Callers(joined)
-    call = callers.service._call(callers.service, None, callers._note, time.monotonic_ns())
+    call = callers.service.call_type(callers.service, None, callers._note, time.monotonic_ns())
     service = callers.service
     numbers = RowsDialect("m", joined.exchange.arena.signature, service.non_finite)
     images = ImageScoring(ImageInput(1, 1, 1), max_pixels=1, max_rows_bytes=1)
@@ -198,3 +199,19 @@ def test_an_answer_that_is_not_finite_costs_the_others_of_its_turn_nothing(
         requests = callers.memory.totals().model(0).requests()
         assert (requests[200], requests[500]) == (2, 1)
     assert not caplog.records
+
+
+def test_errors_in_the_log_say_whose_request_it_was(joined: Joined, caplog: pytest.LogCaptureFixture) -> None:
+    """Its id, its trace, the model and its version are facts beside the message."""
+    callers = Callers(joined)
+    call = callers.service.call_type(callers.service, None, callers._note, time.monotonic_ns())
+    call._ids = RequestIds(b"mine", traceparent=b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    call.refuse_for_fault(LookupError("a fault of the test"))
+    assert callers.answers == [(500, INTERNAL)]
+    service = callers.service
+    assert caplog.records[-1].facts == {  # type: ignore[attr-defined]
+        "request_id": "mine",
+        "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
+        "model": service.name,
+        "version": service.version,
+    }

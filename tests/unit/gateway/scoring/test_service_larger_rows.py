@@ -129,6 +129,21 @@ def test_a_request_that_was_under_way_meanwhile_follows_the_others(served: Serve
     assert served.service.exchange is new
 
 
+def test_rows_that_were_replaced_twice_lead_to_the_last_ones(served: Served) -> None:
+    """Those between were needed for a moment only, and are closed before a request comes back from the first."""
+    first = served.device.exchanges[0]
+    served.score(10_000)
+    # The device hears late of the second one's row.
+    first.ring, ring = lambda: None, first.ring  # type: ignore[method-assign]
+    served.score(9000)
+    between, last = served.enlarge(), served.enlarge()
+    served.service.sweep(served.device.clock())
+    assert (first.lost, between.lost, last.lost) == (False, True, False)
+    ring()
+    served.device.settle()
+    assert served.answers == [(200, [0.5] * 10_000), (200, [0.5] * 9000)]
+
+
 def test_who_waits_too_long_is_told(served: Served) -> None:
     """As if the model had taken that long."""
     served.score(2000)
@@ -186,7 +201,7 @@ def test_rows_that_cannot_grow(served: Served, most: int | None, monkeypatch: py
     if most is None:
         served.service.larger_rows = LargerRows()
     else:
-        monkeypatch.setattr(larger_rows, "MAX_ANSWER_BYTES", most)
+        monkeypatch.setattr(larger_rows, "_MAX_ANSWER_BYTES", most)
     served.score(2000)
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (500, "output_too_large")

@@ -1,0 +1,196 @@
+"""The access log: a line for sampled scoring requests, written without being felt by those who score.
+
+A frontend's event loop only appends to a bounded queue; a thread makes lines of it and writes them. What does not fit
+the queue, because whoever reads the log is slow, is counted and said. The thread shares the interpreter with the
+event loop, so it works in slices of half a millisecond and takes at most a fifth of the time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from stoker.gateway.scoring.call_facts import facts_of
+from stoker.gateway.scoring.watched_calls import WatchedCall, Watcher
+from stoker.system.logs import escaped, json_line, log_settings, text_line
+
+if TYPE_CHECKING:
+    from stoker.errors import StokerError
+    from stoker.gateway.http.request_ids import RequestIds
+    from stoker.gateway.scoring.call import Scorer
+
+__all__ = ["AccessLog"]
+
+logger = logging.getLogger(__name__)
+
+_LOGGER: Final = "stoker.access"
+_MAX_QUEUED: Final = 8192
+_TICK_S: Final = 0.1
+_SLICE_S: Final = 0.0005
+_REST_RATIO: Final = 4
+# What Linux writes to a pipe at once, so that lines of several processes do not mix.
+_WRITE_BYTES: Final = 4096
+_STANDARD_ERROR: Final = 2
+
+
+class _Served(NamedTuple):
+    """One request as the event loop hands it over; stages are nanoseconds, and empty for one that was not run."""
+
+    time_s: float
+    ids: RequestIds
+    service: Any
+    status: int
+    code: str
+    total_ns: int
+    rows: int
+    caller: int
+    stages_ns: Mapping[str, int]
+
+
+class AccessLog(Watcher):
+    """That of one frontend.
+
+    Args:
+        share: How many of the requests have a line, 0 to 1.
+        write: Takes whole lines; raises OSError.
+        chance: Returns a random number, from 0 to below 1.
+        clock_s: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        write: Callable[[bytes], object] | None = None,
+        chance: Callable[[], float] = random.random,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._share, self._chance, self._clock_s = share, chance, clock_s
+        self._write = write or _write_all
+        self._queue: deque[_Served] = deque()
+        self._left_out = self._told_left_out = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="access log", daemon=True)
+
+    def start(self) -> None:
+        """Write from now on, on a thread of its own."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write what is queued and end; lines that are not written within `timeout_s` are lost."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
+        """Whether a request has a line."""
+        del call, ids
+        return self._chance() < self._share
+
+    def note(self, call: WatchedCall, status: int) -> None:
+        """Take note of a request that is answered."""
+        stages_ns = call.stages_ns if call.was_run else {}
+        caller = 0 if call.urgency is None else call.urgency.caller.number
+        total_ns, rows = time.monotonic_ns() - call.received_ns, getattr(call, "rows", 0)
+        self._take(
+            _Served(
+                self._clock_s(), call.ids, call.service, status, call.code, total_ns, rows, caller, stages_ns
+            )
+        )
+
+    def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
+        """Take note of a request to a service that is refused before it is scored, if it is sampled."""
+        if self._chance() < self._share:
+            self._take(_Served(self._clock_s(), ids, service, error.status, error.code, 0, 0, 0, {}))
+
+    def _take(self, served: _Served) -> None:
+        if len(self._queue) >= _MAX_QUEUED:
+            self._left_out += 1
+        else:
+            self._queue.append(served)
+
+    # --- the writer's thread ---
+
+    def _live(self) -> None:
+        while not self._closing.wait(_TICK_S):
+            self.write_queued()
+        self.write_queued()
+
+    def write_queued(self) -> None:
+        """Write all that is queued, in slices with rests between them unless the end is near."""
+        while self._queue:
+            begun_s = time.thread_time()
+            # Both can be changed while the server runs.
+            settings = log_settings()
+            if not settings.info:
+                self._queue.clear()
+                break
+            line = _json if settings.form == "json" else _text
+            lines: list[bytes] = []
+            while self._queue and time.thread_time() - begun_s < _SLICE_S:
+                lines.append(line(self._queue.popleft()))
+            self._write_lines(lines)
+            self._closing.wait(_REST_RATIO * (time.thread_time() - begun_s))
+        left_out = self._left_out
+        if left_out > self._told_left_out:
+            logger.warning("%d lines of the access log are left out here", left_out - self._told_left_out)
+            self._told_left_out = left_out
+
+    def _write_lines(self, lines: list[bytes]) -> None:
+        chunk = b""
+        try:
+            for line in lines:
+                if chunk and len(chunk) + len(line) > _WRITE_BYTES:
+                    self._write(chunk)
+                    chunk = b""
+                chunk += line
+            self._write(chunk)
+        except OSError:
+            # On a full disk, or where nobody reads any more: requests are served all the same.
+            return
+
+
+def _facts(served: _Served) -> dict[str, Any]:
+    more: dict[str, Any] = {"status": served.status, "code": served.code}
+    if served.total_ns:
+        more |= {"duration_ms": served.total_ns / 1e6, "rows": served.rows, "caller": served.caller}
+    if served.stages_ns:
+        more["stages_ms"] = {name: stage_ns / 1e6 for name, stage_ns in served.stages_ns.items()}
+    facts = facts_of(served.ids, served.service, **more)["facts"]
+    return {name: escaped(value) if isinstance(value, str) else value for name, value in facts.items()}
+
+
+def _json(served: _Served) -> bytes:
+    line = json_line(served.time_s, "INFO", "frontend", _LOGGER, f"answered {served.status}", _facts(served))
+    return line.encode() + b"\n"
+
+
+def _text(served: _Served) -> bytes:
+    facts = _facts(served)
+    said = [
+        f"request {facts['request_id']}: {facts['model']} version {facts['version']} answered {served.status}"
+    ]
+    if served.code:
+        said.append(f" {served.code}")
+    if served.total_ns:
+        said.append(f" in {served.total_ns / 1e6:.3f} ms")
+    if served.stages_ns:
+        stages = ", ".join(f"{name} {took:.3f}" for name, took in facts["stages_ms"].items())
+        said.append(f" ({stages})")
+    if served.total_ns:
+        said.append(f", {served.rows} rows, caller {served.caller}")
+    if "trace_id" in facts:
+        said.append(f" (trace {facts['trace_id']})")
+    line = text_line(served.time_s, "INFO", "frontend", _LOGGER, "".join(said))
+    return line.encode(errors="backslashreplace") + b"\n"
+
+
+def _write_all(lines: bytes) -> None:
+    left = memoryview(lines)
+    while left:
+        left = left[os.write(_STANDARD_ERROR, left) :]

@@ -1,0 +1,70 @@
+"""One answer that comes piece by piece: its pieces, and what becomes of it behind them, for any protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from stoker.errors import ScoringTimeout
+from stoker.gateway.http.answers import error_body
+from stoker.gateway.http.asgi import Answer
+
+if TYPE_CHECKING:
+    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.streams import ExpectedStream
+
+__all__ = ["PiecewiseAnswer"]
+
+# What the device has sent before its answer is there already.
+_REST_S: Final = 5.0
+
+
+class PiecewiseAnswer:
+    """An answer that is being made. Its caller reads piece by piece; nothing is read ahead.
+
+    Args:
+        call: Its call.
+        answered: The row's answer: an error, or nothing.
+        expected: The stream that the request names.
+    """
+
+    def __init__(self, call: Call, answered: asyncio.Future[Answer], expected: ExpectedStream) -> None:
+        self._call, self._answered, self._expected = call, answered, expected
+        self._begun = False
+
+    async def begin(self) -> bool:
+        """Wait for the first piece; False if there is none."""
+        begun = self._expected.begun
+        await asyncio.wait((self._answered, begun), return_when=asyncio.FIRST_COMPLETED)
+        if begun.done():
+            call = self._call
+            call.service.metrics.observe_first_response(time.monotonic_ns() - call.received_ns)
+        return begun.done()
+
+    async def next(self) -> bytes | None:
+        """Return the next piece, JSON without line breaks; None behind the last one, or if it will not come.
+
+        The one before it has been sent: from now on the next one may take as long as the first.
+        """
+        if self._begun:
+            self._call.extend(time.monotonic_ns() + self._call.service.timeout_ns)
+        self._begun = True
+        coming = asyncio.ensure_future(self._expected.begun.result().next())
+        try:
+            await asyncio.wait((coming, self._answered), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                await asyncio.wait((coming,), timeout=_REST_S)
+            return coming.result() if coming.done() else None
+        finally:
+            coming.cancel()
+
+    async def end(self) -> Answer:
+        """Return what became of it: 200 for all that the script had to yield, or an error with its JSON."""
+        if not self._answered.done():
+            await asyncio.wait((self._answered,), timeout=_REST_S)
+        if self._answered.done():
+            return self._answered.result()
+        # Its process has ended, and that is not known here yet; or it is stuck behind its last piece.
+        error = ScoringTimeout(self._call.service.timeout_ns // 1_000_000)
+        return Answer(error.status, b"", error_body(error))

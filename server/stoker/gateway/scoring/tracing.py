@@ -1,0 +1,125 @@
+"""Which requests are traced, and what is said of them: the caller decides, or chance does.
+
+On the event loop a request that is traced is only written into shared memory. The supervisor makes spans of it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from stoker.gateway.http.traceparent import SpanContext
+from stoker.gateway.scoring.watched_calls import WatchedCall, Watcher
+from stoker.metrics.traced import TracedRequest, TraceWriter
+
+if TYPE_CHECKING:
+    from stoker.control.frontend_rules import Sampling
+    from stoker.errors import StokerError
+    from stoker.gateway.http.request_ids import RequestIds
+    from stoker.gateway.scoring.call import Scorer
+
+__all__ = ["Tracing"]
+
+_TRACE_BITS: Final = 128
+_SPAN_BITS: Final = 64
+# OpenTelemetry's sampler TraceIdRatioBased looks at the same bits, so all who have the ratio decide alike.
+_RATIO_MASK: Final = (1 << 64) - 1
+
+
+class Tracing(Watcher):
+    """That of one frontend.
+
+    Args:
+        writer: Takes what is said of a request.
+        sampling: Which requests are; where any is, it is the callers who say so of traces that they have begun.
+        random_bits: Returns a random number of so many bits.
+        clock_ns: `time.monotonic_ns`.
+    """
+
+    sees_steps = True
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        sampling: Sampling,
+        random_bits: Callable[[int], int] = random.getrandbits,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._writer, self._random_bits, self._clock_ns = writer, random_bits, clock_ns
+        self.sample(sampling)
+
+    def sample(self, sampling: Sampling) -> None:
+        """Trace others from now on."""
+        self._bound = _bound(sampling.ratio)
+        self._bounds = {name: _bound(ratio) for name, ratio in sampling.models.items()}
+
+    def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
+        """Whether a request is traced; its ids belong to its span then."""
+        span = self._span(call.service.name, ids)
+        if span is None:
+            return False
+        call.span = span
+        call.ids.join(span)
+        return True
+
+    def note(self, call: WatchedCall, status: int) -> None:
+        """Say what became of a request."""
+        span = call.span
+        assert span is not None, "traced since it came"
+        ran = call.was_run
+        self._writer.write(
+            TracedRequest(
+                span.trace_id,
+                span.span_id,
+                span.parent_id,
+                _text(call.ids),
+                call.service.name,
+                call.service.version,
+                status,
+                call.code,
+                getattr(call, "rows", 0),
+                0 if call.urgency is None else call.urgency.caller.number,
+                call.received_ns,
+                self._clock_ns(),
+                call.enqueued_ns if ran else 0,
+                call.started_ns if ran else 0,
+                call.finished_ns if ran else 0,
+                call.turn_ns if ran else 0,
+            )
+        )
+
+    def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
+        """Say so, with a span that takes no time, if it is traced."""
+        span = self._span(service.name, ids)
+        if span is not None:
+            now_ns = self._clock_ns()
+            named = (span.trace_id, span.span_id, span.parent_id, _text(ids), service.name, service.version)
+            self._writer.write(TracedRequest(*named, error.status, error.code, 0, 0, now_ns, now_ns))
+
+    def _span(self, model: str, ids: RequestIds | None) -> SpanContext | None:
+        """The span of a request; None if it is not traced."""
+        bound = self._bounds.get(model, self._bound) if self._bounds else self._bound
+        if bound is None:
+            return None
+        parent = None if ids is None else ids.span
+        if parent is None:
+            number = self._random_bits(_TRACE_BITS)
+            if number & _RATIO_MASK >= bound:
+                return None
+            trace_id, parent_id = f"{number:032x}", ""
+        elif parent.sampled:
+            trace_id, parent_id = parent.trace_id, parent.span_id
+        else:
+            return None
+        return SpanContext(trace_id, f"{self._random_bits(_SPAN_BITS):016x}", True, parent_id)
+
+
+def _bound(ratio: float | None) -> int | None:
+    """Below what the low bits of an id are of a trace that is kept; None if none is, whoever asks for it."""
+    return None if ratio is None else round(ratio * (_RATIO_MASK + 1))
+
+
+def _text(ids: RequestIds) -> str:
+    return ids.request_id.decode("latin-1")

@@ -1,0 +1,130 @@
+"""A device and its frontends: what one says of its queue, and whom the others refuse by it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.puppets import Joined, PuppetTicket
+
+from stoker.board import BoardPage
+from stoker.device.planner import BatchPolicy
+from stoker.errors import DeadlineExceeded, Overloaded
+from stoker.gateway.rows.urgency import USUAL
+from stoker.keys.callers import CallerTerms
+
+POLICY = BatchPolicy(4, target_ms=100)
+"""Batches of up to 4 rows, of which each takes 10 ms."""
+
+
+def taught(joined: Joined) -> Joined:
+    joined.worker.teach((rows, rows * 10_000_000) for rows in (1, 2, 4) for _ in range(3))
+    joined.runtime.during = lambda: joined.clock.advance_ms(10 * len(joined.runtime.batches[-1]))
+    joined.turn_device()
+    return joined
+
+
+def ticket(joined: Joined, patience_ms: float = 100) -> PuppetTicket:
+    return PuppetTicket(joined.clock() + round(patience_ms * 1e6))
+
+
+def board(joined: Joined, frontend: int = 0) -> BoardPage:
+    page = BoardPage(joined.exchanges[frontend].arena.words("board"))
+    page.look()
+    return page
+
+
+def test_what_waits_is_told_to_all_frontends() -> None:
+    """Of whoever sent it: what is left behind a batch, and when that ends."""
+    with Joined(frontends=2, policy=POLICY) as joined:
+        taught(joined)
+        for number in range(6):
+            joined.submit(number)
+        joined.turn_frontends()
+        begins_ns = joined.clock()
+        joined.turn_device()
+        for frontend in range(2):
+            told = board(joined, frontend)
+            assert (told.cap, told.lanes, told.waiting) == (4, 2, [0, 2, 0])
+            assert told.batch_ns(4) == pytest.approx(40_000_000, rel=0.01)
+            assert told.free_ns - begins_ns == pytest.approx(40_000_000, rel=0.01)
+        joined.settle()
+
+
+def test_who_comes_too_late_is_refused_until_the_queue_is_done() -> None:
+    """What a frontend has let in itself counts before the device has seen it."""
+    with Joined(policy=POLICY) as joined:
+        taught(joined)
+        taken = 0
+        while (refused := joined.exchange.refusal(ticket(joined))) is None:
+            joined.submit(taken)
+            taken += 1
+            assert taken < 100
+        assert isinstance(refused, Overloaded)
+        assert refused.refusal is not None
+        # 100 ms and a quarter, at 10 ms a row.
+        assert taken == 12
+        assert refused.refusal.rows_ahead == 12
+        joined.settle()
+        assert joined.exchange.refusal(ticket(joined)) is None
+
+
+def test_a_request_of_many_rows_is_taken_where_nobody_waits() -> None:
+    """However long it takes; and refused where somebody does."""
+    with Joined(policy=POLICY) as joined:
+        taught(joined)
+        large = ticket(joined)
+        assert joined.exchange.refusal(large) is None
+        joined.exchange.submit(large, [np.zeros((20, 2), np.float32)])
+        another = ticket(joined, 1000)
+        assert joined.exchange.refusal(another) is None
+        hasty = ticket(joined, 230)
+        assert joined.exchange.refusal(hasty) is None
+        with pytest.raises(Overloaded, match="too late"):
+            joined.exchange.submit(hasty, [np.zeros((20, 2), np.float32)])
+        joined.settle()
+
+
+def test_who_does_not_wait_as_long_as_one_row_takes_is_refused() -> None:
+    """And one who has missed its time is told when to come back."""
+    with Joined(policy=POLICY) as joined:
+        taught(joined)
+        assert isinstance(joined.exchange.refusal(ticket(joined, 5)), DeadlineExceeded)
+        assert joined.exchange.refusal(ticket(joined, 20)) is None
+        missed = joined.exchange.missed(100_000_000, 1)
+        assert missed.retry_after_ms is not None
+
+
+def of(joined: Joined, caller: CallerTerms) -> PuppetTicket:
+    made = ticket(joined, 60_000)
+    made.urgency = USUAL._replace(caller=caller)
+    return made
+
+
+def test_no_caller_takes_the_last_third_of_the_rows() -> None:
+    """Where there are several: who comes to a flood finds free rows; a lone caller may have all."""
+    with Joined(capacity=96) as joined:
+        for _ in range(96):
+            assert joined.exchange.refusal(ticket(joined)) is None
+            joined.submit(1)
+        joined.settle()
+        flood, other = CallerTerms("flood", 1), CallerTerms("other", 2)
+        taken = 0
+        while joined.exchange.refusal(asked := of(joined, flood)) is None:
+            joined.submit(1, ticket=asked)
+            taken += 1
+        assert 64 <= taken <= 66
+        assert isinstance(joined.exchange.refusal(of(joined, flood)), Overloaded)
+        assert joined.exchange.refusal(of(joined, other)) is None
+        joined.settle()
+        assert joined.exchange.refusal(of(joined, flood)) is None
+
+
+def test_where_there_is_no_target_nothing_is_said_or_looked_at() -> None:
+    """The board stays as it was made."""
+    with Joined() as joined:
+        tickets = [joined.submit(number) for number in range(3)]
+        joined.settle()
+        assert [one.completions for one in tickets] == [1, 1, 1]
+        assert not joined.exchange.arena.board.any()
+        assert joined.exchange.timeliness is None
+        assert joined.exchange.missed(1, 1).retry_after_ms is None

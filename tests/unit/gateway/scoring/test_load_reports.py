@@ -1,0 +1,106 @@
+"""The load that answers tell balancers."""
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.puppets import metric_memory
+
+from stoker.gateway.scoring.askers import Asker, asker_of
+from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadReports
+from stoker.keys.callers import DEFAULT
+
+NAME = b"endpoint-load-metrics: "
+
+
+class Server:
+    """The counters of a server with one model, and the clocks of who reads them."""
+
+    def __init__(self) -> None:
+        self.memory = metric_memory()
+        self.now_s = 100.0
+        self.model = self.memory.page(0).model(0)
+        self.reports = LoadReports(self.memory, 0, lambda: round(self.now_s * 1e9))
+
+    def told(self) -> dict[str, Any]:
+        line = self.reports.line("JSON")
+        assert line.startswith(NAME + b"JSON ")
+        assert line.endswith(b"\r\n")
+        return cast("dict[str, Any]", json.loads(line[len(NAME) + 5 :]))
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def test_a_model_that_has_not_run_says_only_whether_it_has_something_to_do(server: Server) -> None:
+    """What a row takes is not known before a batch has run."""
+    assert server.told() == {"application_utilization": 0.0, "named_metrics": {}}
+
+
+def test_wait_and_time_of_a_row_follow_from_what_batches_take(server: Server) -> None:
+    """A batch of 64 rows that takes 32 ms is half a millisecond a row, and 100 rows ahead take 50 ms."""
+    server.model.set_batch_cap_rows(64)
+    server.model.learn_batch_time(64, 32_000_000)
+    assert server.told()["application_utilization"] == 0
+    server.model.set_in_flight_rows(100)
+    server.now_s += 1
+    told = server.told()
+    assert told["named_metrics"] == {"expected_wait_ms": 50.0, "ms_per_row": 0.5}
+    assert told["application_utilization"] == pytest.approx(100 / 2000)
+
+
+def test_text_says_the_same(server: Server) -> None:
+    """Both forms have the same names and numbers; the name of the form stands before them."""
+    server.model.set_batch_cap_rows(64)
+    server.model.learn_batch_time(64, 32_000_000)
+    told = server.told()
+    assert server.reports.line("TEXT") == (
+        b"endpoint-load-metrics: TEXT application_utilization=%.1f, named_metrics.expected_wait_ms=%.1f, "
+        b"named_metrics.ms_per_row=%.1f\r\n"
+        % (told["application_utilization"], *told["named_metrics"].values())
+    )
+
+
+def test_counters_are_read_a_hundred_times_a_second_at_most(server: Server) -> None:
+    """Within ten milliseconds the answer is the same, and behind that it is fresh."""
+    server.model.set_batch_cap_rows(1)
+    server.model.learn_batch_time(1, 1_000_000)
+    server.model.set_in_flight_rows(1)
+    before = server.told()
+    server.model.set_in_flight_rows(9)
+    server.now_s += 0.009
+    assert server.told() == before
+    server.now_s += 0.002
+    assert server.told()["named_metrics"]["expected_wait_ms"] == 9.0
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [(b"JSON", "JSON"), (b"text", "TEXT"), (b" Json ", "JSON"), (b"BIN", None), (b"", None)],
+)
+def test_a_form_that_there_is_not_is_no_error(value: bytes, form: Any) -> None:
+    """A balancer that asks for something else gets its answer without the header."""
+    assert asker_of(DEFAULT, {LOAD_HEADER: value}) == Asker(DEFAULT, load_format=form)
+
+
+def test_only_the_answer_to_who_asks_has_the_line() -> None:
+    """The line stands behind those of the answer, errors among them; the request stays as urgent as any."""
+    answers: list[bytes] = []
+    service: Any = SimpleNamespace(
+        timeout_ns=10**9,
+        urgency=None,
+        closes=False,
+        load_reports=SimpleNamespace(line=lambda form: form.encode()),
+    )
+    for asker in (None, asker_of(DEFAULT, {LOAD_HEADER: b"TEXT"})):
+        call = Call(service, None, lambda status, lines, body: answers.append(lines), 0)
+        if asker is not None:
+            asker.put_on(call)
+        call.answer(503, b"a: 1\r\n", b"")
+        assert call.urgency is None
+        assert not call.wanted
+    assert answers == [b"a: 1\r\n", b"a: 1\r\nTEXT"]

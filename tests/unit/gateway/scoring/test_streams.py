@@ -1,0 +1,131 @@
+"""Streams of pieces between a script's process and a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import pytest
+
+from stoker.gateway.scoring.streams import ScriptStreams
+from stoker.wire.pieces import CallerGone, PieceWriter, fresh_place, token_of
+
+
+def test_pieces_come_in_order_and_end() -> None:
+    """Whatever is in them, and however long they are; behind the last one there is none."""
+    pieces = [b"1", b"", secrets.token_bytes(300_000), b"\n"]
+
+    async def receive() -> list[bytes]:
+        streams = ScriptStreams()
+        expected = streams.expect()
+        writer = PieceWriter(expected.place, 5)
+
+        def send() -> None:
+            for piece in pieces:
+                writer.send(piece)
+            writer.close()
+
+        sending = asyncio.get_running_loop().run_in_executor(None, send)
+        reader = await expected.begun
+        received = []
+        while (piece := await reader.next()) is not None:
+            received.append(piece)
+        await sending
+        expected.close()
+        streams.close()
+        return received
+
+    assert asyncio.run(receive()) == pieces
+
+
+def test_who_does_not_know_the_token_sends_nothing() -> None:
+    """Nor may anybody send after nobody waits any more, or who has been told of the stream twice."""
+
+    async def refuse() -> None:
+        streams = ScriptStreams()
+        expected = streams.expect()
+        name, _ = token_of(expected.place)
+        _, foreign = fresh_place(name)
+        loop = asyncio.get_running_loop()
+        first, second = PieceWriter(expected.place, 5), PieceWriter(expected.place, 5)
+        with pytest.raises(ConnectionResetError):
+            await loop.run_in_executor(None, PieceWriter(foreign, 5).send, b"1")
+        await loop.run_in_executor(None, first.send, b"1")
+        with pytest.raises(ConnectionResetError):
+            await loop.run_in_executor(None, second.send, b"1")
+        expected.close()
+        late = streams.expect()
+        late.close()
+        with pytest.raises(ConnectionResetError):
+            await loop.run_in_executor(None, PieceWriter(late.place, 5).send, b"1")
+        streams.close()
+        first.close()
+
+    asyncio.run(refuse())
+
+
+def while_wanted(awaiting: Any, *, cancelled: bool = False) -> Any:
+    """What becomes of an awaited coroutine whose stream the frontend ends meanwhile, or that is cancelled."""
+
+    async def end() -> Any:
+        streams = ScriptStreams()
+        expected = streams.expect()
+        writer = PieceWriter(expected.place, 5)
+        assert await writer.while_wanted(asyncio.sleep(0, "not begun")) == "not begun"
+        await asyncio.get_running_loop().run_in_executor(None, writer.send, b"1")
+        assert await writer.while_wanted(asyncio.sleep(0, "wanted")) == "wanted"
+        begun = asyncio.Event()
+        waiting = asyncio.ensure_future(writer.while_wanted(awaiting(begun)))
+        await begun.wait()
+        if cancelled:
+            waiting.cancel()
+        else:
+            expected.close()
+        try:
+            return await waiting
+        finally:
+            writer.close()
+            expected.close()
+            streams.close()
+
+    return asyncio.run(end())
+
+
+async def waits(begun: asyncio.Event) -> None:
+    begun.set()
+    await asyncio.Event().wait()
+
+
+async def goes_on(begun: asyncio.Event) -> str:
+    try:
+        await waits(begun)
+    except asyncio.CancelledError:
+        return "one more"
+    return ""
+
+
+async def fails(begun: asyncio.Event) -> None:
+    try:
+        await waits(begun)
+    finally:
+        raise ValueError("at the end")
+
+
+@pytest.mark.parametrize("awaiting", [waits, goes_on])
+def test_what_is_awaited_is_cancelled_when_nobody_wants_it(awaiting: Any) -> None:
+    """Whether it heeds that or not, there is nobody who would take it."""
+    with pytest.raises(CallerGone):
+        while_wanted(awaiting)
+
+
+def test_what_is_raised_by_what_is_cancelled_is_told() -> None:
+    """It is the fault of the script."""
+    with pytest.raises(ValueError, match="at the end"):
+        while_wanted(fails)
+
+
+def test_who_is_cancelled_for_another_reason_is_just_cancelled() -> None:
+    """Its caller is there."""
+    with pytest.raises(asyncio.CancelledError):
+        while_wanted(waits, cancelled=True)
