@@ -19,7 +19,7 @@ from tests.tiny_models import (
 
 _DEPLOYMENT = """
 frontends: 1
-timeout_ms: 20000
+timeout_ms: 120000
 max_batch_rows: 64
 models:
   - path: models/doubler.onnx
@@ -91,7 +91,8 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server of a single entry script with narrow limits, keys in its workspace, and metrics behind them."""
     scratch = tmp_path_factory.mktemp("narrow")
     script = write_script(scratch / "batched", BATCHED_SCRIPT)
-    limits = ["--frontends", "1", "--timeout-ms", "300", "--max-body-mb", "0.25", "--metrics-auth"]
+    limits = ["--frontends", "1", "--timeout-ms", "2000", "--max-body-mb", "0.25", "--metrics-auth"]
+    limits.append("--trust-proxy-headers")
     with LiveServer(scratch, script, *limits, given_keys=False) as server:
         yield Served(server, {"batched": Gate(script.parent)})
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-__all__ = ["Answer", "AsyncConnection", "Connection", "bearer", "request", "rows_body", "scoring"]
+from tests.patience import PATIENCE_S
 
-TIMEOUT_S = 20.0
+__all__ = ["Answer", "AsyncConnection", "Connection", "bearer", "request", "rows_body", "scoring"]
 
 Headers = Sequence[tuple[str, str]]
 
@@ -101,6 +101,12 @@ def take_answer(buffer: bytes, *, bodiless: bool = False) -> tuple[Answer, bytes
     assert match, f"not a status line: {status_line!r}"
     status = int(match[1])
     headers = tuple((name, value) for name, _, value in (line.partition(": ") for line in lines))
+    if ("transfer-encoding", "chunked") in headers:
+        chunks = _take_chunks(rest)
+        if chunks is None:
+            return None
+        body, left = chunks
+        return Answer(buffer[: len(buffer) - len(left)], status, headers, body), left
     lengths = [int(value) for name, value in headers if name.lower() == "content-length"]
     assert len(lengths) <= 1, f"several lengths: {lengths}"
     assert lengths or status < 200 or status == 204, f"an answer without a length: {head!r}"
@@ -111,10 +117,26 @@ def take_answer(buffer: bytes, *, bodiless: bool = False) -> tuple[Answer, bytes
     return Answer(raw, status, headers, rest[:length]), rest[length:]
 
 
+def _take_chunks(rest: bytes) -> tuple[bytes, bytes] | None:
+    """The body whose chunks stand first, and what follows; None while it is incomplete."""
+    body = b""
+    while True:
+        size, separator, rest = rest.partition(b"\r\n")
+        length = int(size, 16) if separator else 0
+        if not separator or len(rest) < length + 2:
+            return None
+        assert rest[length : length + 2] == b"\r\n", "a chunk of another length than it says"
+        body, rest = body + rest[:length], rest[length + 2 :]
+        if not length:
+            return body, rest
+
+
 class Connection:
     """One client connection over a blocking socket; every wait is bounded."""
 
-    def __init__(self, port: int, *, timeout_s: float = TIMEOUT_S, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, port: int, *, timeout_s: float = PATIENCE_S, receive_buffer: int | None = None
+    ) -> None:
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -146,6 +168,15 @@ class Connection:
         answer, self._buffer = taken
         return answer
 
+    def read_until(self, marker: bytes) -> bytes:
+        """Wait until these bytes have come; takes and returns what has come up to them."""
+        while marker not in self._buffer:
+            data = self.socket.recv(1 << 16)
+            assert data, f"the connection ended without {marker!r}, after {self._buffer[-200:]!r}"
+            self._buffer += data
+        seen, _, self._buffer = self._buffer.partition(marker)
+        return seen + marker
+
     def ask(self, data: bytes) -> Answer:
         """Send one request and wait for its answer."""
         self.send(data)
@@ -171,7 +202,7 @@ class AsyncConnection:
         timeout_s: How long it waits for an answer, or for the end.
     """
 
-    timeout_s = TIMEOUT_S
+    timeout_s = PATIENCE_S
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer

@@ -326,7 +326,7 @@ def test_a_large_body_within_the_limit_is_scored(main_server: Served) -> None:
     assert len(body) > 20_000_000
     path = main_server.path("mlp")
     alone = main_server.server.score(row, path=path).json()
-    with Connection(main_server.server.port, timeout_s=60) as connection:
+    with Connection(main_server.server.port) as connection:
         direct = connection.ask(scoring(path, PRIMARY, body))
         app = connection.ask(scoring(path, PRIMARY, body, THE_APP))
 
@@ -356,3 +356,28 @@ def test_requests_are_counted_the_same_at_both_doors(served: Served) -> None:
         # A frontend adds up what it has answered some milliseconds later.
         wait_until(lambda: sum(counts()) >= sum(expected), f"the counts are {expected}")  # noqa: B023  # called at once
         assert counts() == expected
+
+
+@pytest.mark.parametrize("form", ["TEXT", "json"])
+def test_balancers_that_ask_are_told_the_load(served: Served, form: str) -> None:
+    """Answers of both doors tell it, over Azure's path and the Open Inference Protocol's; others do not."""
+    infer = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+    bodies = {
+        served.path("doubler"): rows_body([1, 2, 3, 4]),
+        "/v2/models/doubler/infer": json.dumps(infer).encode(),
+    }
+    asks = [("endpoint-load-metrics-format", form)]
+    with served.server.connect() as connection:
+        for path, body in bodies.items():
+            silent = connection.ask(scoring(path, PRIMARY, body))
+            direct = connection.ask(scoring(path, PRIMARY, body, asks))
+            app = connection.ask(scoring(path, PRIMARY, body, [*asks, *THE_APP]))
+            assert (silent.status, silent.header("endpoint-load-metrics")) == (200, None)
+            for answer in (direct, app):
+                assert answer.body == silent.body
+                told = answer.header("endpoint-load-metrics")
+                assert told is not None
+                assert told.startswith(f"{form.upper()} ")
+                assert all(
+                    name in told for name in ("application_utilization", "expected_wait_ms", "ms_per_row")
+                )

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scoring
+from tests.patience import PATIENCE_S
 from tests.puppets import BODIES, metric_memory, puppet_service
 
 from stoker.gateway.doors.listener import Listener
@@ -112,6 +113,26 @@ async def test_the_next_answer_is_the_last_of_an_old_connection(headers: Headers
         listener.sweep()
         assert (await connection.ask(message)).closes
         assert await connection.ended()
+
+
+@pytest.mark.anyio
+async def test_heads_of_different_lengths_take_turns_on_one_connection() -> None:
+    """Each request is what its own head says, whichever was there before: remembered, new or the app's."""
+    messages = {
+        scoring(PATH, KEY, BODY): DIRECTLY,
+        scoring(PATH, KEY, BODY + b" " * 90): DIRECTLY,
+        scoring(PATH, KEY, BODY, [("X-Longer", "1" * 50)]): DIRECTLY,
+        scoring(PATH, KEY + "-other", BODY): DIRECTLY,
+        scoring(PATH, KEY + "-wrong", BODY): BY_THE_APP,
+        scoring(PATH, KEY, BODY, [("TraceId", "t")]): BY_THE_APP,
+        scoring("/nowhere", KEY, BODY): BY_THE_APP,
+    }
+    async with _listener() as (_, port), await AsyncConnection.open(port) as connection:
+        for _ in range(2):
+            for before in messages:
+                for message, status in messages.items():
+                    assert (await connection.ask(before)).status == messages[before]
+                    assert (await connection.ask(message)).status == status, message
 
 
 def test_a_busy_loop_accepts_many_connections_a_turn() -> None:
@@ -266,7 +287,7 @@ async def _large_answer(_: Scope, __: Receive, send: Send) -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110  # no event tells of what sockets have taken
             await asyncio.sleep(0.001)
 
@@ -321,7 +342,7 @@ async def test_a_shutdown_does_not_wait_for_a_caller_that_never_reads() -> None:
         await asyncio.sleep(0)
         for _ in range(7):
             listener.sweep()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await ending == 0
 
 

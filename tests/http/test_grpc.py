@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import signal
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as triton_http
 from google.protobuf.json_format import ParseDict
 from tests.contract.protocol_models import DATATYPES, MATRIX, write_models
+from tests.http.raw_http import rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port, run_stoker, wait_until
+from tests.patience import PATIENCE_S
 from tests.tiny_models import BATCHED_SCRIPT, BODY_SCRIPT, HOLD, Gate, write_doubler, write_script
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
@@ -27,15 +30,16 @@ KEY = {"authorization": f"Bearer {PRIMARY}"}
 ROWS = np.array([[1, 2, 3, 4], [0, 0, 0, 1]], np.float32)
 SCORES = ROWS @ MATRIX
 TLS = Path(__file__).parents[1] / "tls"
-PATIENCE_S = 30.0
 
 _DEPLOYMENT = """
 frontends: 2
-timeout_ms: 20000
+timeout_ms: 120000
 max_body_mb: 1
 models:
   - {path: models/scores.onnx, max_batch_rows: 64}
   - {path: models/scores.onnx, name: counted}
+  - {path: models/scores.onnx, name: kept, cache_mb: 1}
+  - {path: models/body/score.py, name: keeping, cache_mb: 1, cache_scripts: true}
   - {path: models/pair.onnx}
   - {path: models/every.onnx}
   - {path: models/texts.onnx}
@@ -77,6 +81,13 @@ def client(served: Served) -> Iterator[triton.InferenceServerClient]:
     """NVIDIA's client."""
     with triton.InferenceServerClient(served.address) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def admin(served: Served) -> dict[str, str]:
+    """The metadata with the admin key."""
+    shown = run_stoker("keys", "show", "admin", "--workspace", served.server.workspace)
+    return {"authorization": f"Bearer {shown.stdout.strip()}"}
 
 
 def given(name: str, array: np.ndarray, datatype: str, *, of: Any = triton) -> Any:
@@ -344,14 +355,12 @@ def test_a_caller_who_goes_frees_the_rows(served: Served, client: triton.Inferen
     assert result.as_numpy(result.get_response().outputs[0].name).tolist() == (rows * 3).tolist()
 
 
-def test_the_repository(served: Served, client: triton.InferenceServerClient) -> None:
+def test_the_repository(client: triton.InferenceServerClient, admin: dict[str, str]) -> None:
     """A model is unloaded, and loaded again, with the admin key."""
     states = {model.name: model.state for model in client.get_model_repository_index(headers=KEY).models}
     assert states.items() >= {"texts": "READY", "batched": "READY"}.items()
     with pytest.raises(InferenceServerException, match="needs the admin key"):
         client.unload_model("texts", headers=KEY)
-    shown = run_stoker("keys", "show", "admin", "--workspace", served.server.workspace)
-    admin = {"authorization": f"Bearer {shown.stdout.strip()}"}
     client.unload_model("texts", headers=admin)
     assert not client.is_model_ready("texts")
     with pytest.raises(InferenceServerException, match="'texts' is not found"):
@@ -359,6 +368,56 @@ def test_the_repository(served: Served, client: triton.InferenceServerClient) ->
     client.load_model("texts", headers=admin)
     answer = infer(client, "texts", given("words", np.array([b"a"], object), "BYTES"))
     assert answer.as_numpy("same").tolist() == [b"a"]
+
+
+def test_what_all_processes_log_can_be_changed(
+    served: Served, client: triton.InferenceServerClient, admin: dict[str, str]
+) -> None:
+    """By both of NVIDIA's clients, with the admin key; whichever frontend is asked knows, and scripts log so."""
+
+    def json_lines() -> list[dict[str, Any]]:
+        lines = (line for line in served.server.output().splitlines() if line.startswith("{"))
+        return [record for record in map(json.loads, lines) if record["process"] == "device script"]
+
+    with triton_http.InferenceServerClient(f"127.0.0.1:{served.server.port}") as over_http:
+        first = over_http.get_log_settings(headers=dict(KEY))
+        with pytest.raises(InferenceServerException, match="needs the admin key"):
+            over_http.update_log_settings({"log_warning": False}, headers=dict(KEY))
+        told = client.update_log_settings({"log_format": "json", "log_warning": False}, headers=admin)
+        assert told.settings["log_format"].string_param == "json"
+        assert over_http.get_log_settings(headers=dict(KEY)) == {
+            **first,
+            "log_format": "json",
+            "log_warning": False,
+        }
+        with served.server.connect() as connection:
+            path, body = "/api/v1/service/script/score", b'{"tell": "raise"}'
+
+            def told_as_json() -> list[dict[str, Any]]:
+                # The script's process hears of it later than who asked for it: this may be told as before.
+                assert connection.ask(scoring(path, PRIMARY, body)).status == 500
+                return json_lines()
+
+            wait_until(told_as_json, "the script's process logs as JSON")
+        changed = over_http.update_log_settings(
+            {"log_format": "default", "log_warning": True}, headers=dict(admin)
+        )
+        assert changed == first
+        assert client.get_log_settings(headers=KEY).settings["log_warning"].bool_param
+
+
+def test_traces_that_are_sent_nowhere_cannot_be_asked_for(
+    served: Served, client: triton.InferenceServerClient, admin: dict[str, str]
+) -> None:
+    """What holds can be read, of all models and of one; the refusal says how the server has to be started."""
+    wanted, off = {"trace_level": ["TIMESTAMPS"], "trace_rate": "10"}, ["OFF"]
+    assert list(client.get_trace_settings(headers=KEY).settings["trace_level"].value) == off
+    with pytest.raises(InferenceServerException, match="start the server with --otlp-endpoint"):
+        client.update_trace_settings("scores", wanted, headers=admin)
+    with triton_http.InferenceServerClient(f"127.0.0.1:{served.server.port}") as over_http:
+        assert over_http.get_trace_settings("scores", headers=dict(KEY))["trace_level"] == off
+        with pytest.raises(InferenceServerException, match="start the server with --otlp-endpoint"):
+            over_http.update_trace_settings(settings=wanted, headers=dict(admin))
 
 
 def served_input(client: triton.InferenceServerClient) -> str:
@@ -426,6 +485,61 @@ def _answers(port: int) -> str:
     with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            return f"ready {stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=5).ready}"
+            return f"ready {stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=PATIENCE_S).ready}"
         except grpc.RpcError as error:
             return str(error.code())
+
+
+def test_kept_answers_are_the_same_bytes_by_all_protocols(
+    served: Served, client: triton.InferenceServerClient
+) -> None:
+    """Each protocol writes a kept answer as it writes a fresh one, and one of them keeps it for the others."""
+    data = ROWS.tolist()
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4]}
+    as_json = json.dumps({"inputs": [tensor | {"data": data}]}).encode()
+    head = json.dumps(
+        {
+            "inputs": [tensor | {"parameters": {"binary_data_size": ROWS.nbytes}}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    binary = [
+        ("Inference-Header-Content-Length", str(len(head))),
+        ("Content-Type", "application/octet-stream"),
+    ]
+    raw = [
+        ("Content-Type", "application/octet-stream"),
+        ("X-Stoker-Shape", "2,4"),
+        ("X-Stoker-Dtype", "float32"),
+    ]
+    asked: list[tuple[str, bytes, list[tuple[str, str]]]] = [
+        ("/api/v1/service/{}/score", rows_body(*data), []),
+        ("/api/v1/service/{}/score", ROWS.tobytes(), raw),
+        ("/v2/models/{}/infer", as_json, []),
+        ("/v2/models/{}/infer", head + ROWS.tobytes(), binary),
+        ("/v1/models/{}:predict", json.dumps({"instances": data}).encode(), []),
+    ]
+
+    def count(name: str) -> float:
+        return served.server.metric(f"stoker_cache_{name}_total", model="kept")
+
+    with served.server.connect() as connection:
+        for path, body, headers in asked:
+            fresh = connection.ask(scoring(path.format("scores"), PRIMARY, body, headers))
+            assert fresh.status == 200
+            for _ in range(2):
+                answer = connection.ask(scoring(path.format("kept"), PRIMARY, body, headers))
+                assert answer.body == fresh.body.replace(b'"scores"', b'"kept"')
+        assert (count("hits"), count("misses")) == (2 * len(asked) - 1, 1)
+        one = connection.ask(scoring("/api/v1/service/keeping/score", PRIMARY, b'{"data": [[1, 2]]}'))
+        again = connection.ask(scoring("/api/v1/service/keeping/score", PRIMARY, b'{"data": [[1, 2]]}'))
+        assert (one.status, one.body) == (again.status, again.body)
+        assert served.server.metric("stoker_cache_hits_total", model="keeping") == 1
+    fresh_rpc = infer(client, "scores", given("x", ROWS, "FP32"), request_id="r")
+    for _ in range(2):
+        kept = infer(client, "kept", given("x", ROWS, "FP32"), request_id="r")
+        assert kept.get_response().raw_output_contents == fresh_rpc.get_response().raw_output_contents
+    told = client.get_inference_statistics("kept", headers=KEY).model_stats[0].inference_stats
+    assert (told.cache_hit.count, told.cache_miss.count) == (count("hits"), count("misses"))
+    assert count("hits") >= 2 * len(asked)
+    assert told.cache_hit.ns > 0

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 from tests.live_server import LiveServer
+from tests.patience import PROGRAM_S
 
 NUMBERS = 20_000_000
 """80 MB of them; a row begins with room for 68 MiB where bodies may have 1 MiB."""
@@ -38,7 +39,7 @@ def test_an_answer_that_is_larger_than_its_row_is_not_lost(tmp_path: Path) -> No
                 f"http://127.0.0.1:{server.port}/v2/models/repeater/infer",
                 json=request,
                 headers={"authorization": f"Bearer {server.key}"},
-                timeout=60,
+                timeout=PROGRAM_S,
                 trust_env=False,
             )
             assert answer.status_code == 200, answer.text

@@ -25,7 +25,7 @@ ARENA_ROWS = 16384
 
 @pytest.fixture
 def narrow_key(narrow_server: Served) -> str:
-    """A key of the narrow server, whose limits are 0.25 MiB and 300 ms."""
+    """A key of the narrow server, whose limits are 0.25 MiB and 2 s."""
     return Keyring(narrow_server.server.workspace / "keys", "batched").show().primary
 
 
@@ -36,6 +36,22 @@ def held(narrow_server: Served) -> Iterator[Served]:
     gate.reset()
     yield narrow_server
     gate.open()
+
+
+@pytest.mark.parametrize("door", [[], [("Origin", "https://caller.example")]])
+def test_gateways_are_believed_where_the_operator_says_so(
+    main_server: Served, narrow_server: Served, narrow_key: str, door: list[tuple[str, str]]
+) -> None:
+    """A tier and a deadline that a gateway says count on one server, and are a header like any other on another."""
+    headers = [("x-gateway-inference-objective", "low"), ("x-envoy-expected-rq-timeout-ms", "0.001"), *door]
+    with narrow_server.server.connect() as connection:
+        ranked = connection.ask(scoring("/score", narrow_key, BODY, [headers[0], *door]))
+        late = connection.ask(scoring("/score", narrow_key, BODY, headers))
+    assert (ranked.status, ranked.header("stoker-tier")) == (200, "low")
+    assert (late.status, late.header("stoker-tier")) == (504, "low")
+    with main_server.server.connect() as connection:
+        other = connection.ask(scoring(main_server.path("doubler"), PRIMARY, BODY, headers))
+    assert (other.status, other.header("stoker-tier")) == (200, None)
 
 
 def test_the_supervisor_is_the_last_that_the_kernel_ends(main_server: Served) -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tests.contract.protocol_models import DEPLOYMENT, write_models
 from tests.live_server import LiveServer, free_port
+from tests.patience import PROGRAM_S
 from tests.tiny_models import BODY_SCRIPT, write_script
 
 from stoker.gateway.grpc.messages import SERVICE
@@ -110,12 +111,12 @@ def test_a_refused_request_takes_at_most_three_times_the_limit(
         options = [("grpc.max_send_message_length", -1)]
         channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=options)
         with channel, pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary(path)(body, metadata=tuple(key.items()), timeout=60)
+            channel.unary_unary(path)(body, metadata=tuple(key.items()), timeout=PROGRAM_S)
         codes = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert refused.value.code() in codes, refused.value.details()
     else:
         url = f"http://127.0.0.1:{live.port}{path}"
-        answer = httpx.post(url, content=body, headers=key, timeout=60, trust_env=False)
+        answer = httpx.post(url, content=body, headers=key, timeout=PROGRAM_S, trust_env=False)
         assert answer.status_code == status, answer.text[:200]
     grown = peak_bytes(pid, "VmHWM") - before
     assert grown <= 3 * LIMIT_BYTES + NOISE_BYTES, f"{grown >> 20} MiB"

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from tests.http.raw_http import rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer
+from tests.patience import PROGRAM_S
 
 from stoker_client import Client
 
 pytestmark = [
     pytest.mark.tensorflow,
-    # Two processes import TensorFlow.
-    pytest.mark.timeout(300),
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 
@@ -157,7 +156,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     base.parent.mkdir()
     np.save(f"{base}.npy", np.random.default_rng(4).standard_normal((100, 2, 3)).astype(np.float32))
     command = [sys.executable, "-c", _WRITE_MODELS, str(base), "2", "10"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
     assert done.returncode == 0, done.stderr
     return base, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -168,7 +167,7 @@ def squares(
 ) -> Iterator[LiveServer]:
     """A server of both versions."""
     scratch = tmp_path_factory.mktemp("server")
-    with LiveServer(scratch, written[0], "--frontends", "1", "--device", "cpu", ready_within_s=150) as server:
+    with LiveServer(scratch, written[0], "--frontends", "1", "--device", "cpu") as server:
         yield server
 
 

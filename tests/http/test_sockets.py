@@ -11,11 +11,15 @@ import pytest
 from tests.http.conftest import Served, rows_in_flight
 from tests.http.raw_http import Connection, Headers, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY, wait_until
+from tests.patience import PATIENCE_S
 from tests.tiny_models import HOLD
 
 APP = ("Origin", "https://x.example")
 DOORS: dict[str, Headers] = {"plain": [], "app": [APP]}
 CHUNKED = ("Transfer-Encoding", "chunked")
+
+
+_LONG_BYTES = 600_000
 
 
 def _row(number: int) -> bytes:
@@ -40,6 +44,7 @@ def _chunks(body: bytes, *cuts: int) -> bytes:
     [
         "dd", "da", "ad", "aa", "dg", "gd",
         "ddd", "dad", "add", "dda", "gdg", "dgd", "age", "ede", "ddddddddddd",
+        "l", "ll", "dl", "ld", "lel", "gla",
     ],
 )  # fmt: skip
 def test_pipelined_requests_are_answered_in_order(served: Served, kinds: str) -> None:
@@ -50,6 +55,7 @@ def test_pipelined_requests_are_answered_in_order(served: Served, kinds: str) ->
         "a": lambda number: scoring(path, PRIMARY, _row(number), [APP]),
         "g": lambda _: request("GET", "/"),
         "e": lambda _: scoring(path, PRIMARY, b"{"),
+        "l": lambda number: scoring(path, PRIMARY, _row(number).ljust(_LONG_BYTES)),
     }
     with served.server.connect() as connection:
         connection.send(b"".join(messages[kind](number) for number, kind in enumerate(kinds)))
@@ -64,6 +70,34 @@ def test_pipelined_requests_are_answered_in_order(served: Served, kinds: str) ->
                 assert answer.error_code() == "malformed_body"
             case _:
                 assert (answer.status, answer.json()) == (200, _doubled(number))
+
+
+def test_long_bodies_and_short_ones_take_turns_on_a_connection(served: Served) -> None:
+    """Whatever came before a request, and however its head and its body are cut, it gets its own answer."""
+    path = served.path("doubler")
+    with served.server.connect() as connection:
+        for number, length in enumerate((_LONG_BYTES, _LONG_BYTES, 0, 0, 1_500_000, _LONG_BYTES, 0, 1 << 20)):
+            message = scoring(path, PRIMARY, _row(number).ljust(length))
+            head_bytes = message.index(b"\r\n\r\n") + 4
+            connection.send(message[: (head_bytes - 9, head_bytes, head_bytes + 5)[number % 3]])
+            # What has been sent so far has been read, or is read together with the rest: neither may matter.
+            connection.send(message[(head_bytes - 9, head_bytes, head_bytes + 5)[number % 3] :])
+            assert connection.answer().json() == _doubled(number)
+        connection.assert_open()
+
+
+def test_a_long_body_that_ends_too_soon_is_told(served: Served) -> None:
+    """A client that stops sending in the middle of a long body hears that, and the server goes on."""
+    message = scoring(served.path("doubler"), PRIMARY, _row(1).ljust(_LONG_BYTES))
+    with served.server.connect() as connection:
+        assert connection.ask(message).status == 200
+        connection.send(message[:-1])
+        connection.socket.shutdown(socket.SHUT_WR)
+        answer = connection.answer()
+        connection.assert_ended()
+
+    assert answer.error_code() == "malformed_body"
+    assert "ended before its body" in answer.json()["message"]
 
 
 def test_a_quick_request_does_not_overtake_a_slow_one(served: Served) -> None:
@@ -479,7 +513,7 @@ def test_a_client_that_reads_slowly_gets_all_and_holds_up_nobody(served: Served,
                 refusals += 1
                 assert served.server.score([1, 2, 3, 4], path=served.path("doubler")).status == 200
 
-        connection.socket.settimeout(20)
+        connection.socket.settimeout(PATIENCE_S)
         answers = [connection.answer() for _ in range(sent // len(message) - 1)]
         connection.send(message[sent % len(message) :])
         answers += [connection.answer() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Asking the supervisor to list, load and unload models, and who may."""
+"""Asking the supervisor to list, load and unload models, and to change settings, and who may."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from stoker.control.asks import (
     AskEvents,
     AskIndex,
     AskLoad,
+    AskLogs,
     AskReload,
     AskShift,
+    AskTraces,
     AskUnload,
     Refusal,
     Reply,
@@ -22,6 +24,7 @@ from stoker.errors import Forbidden, NotReady, StokerError
 from stoker.keys.access import Access
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
 from stoker.keys.verifier import KeyVerifier
+from stoker.settings.adjustments import Adjustments
 from stoker.versions import VersionPolicy
 
 if TYPE_CHECKING:
@@ -73,7 +76,9 @@ class AdminAccess:
         if self.refusal:
             raise Forbidden(self.refusal)
         if self.callers.open and from_page:
-            raise Forbidden("Pages may not load and unload models of a server that needs no key for it.")
+            raise Forbidden(
+                "Pages may not change what a server serves, or its settings, where that needs no key."
+            )
         self.callers.check(authorization, sent_as)
 
 
@@ -89,7 +94,7 @@ def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
             ""
             if rules.local
             else (
-                "Models cannot be loaded and unloaded here: the server needs no keys and can be reached by others; "
+                "Models and settings cannot be changed here: the server needs no keys and can be reached by others; "
                 "start it with STOKER_ADMIN_KEY, or with --host 127.0.0.1."
             )
         )
@@ -99,7 +104,7 @@ def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
         return AdminAccess(admin_key(KeyVerifier(keys_dir, ADMIN, given)), polls=rules.polls)
     except FileNotFoundError:
         refusal = (
-            "Models cannot be loaded and unloaded here: the server could not write an admin key into its workspace; "
+            "Models and settings cannot be changed here: the server could not write an admin key into its workspace; "
             "start it with STOKER_ADMIN_KEY."
         )
         return AdminAccess(refusal=refusal, polls=rules.polls)
@@ -108,7 +113,7 @@ def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
 def admin_key(verifier: KeyVerifier) -> Access:
     """Return the access of those who have the admin key."""
     return Access(
-        verifier, needs="Loading and unloading models needs the admin key ('stoker keys show admin')"
+        verifier, needs="Changing models and settings needs the admin key ('stoker keys show admin')"
     )
 
 
@@ -149,7 +154,12 @@ class Administration:
         return await self._ask(lambda ticket: AskIndex(ticket, ready))
 
     async def load(
-        self, model: str, *, version: int | None = None, versions: str | tuple[int, ...] | None = None
+        self,
+        model: str,
+        *,
+        version: int | None = None,
+        versions: str | tuple[int, ...] | None = None,
+        adjustments: Adjustments = Adjustments(),  # noqa: B008  # it never changes
     ) -> None:
         """Load a model, and return when it is served; what has changed on the disk is loaded anew.
 
@@ -157,12 +167,13 @@ class Administration:
             model: Its name.
             version: One version, in addition to those that are served.
             versions: Which versions, if not those that its settings ask for; see `stoker.versions.read_versions`.
+            adjustments: How it is to be batched, if not as its settings say; one version is as the others are.
 
         Raises:
             StokerError: It is unknown or cannot be loaded; what is served stays as it is.
         """
         policy = None if versions is None else VersionPolicy.of(versions)
-        await self._ask(lambda ticket: AskLoad(ticket, model, version, policy))
+        await self._ask(lambda ticket: AskLoad(ticket, model, version, policy, adjustments))
 
     async def unload(self, model: str, *, version: int | None = None) -> None:
         """Unload a model or one of its versions, and return when its last requests have been answered.
@@ -187,6 +198,20 @@ class Administration:
             StokerError: The new one did not start, and this one goes on.
         """
         await self._ask(AskReload)
+
+    async def traces(self, model: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Change which requests of a model are traced, and return which ones are now; see `AskTraces`.
+
+        Raises:
+            StokerError: Traces are sent nowhere.
+        """
+        (settings,) = await self._ask(lambda ticket: AskTraces(ticket, model, changes))
+        return settings
+
+    async def logs(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Change what the logs of all processes have, and return what they have now; see `AskLogs`."""
+        (settings,) = await self._ask(lambda ticket: AskLogs(ticket, changes))
+        return settings
 
     def take_reply(self, reply: Reply | Refusal) -> None:
         """Take what the supervisor says to a request."""

@@ -6,9 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import LoadFailed
+from stoker.gateway.rows.answer_cache import AnswerCache
 from stoker.gateway.rows.urgency import USUAL, Urgency
 from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.facts import Limits, ServiceFacts
+from stoker.gateway.scoring.fair_turns import FairTurns, OrderedTurns
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.long_bodies import shared_long_bodies
 from stoker.gateway.scoring.service import Service
@@ -16,6 +18,7 @@ from stoker.keys.access import Access
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.memory import MetricPage
+from stoker.metrics.remarks import Remarks
 from stoker.models.swagger_files import read_swagger_file
 from stoker.settings.endpoint import keys_owner
 from stoker.settings.lateness import TIERS
@@ -25,51 +28,76 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.control.frontend_rules import ServerRules, ServiceRules
+    from stoker.gateway.rows.quotas import Quotas
     from stoker.gateway.scoring.collector import Collector
+    from stoker.keys.keyring import Keys
+    from stoker.metrics.journal import Journal
     from stoker.terms import Terms
 
-__all__ = ["assemble"]
+__all__ = ["access_of", "assemble", "metrics_of"]
 
 logger = logging.getLogger(__name__)
 
 
-def assemble(rules: ServiceRules, page: MetricPage, server: ServerRules) -> Service:
+def assemble(
+    rules: ServiceRules,
+    page: MetricPage,
+    server: ServerRules,
+    *,
+    journal: Journal | None = None,
+    quotas: Quotas | None = None,
+) -> Service:
     """Make a service.
 
     Args:
         rules: What the supervisor says of it.
         page: The frontend's page of the metrics.
         server: What holds for all services.
+        journal: Where remarkable requests go; None if none are remarked.
+        quotas: What callers with limits may still send.
     """
     terms = rules.terms
-    metrics = page.model(rules.slot)
-    metrics.clear_gauges()
+    version = str(rules.version)
+    metrics = metrics_of(page, rules.slot, journal, rules.name, version)
     facts = ServiceFacts(
         rules.name,
-        str(rules.version),
+        version,
         rules.framework,
         terms.description,
         _own_swagger(terms.swagger_files),
         rules.hosting,
     )
-    limits = Limits(
-        terms.timeout_ms,
-        server.max_body_bytes,
-        terms.max_concurrent_requests,
-        terms.max_queue_wait_ms,
-        _urgency(terms),
-    )
+    limits = _limits(terms, server, quotas)
     kind = Service if limits.max_concurrent_requests is None else LimitedService
-    return kind(
+    service = kind(
         facts,
-        _access(rules, server),
+        access_of(rules.name, rules.keys, server),
         metrics,
         limits,
         images=_images(terms, server),
         collector=_collector(rules, server, metrics),
         non_finite=terms.non_finite,
         long_bodies=shared_long_bodies(),
+        turns=FairTurns() if rules.hosting.sequence is None else OrderedTurns(),
     )
+    service.cache = _cache(terms, metrics)
+    return service
+
+
+def _limits(terms: Terms, server: ServerRules, quotas: Quotas | None) -> Limits:
+    return Limits(
+        terms.timeout_ms,
+        server.max_body_bytes,
+        terms.max_concurrent_requests,
+        terms.max_queue_wait_ms,
+        _urgency(terms),
+        by_target=terms.admission == "target",
+        quotas=quotas,
+    )
+
+
+def _cache(terms: Terms, metrics: ModelMetrics) -> AnswerCache | None:
+    return AnswerCache(terms.cache_bytes, metrics.note_cache_size) if terms.cache_bytes else None
 
 
 def _urgency(terms: Terms) -> Urgency | None:
@@ -79,11 +107,35 @@ def _urgency(terms: Terms) -> Urgency | None:
     return None if urgency == USUAL else urgency
 
 
-def _access(rules: ServiceRules, server: ServerRules) -> Access:
-    owner = keys_owner(server.endpoint, rules.name)
+def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, version: str) -> ModelMetrics:
+    """What a new service counts; the gauges of whoever had the slot before are cleared.
+
+    Args:
+        page: The frontend's page of the metrics.
+        slot: Which slot of it.
+        journal: Where remarkable requests go; None if none are remarked.
+        name: What the service is called there.
+        version: And which of its versions it is.
+    """
+    metrics = page.model(slot)
+    metrics.clear_gauges()
+    if journal is not None:
+        metrics.remarks = Remarks(journal, name, version)
+    return metrics
+
+
+def access_of(name: str, given: Keys | None, server: ServerRules) -> Access:
+    """Return who may use a service.
+
+    Args:
+        name: Its name.
+        given: The keys that the operator gave; None for those of the files.
+        server: What holds for all services.
+    """
+    owner = keys_owner(server.endpoint, name)
     if not server.auth and not server.token_auth:
         return Access()
-    keys = KeyVerifier(server.keys_dir, owner, rules.keys, model=rules.name)
+    keys = KeyVerifier(server.keys_dir, owner, given, model=name)
     if not server.token_auth:
         return Access(keys)
     from stoker.keys.tokens import TokenVerifier

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 from typing import TYPE_CHECKING, Final, assert_never
@@ -45,19 +44,21 @@ from stoker.control.frontend_messages import (
     ToFrontend,
     VerdictChanged,
 )
+from stoker.control.frontend_rules import Sampling
 from stoker.gateway.administration import Administration, admin_access
-from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.doors.app import create_app
+from stoker.gateway.doors.descriptors import allow_many
 from stoker.gateway.doors.listener import Listener
+from stoker.gateway.doors.sharing import Siblings
+from stoker.gateway.founding import gateway_of, siblings_of
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
-from stoker.gateway.http.cors import Cors
 from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.leftovers import Leftovers
-from stoker.gateway.traffic import Traffic
 from stoker.metrics.memory import MetricMemory, MetricPage
-from stoker.system.logs import configure_logging
+from stoker.system.log_settings import LogSettings
+from stoker.system.logs import change_log_settings, configure_logging
 from stoker.system.process_end import write_stacks_when_asked
 from stoker.takeover.comparison import Comparison
 
@@ -71,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.025
 _LOOK_S: Final = 1.0
-"""How often it is looked whether large bodies have left memory behind."""
+"""How often it is looked whether large bodies have left memory behind, and whether shared memory has gone."""
 _LEAVE_S: Final = 1.0
 """How long a frontend without a supervisor goes on, to answer those who have come."""
 
@@ -84,6 +85,7 @@ class _Frontend:
         self._roster: Roster | None = None
         self._page: MetricPage | None = None
         self._bodies = BodyBudget()
+        self._siblings: Siblings | None = None
         self._listener: Listener | None = None
         self._grpc: GrpcServer | None = None
         self._grpc_rules: GrpcRules | None = None
@@ -105,6 +107,8 @@ class _Frontend:
         finally:
             if self._roster is not None:
                 self._roster.close_collectors()
+            if self._gateway is not None:
+                self._gateway.close()
 
     def _on_message(self) -> None:
         try:
@@ -140,6 +144,11 @@ class _Frontend:
             case Reply() | Refusal():
                 assert gateway.administration is not None, "made with the gateway"
                 gateway.administration.take_reply(message)
+            case Sampling():
+                assert gateway.watch is not None, "it is told only where requests are traced"
+                gateway.watch.sample(message)
+            case LogSettings():
+                change_log_settings(message)
             case Drain(port_stays):
                 self._drain(gateway, port_stays)
             case Stop(timeout_s):
@@ -163,24 +172,17 @@ class _Frontend:
         gateway.start_draining(port_stays=port_stays)
 
     def _start(self, start: StartFrontend, fds: list[int]) -> None:
+        change_log_settings(start.log)
         metrics_fd, *socket_fds = fds
+        regions_fd = None if start.shared_memory is None else socket_fds.pop(0)
         memory = MetricMemory(metrics_fd)
         self._bodies = BodyBudget(start.server.large_bodies_bytes)
+        self._gateway = gateway = gateway_of(start, memory, metrics_fd, self._bodies, regions_fd)
         os.close(metrics_fd)
-        self._gateway = gateway = Gateway(
-            {},
-            memory,
-            metrics_need_key=start.metrics_need_key,
-            metadata_need_key=start.metadata_need_key,
-            bodies=self._bodies,
-            cors=Cors(start.cors_origins) if start.cors_origins else None,
-            naming=Naming(start.title, start.service_version, start.path_prefix),
-            tells_version=start.tells_version,
-            traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
+        gateway.administration = Administration(
+            self._channel.send, admin_access(start.server.keys_dir, start.admin)
         )
-        gateway.only = start.only
-        access = admin_access(start.server.keys_dir, start.admin)
-        gateway.administration = Administration(self._channel.send, access)
+        self._siblings = siblings = siblings_of(start, memory, socket_fds)
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._page = memory.page(start.page)
         self._listener = listener = Listener(
@@ -189,19 +191,17 @@ class _Frontend:
             sockets,
             self._page.count_accept_failure,
             start.server.connection_age_s,
+            siblings,
         )
         self._roster = roster = Roster(
-            gateway,
-            self._page,
-            start.server,
-            listener.receives_for,
-            self._tell_retired,
-            self._tell_outgrown,
+            gateway, self._page, start.server, listener.receives_for, self._tell_retired, self._tell_outgrown
         )
         for service in start.services:
             roster.serve(service)
         for model in start.models:
             roster.route(model)
+        for pipeline in start.pipelines:
+            roster.join(pipeline)
         self._grpc_rules = start.grpc
         self._loop.call_later(_SWEEP_S, self._sweep)
         self._loop.call_later(_LOOK_S, self._give_back, Leftovers(self._bodies))
@@ -236,8 +236,11 @@ class _Frontend:
                 key=self._grpc_rules.key,
                 connection_age_s=self._grpc_rules.connection_age_s,
                 count_refused=self._page.count_accept_failure,
+                siblings=self._siblings,
             )
             await self._grpc.start()
+        if self._siblings is not None:
+            self._siblings.start()
         self._channel.send(Listening())
 
     def _tell_retired(self, number: int) -> None:
@@ -254,9 +257,16 @@ class _Frontend:
         self._page.beat()
         self._page.set_large_bodies(self._bodies.held_bytes, self._bodies.total_bytes)
         self._roster.sweep()
+        if self._gateway is not None and self._gateway.quotas is not None:
+            self._gateway.quotas.look()
 
     def _give_back(self, leftovers: Leftovers) -> None:
         self._loop.call_later(_LOOK_S, self._give_back, leftovers)
+        if self._gateway is not None and self._gateway.regions is not None:
+            regions = self._gateway.regions
+            regions.look()
+            if cold := regions.cold_devices():
+                self._loop.run_in_executor(None, regions.cuda.prepare, cold)
         # Without a descriptor it cannot look, which is tried again and no fault.
         due = False
         with contextlib.suppress(OSError):
@@ -309,16 +319,6 @@ async def _serve(control_fd: int) -> None:
     await _Frontend(ControlChannel.inherited(control_fd, FRONTEND_END)).run()
 
 
-def _allow_many_connections() -> None:
-    """Let this process have as many descriptors open as it may: each connection is one, and so is each arena.
-
-    Device processes keep the limit that the server was started with: scripts may use `select`, which takes only 1024.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def main() -> None:
     """Entry point of the frontend process."""
     parser = argparse.ArgumentParser(prog="stoker.gateway.frontend", description="Started by `stoker serve`.")
@@ -329,7 +329,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The supervisor asks for this before it ends a frontend that hangs.
     write_stacks_when_asked()
-    _allow_many_connections()
+    allow_many()
     configure_logging("frontend")
     # Casting a request's numbers to the model's type must not yield infinities: `Exchange` insists on this.
     np.seterr(over="raise")

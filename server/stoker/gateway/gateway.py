@@ -12,16 +12,24 @@ from stoker.errors import NotReady, UnknownService
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.cors import Cors
+from stoker.gateway.http.request_ids import ids_of_refused
 from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.streams import ScriptStreams
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
+from stoker.metrics.journal import Journal
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.metrics.past import Past
 
 if TYPE_CHECKING:
+    from stoker.errors import StokerError
     from stoker.gateway.administration import Administration
+    from stoker.gateway.regions.regions import Regions
+    from stoker.gateway.rows.quotas import Quotas
     from stoker.gateway.scoring.askers import Asker
     from stoker.gateway.scoring.call import Dialect
+    from stoker.gateway.scoring.watching import Watch
     from stoker.gateway.traffic import Traffic
     from stoker.takeover.weights import Split
     from stoker.versions import State
@@ -51,6 +59,9 @@ class Gateway:
         services: The default version of each model that is served, by name. Requests keep the service that they
             began with, so another version becomes the default by one replacement here.
         metrics: The counters of all processes.
+        past: What they were in the last minutes, for the console; None where there is none.
+        journal: The requests that are remarkable, for the console; None where there is none.
+        keyless: Whether no service asks for keys, so that the console does not either.
         metrics_need_key: Whether `/metrics` needs a key of any service.
         metadata_need_key: Whether what is said of models does; see `stoker.gateway.protocols.metadata_access`.
         draining: Set once, when the server shuts down: it is not ready then.
@@ -59,11 +70,15 @@ class Gateway:
         cors: Which origins may read answers; None leaves that to browsers.
         naming: What descriptions call the services.
         tells_version: Whether answers name the server's version.
+        trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
         traffic: How the requests to an endpoint go to the services, its deployments; None if they are not.
     """
 
     services: dict[str, Service]
     metrics: MetricMemory
+    past: Past | None = None
+    journal: Journal | None = None
+    keyless: bool = False
     metrics_need_key: bool = False
     metadata_need_key: bool = True
     draining: bool = False
@@ -72,15 +87,26 @@ class Gateway:
     cors: Cors | None = None
     naming: Naming = field(default_factory=Naming)
     tells_version: bool = True
+    trusts_proxy: bool = False
     traffic: Traffic | None = None
     administration: Administration | None = None
     """Who loads and unloads models; set once by the frontend."""
+    watch: Watch | None = None
+    """Who is told of requests; None if nobody is. Set once by the frontend."""
+    quotas: Quotas | None = None
+    """What callers with limits may still send; None where nobody has a named key."""
+    regions: Regions | None = None
+    """Shared memory of callers; None where it is off. Set once by the frontend."""
+    streams: ScriptStreams | None = None
+    """Where answers come piece by piece; None until the first request wants that."""
     on_readiness: list[Callable[[], None]] = field(default_factory=list)
     """Called when it may have changed what can score; see `tell_readiness`."""
     default_lines: bytes = b""
     """Header lines of every answer, with the date; what the direct door writes and uvicorn adds."""
     heads: dict[bytes, PlainHead] = field(default_factory=dict)
     """Heads of plain scoring requests that have been parsed before, byte for byte; see `remember`."""
+    distant_heads: dict[bytes, PlainHead] = field(default_factory=dict)
+    """The same of callers who may not use shared memory where others may."""
     models: dict[str, ServedModel] = field(init=False)
     """All versions of all models, by name; those that have been unloaded too."""
     only: str | None = field(init=False)
@@ -113,8 +139,14 @@ class Gateway:
             self.services[name] = default
         self._find_routes()
         # What heads mean was found by the old routes.
-        self.heads.clear()
+        self.forget_heads()
         self.tell_readiness()
+
+    def note_refusal(self, service: Service, headers: Mapping[bytes, bytes], error: StokerError) -> None:
+        """Count a request to a service that is refused before it is scored, and tell who watches."""
+        service.count_refusal(error)
+        if self.watch is not None:
+            self.watch.refused(service, ids_of_refused(headers), error)
 
     def _find_routes(self) -> None:
         # Where deployments or versions share a path, the app chooses.
@@ -268,11 +300,21 @@ class Gateway:
         if waiting:
             raise NotReady(f"Not ready yet: {', '.join(waiting)}.", retry_after_s=1)
 
-    def remember(self, head: bytes, meaning: PlainHead) -> None:
-        """Keep what a head says: callers repeat theirs with every request."""
-        if len(self.heads) >= _MAX_HEADS:
-            self.heads.clear()
-        self.heads[head] = meaning
+    def heads_of(self, address: str) -> dict[bytes, PlainHead]:
+        """What is remembered of heads from this address."""
+        return self.heads if self.regions is None or self.regions.serves(address) else self.distant_heads
+
+    @staticmethod
+    def remember(heads: dict[bytes, PlainHead], head: bytes, meaning: PlainHead) -> None:
+        """Keep among those of `heads_of` what a head says: callers repeat theirs with every request."""
+        if len(heads) >= _MAX_HEADS:
+            heads.clear()
+        heads[head] = meaning
+
+    def forget_heads(self) -> None:
+        """Read all heads anew: they may mean something else now."""
+        self.heads.clear()
+        self.distant_heads.clear()
 
     def flush_metrics(self) -> None:
         """Count the times of all answers of this frontend up to now, for somebody who reads the counters."""
@@ -287,6 +329,18 @@ class Gateway:
             service.closes = True
             service.draining = self.draining
         self.tell_readiness()
+
+    def take_streams(self) -> ScriptStreams:
+        """Return where the pieces of answers come in; the first who asks opens it."""
+        self.streams = self.streams or ScriptStreams()
+        return self.streams
+
+    def close(self) -> None:
+        """Tell nobody of requests any more, and take no more pieces of answers."""
+        if self.watch is not None:
+            self.watch.close()
+        if self.streams is not None:
+            self.streams.close()
 
     def tell_readiness(self) -> None:
         """Let those look again who tell others what can score; whoever changes that calls this."""

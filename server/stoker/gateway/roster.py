@@ -11,13 +11,19 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from stoker.arena import Arena
 from stoker.gateway.assembly import assemble
+from stoker.gateway.pipelines.assembly import assemble_pipeline
+from stoker.gateway.pipelines.loads import PipelineLoadReports
+from stoker.gateway.rows.cached_exchange import CachedExchange
 from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceReplicas
 from stoker.gateway.scoring.larger_rows import LargerRows
+from stoker.gateway.scoring.load_reports import LoadReports
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover.replay import compare_versions, sample_of_file
 from stoker.gateway.takeover.samples import Samples
@@ -28,8 +34,9 @@ from stoker.takeover.weights import Split
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import AttachReplica, Compare, Route
-    from stoker.control.frontend_rules import ServerRules, ServiceRules
+    from stoker.control.frontend_rules import PipelineRules, ServerRules, ServiceRules
     from stoker.gateway.gateway import Gateway
+    from stoker.gateway.pipelines.service import PipelineService
     from stoker.gateway.scoring.service import Service
     from stoker.metrics.memory import MetricPage
     from stoker.verdict import Verdict
@@ -81,6 +88,7 @@ class Roster:
         self._on_retired = on_retired
         self._on_outgrown = on_outgrown
         self._services: dict[int, Service] = {}
+        self._pipelines: list[PipelineService] = []
         self._leaving: list[_Leaving] = []
         self._troubled: WeakSet[Service] = WeakSet()
         self._samples: dict[int, Samples] = {}
@@ -88,18 +96,45 @@ class Roster:
         self._rules: dict[int, ServiceRules] = {}
         self._shadows: dict[str, dict[str, Shadow]] = {}
         """By the name of a model the versions that get copies of the requests to the others."""
+        self._replicas: WeakKeyDictionary[Service, SequenceReplicas] = WeakKeyDictionary()
+        """Of models with state."""
         self._exchanges: dict[int, Exchange] = {}
         """By generation: each load of a replica has its own."""
 
     def serve(self, rules: ServiceRules) -> None:
         """Add a service; no request reaches it before it is routed."""
-        service = assemble(rules, self._page, self._server)
+        gateway = self._gateway
+        service = assemble(rules, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas)
+        if gateway.watch is not None:
+            gateway.watch.over(service)
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
         service.larger_rows = LargerRows(self._ask_larger)
+        service.load_reports = LoadReports(self._gateway.metrics, rules.slot)
         self._services[rules.number] = service
         self._rules[rules.number] = rules
         if rules.terms.parity.mode != "off":
             self._samples[rules.number] = Samples(rules.terms.parity.rows)
+
+    def join(self, rules: PipelineRules) -> None:
+        """Add a pipeline of services; it can be asked while all of its steps can."""
+        gateway = self._gateway
+        service = assemble_pipeline(
+            rules, gateway.models, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas
+        )
+        service.draining, service.closes = gateway.draining, gateway.closes
+        service.load_reports = PipelineLoadReports(gateway.metrics, rules.slot, lambda: service.models)
+        self._pipelines.append(service)
+        # Before those who tell others what can score: a pipeline follows its models.
+        gateway.on_readiness.append(partial(self._look_at, service, rules.slot))
+        self._look_at(service, rules.slot)
+
+    def _look_at(self, service: PipelineService, slot: int) -> None:
+        """Let a pipeline follow the models of its steps."""
+        changed = service.look()
+        if self._gateway.watch is not None:
+            self._gateway.watch.over(service)
+        if changed or service.name not in self._gateway.models:
+            self._gateway.route(service.name, service.standing(slot))
 
     async def compare(self, question: Compare) -> Comparison:
         """Run the sampled requests of a version, or the one in a file, through it and another one."""
@@ -161,11 +196,13 @@ class Roster:
             return False
         exchange = self._open_exchange(service, replica, arena_fd, doorbell_fd)
         service.attach(exchange)
+        if self._gateway.watch is not None:
+            self._gateway.watch.over(service)
         outgrown = self._exchanges.get(generation)
         if outgrown is not None:
             service.replace(outgrown, exchange)
         # While nobody knew that the model wants to see heads, its requests went past them.
-        self._gateway.heads.clear()
+        self._gateway.forget_heads()
         self._exchanges[generation] = exchange
         self._gateway.tell_readiness()
         return True
@@ -227,7 +264,8 @@ class Roster:
         }
         for number, shadow in shadows.items():
             service = model.versions[number].service
-            if service is not None:
+            # A copy of a request has no sequence to go on with.
+            if service is not None and service not in self._replicas:
                 shadow.look(mains, service, tolerances.get(int(number), PARITY_TOLERANCE))
 
     def flush(self) -> None:
@@ -248,6 +286,8 @@ class Roster:
 
         def on_lost(exchange: Exchange) -> None:
             service.detach(exchange)
+            if service.cache is not None:
+                service.cache.clear()
             self._gateway.tell_readiness()
             if self._exchanges.get(replica.generation) is exchange:
                 del self._exchanges[replica.generation]
@@ -259,12 +299,20 @@ class Roster:
         try:
             # The map has a descriptor of its own.
             arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
-            return Exchange(
+            loop = asyncio.get_running_loop()
+            kind: Callable[..., Exchange] = Exchange
+            if replica.signature.sequences:
+                replicas = self._replicas.setdefault(service, SequenceReplicas(replica.places))
+                kind = partial(SequenceExchange, replicas=replicas, place=replica.place)
+            elif service.cache is not None:
+                kind = partial(CachedExchange, cache=service.cache, metrics=service.metrics)
+            return kind(
                 arena,
                 doorbell,
                 clock_ns=time.monotonic_ns,
                 on_lost=on_lost,
-                loop=asyncio.get_running_loop(),
+                loop=loop,
+                by_target=service.by_target,
             )
         except OSError:
             doorbell.close()
@@ -274,6 +322,7 @@ class Roster:
 
     def _all(self) -> Iterator[Service]:
         yield from self._services.values()
+        yield from self._pipelines
         yield from (leaving.service for leaving in self._leaving)
 
     def _ask_larger(self, exchange: Exchange, answer_bytes: int) -> None:

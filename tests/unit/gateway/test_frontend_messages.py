@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
 from tests.http.raw_http import AsyncConnection, request
+from tests.patience import PATIENCE_S
 from tests.puppets import ROWS
 
 from stoker.arena import Arena
@@ -50,7 +51,6 @@ from stoker.verdict import Verdict
 from stoker.versions import Standing
 
 KEY = "admin-key-of-the-tests-00001"
-PATIENCE_S = 20
 
 Said = TypeVar("Said")
 
@@ -90,6 +90,7 @@ class Supervisor:
                 ),
                 metrics_need_key=False,
                 metadata_need_key=False,
+                console=True,
                 cors_origins=(),
                 tells_version=False,
                 title=None,

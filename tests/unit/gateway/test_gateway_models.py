@@ -103,9 +103,10 @@ def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
     """Exact targets are found anew, and what heads have meant is forgotten."""
     third, seventh = service(memory, "3"), service(memory, "7")
     gateway = Gateway({"digits": third}, memory)
-    gateway.remember(b"POST /score", PlainHead(third, b"", 1, None, closes=False))
+    for heads in (gateway.heads, gateway.distant_heads):
+        gateway.remember(heads, b"POST /score", PlainHead(third, b"", 1, None, closes=False))
     gateway.route("digits", ServedModel({"7": ServedVersion(Standing(1, "AVAILABLE"), seventh)}, "7"))
-    assert gateway.heads == {}
+    assert gateway.heads == gateway.distant_heads == {}
     assert gateway.routes == {b"/score": seventh, b"/api/v1/service/digits/score": seventh}
     assert gateway.infer_routes == {
         b"/v2/models/digits/infer": seventh,
@@ -153,8 +154,14 @@ def test_statistics_are_those_of_the_counters(memory: MetricMemory) -> None:
     # Six rows took 42 µs together, so a request takes 7 µs.
     assert times["compute_infer"] == {"count": 2, "ns": 14_000}
     assert times["compute_output"] == {"count": 2, "ns": 0}
+    assert (times["cache_hit"], times["cache_miss"]) == ({"count": 0, "ns": 0}, {"count": 0, "ns": 0})
+    digits.metrics.count_cache(300, found=True)
+    digits.metrics.count_cache(200, found=False)
+    digits.metrics.count_cache_insertion(50)
+    times = statistics(gateway)[0]["inference_stats"]
+    assert (times["cache_hit"], times["cache_miss"]) == ({"count": 1, "ns": 300}, {"count": 1, "ns": 250})
     assert found["last_inference"] > 1_700_000_000_000
-    assert statistics(gateway) == [found]
+    assert [one["name"] for one in statistics(gateway)] == ["digits"]
     for name, version in (("letters", None), ("digits", "4")):
         with pytest.raises(UnknownService):
             statistics(gateway, name, version)
@@ -200,6 +207,7 @@ class Frontend:
         version: int,
         runtime: PuppetRuntime | None = None,
         parity: Parity | None = None,
+        cache_bytes: int = 0,
     ) -> None:
         """Serve a version, joined to a device that doubles unless it is told otherwise."""
         self.roster.serve(
@@ -209,7 +217,9 @@ class Frontend:
                 version=version,
                 framework="onnx",
                 slot=number,
-                terms=Terms(timeout_ms=1000, max_queue_wait_ms=0, parity=parity or Parity()),
+                terms=Terms(
+                    timeout_ms=1000, max_queue_wait_ms=0, parity=parity or Parity(), cache_bytes=cache_bytes
+                ),
                 hosting=Hosting(),
             )
         )
@@ -285,6 +295,41 @@ def test_a_replaced_service_answers_what_it_has_begun(memory: MetricMemory) -> N
         frontend.roster.retire(1)
         assert frontend.retired == [1, 1], "a supervisor that asks again is answered"
         assert not frontend.roster.attach(AttachReplica(1, 9, ROWS, 4), [os.dup(0), os.dup(0)])
+
+    play(memory, scene)
+
+
+def test_kept_answers_are_those_of_one_load(memory: MetricMemory) -> None:
+    """Another version, a reload, and the process that comes after one that has ended answer for themselves."""
+
+    async def scene(frontend: Frontend) -> None:
+        async def ask() -> bytes:
+            answered = asyncio.get_running_loop().create_future()
+            service = frontend.gateway.find("digits")
+            service.score(
+                b'{"data": [[1, 2]]}',
+                None,
+                lambda *answer: answered.set_result(answer[2]),
+                time.monotonic_ns(),
+            )
+            await asyncio.sleep(0)
+            frontend.turn_devices()
+            body: bytes = await answered
+            return body
+
+        runtimes = [PuppetRuntime(), PuppetRuntime(answer=lambda inputs: [inputs[0] * 3])]
+        frontend.load(1, 3, runtimes[0], cache_bytes=10_000)
+        frontend.route(v3=1)
+        assert [await ask() for _ in range(3)] == [b"[[2.0,4.0]]"] * 3
+        assert len(runtimes[0].batches) == 1
+        frontend.load(2, 3, runtimes[1], cache_bytes=10_000)
+        frontend.route(v3=2)
+        assert [await ask() for _ in range(3)] == [b"[[3.0,6.0]]"] * 3
+        cache = frontend.gateway.find("digits").cache
+        assert cache is not None
+        assert len(cache) == 1
+        frontend.roster.detach(2)
+        assert len(cache) == 0
 
     play(memory, scene)
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.gateway.describing.device_exposition import device_metrics
-from stoker.gateway.describing.gpu_exposition import gpu_metrics, with_types_of_aliases
+from stoker.gateway.describing.cache_exposition import cache_metrics
+from stoker.gateway.describing.device_exposition import caller_metric, device_metrics
+from stoker.gateway.describing.gpu_exposition import gpu_metrics
+from stoker.gateway.describing.sequence_exposition import sequence_metrics
+from stoker.gateway.describing.triton_exposition import as_triton_writes, inference_metrics
 from stoker.gateway.served_models import ServedModel
+from stoker.keys.callers import ONLY_DEFAULT
 from stoker.metrics.load import Load, LoadMeter, load_of_all
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.totals import HistogramTotals, ModelTotals, Totals
+from stoker.metrics.totals import ModelTotals, Totals
 from stoker.verdict import Verdict
 
 __all__ = ["CONTENT_TYPE_LATEST", "render", "render_load"]
@@ -23,8 +26,20 @@ _Named = list[tuple[list[str], ModelTotals]]
 """Totals by their labels: name and version."""
 
 
-def render(memory: MetricMemory, models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
-    """Return all metrics in Prometheus text format, those of all versions that have been served."""
+def render(
+    memory: MetricMemory,
+    models: Mapping[str, ServedModel],
+    meter: LoadMeter,
+    callers: Mapping[int, str] = ONLY_DEFAULT,
+) -> bytes:
+    """Return all metrics in Prometheus text format, those of all versions that have been served.
+
+    Args:
+        memory: The counters of all processes.
+        models: The models.
+        meter: Reads their loads.
+        callers: Names of callers by their numbers.
+    """
     slots = [
         ([name, number], version.standing.slot)
         for name, model in models.items()
@@ -47,8 +62,8 @@ def render(memory: MetricMemory, models: Mapping[str, ServedModel], meter: LoadM
         if version.service is not None
     }
     loads = [(places[slot], load) for slot, load in meter.read(places).items()]
-    registry.register(_ServerCollector(memory, slots, verdicts, shares, loads))
-    return with_types_of_aliases(generate_latest(registry))
+    registry.register(_ServerCollector(memory, slots, verdicts, shares, loads, callers))
+    return as_triton_writes(generate_latest(registry))
 
 
 def render_load(models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
@@ -76,8 +91,10 @@ class _ServerCollector(Collector):
         verdicts: Sequence[tuple[list[str], Verdict | None]],
         shares: Sequence[tuple[list[str], float]],
         loads: Sequence[tuple[list[str], Load]],
+        callers: Mapping[int, str],
     ) -> None:
         """Read the slots of models by name and version; what is known of their rows, their shares and loads."""
+        self._callers = callers
         self._memory = memory
         self._slots = slots
         self._verdicts = verdicts
@@ -87,18 +104,23 @@ class _ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         totals = self._memory.totals()
         named = [(labels, totals.model(slot)) for labels, slot in self._slots]
+        busy_s, gpus = self._memory.busy_s(), totals.gpus()
         yield from _request_metrics(named)
         yield from _load_metrics(self._loads)
         yield from _batch_metrics(named)
         yield from _target_metrics(named)
-        yield from device_metrics(named, self._slots, self._memory)
+        yield from device_metrics(named, self._slots, self._memory, busy_s)
+        yield caller_metric(self._memory, self._callers)
+        yield from cache_metrics(named)
+        yield from inference_metrics(named, self._slots, busy_s, gpus)
+        yield from sequence_metrics(named)
         yield _batching_metric(self._verdicts)
         yield from _isolation_metrics(named)
         yield from _takeover_metrics(named)
         yield _share_metric(self._shares)
         yield from _collection_metrics(named)
         yield from _process_metrics(totals)
-        yield from gpu_metrics(totals.gpus())
+        yield from gpu_metrics(gpus)
 
 
 def _request_metrics(named: _Named) -> Iterator[Metric]:
@@ -168,27 +190,40 @@ def _batch_metrics(named: _Named) -> Iterator[Metric]:
         "Time by stage: parse and total per request, queue per row, compute per batch.",
         labels=["model", "version", "stage"],
     )
+    firsts = HistogramMetricFamily(
+        "stoker_first_response_seconds",
+        "How long after a request's body the first piece of its answer was there, where it came in pieces.",
+        labels=["model", "version"],
+    )
     for labels, model in named:
         late = model.target_dispatches()
-        late = late if model.answered_rows or any(late.values()) else {}
+        late = late if any(model.answered_rows().values()) or any(late.values()) else {}
         for reason, count in (model.dispatches() | late).items():
             dispatches.add_metric([*labels, reason], count)
         batch_rows = model.batch_rows()
-        sizes.add_metric(labels, _buckets(batch_rows), batch_rows.sum)
+        sizes.add_metric(labels, batch_rows.buckets(), batch_rows.sum)
         padding.add_metric(labels, model.padding_rows)
         caps.add_metric(labels, model.batch_cap_rows)
         for stage, times in model.stage_seconds().items():
-            stages.add_metric([*labels, stage], _buckets(times), times.sum)
-    yield from (dispatches, sizes, padding, caps, stages)
+            stages.add_metric([*labels, stage], times.buckets(), times.sum)
+        first = model.first_responses()
+        if any(first.counts):
+            firsts.add_metric(labels, first.buckets(), first.sum)
+    yield from (dispatches, sizes, padding, caps, stages, firsts)
 
 
 def _target_metrics(named: _Named) -> Iterator[Metric]:
-    """What is counted of models with targets; others have no samples."""
+    """What was refused until later, and what is counted of models with targets; others have no samples."""
+    refusals = CounterMetricFamily(
+        "stoker_refusals",
+        "Requests that were told when to come back.",
+        labels=["model", "version", "reason", "tier"],
+    )
     in_target = CounterMetricFamily(
-        "stoker_in_target", "Rows answered within their targets.", labels=["model", "version"]
+        "stoker_in_target", "Rows answered within their targets.", labels=["model", "version", "tier"]
     )
     answers = CounterMetricFamily(
-        "stoker_answers", "Rows answered, of models with targets.", labels=["model", "version"]
+        "stoker_answers", "Rows answered, of models with targets.", labels=["model", "version", "tier"]
     )
     expected = HistogramMetricFamily(
         "stoker_expected_over_actual",
@@ -196,13 +231,18 @@ def _target_metrics(named: _Named) -> Iterator[Metric]:
         labels=["model", "version"],
     )
     for labels, model in named:
-        if not model.answered_rows:
+        answered, in_time = model.answered_rows(), model.in_target_rows()
+        for (reason, tier), count in model.refusals().items():
+            refusals.add_metric([*labels, reason, tier], count)
+        for tier, rows in answered.items():
+            if rows:
+                in_target.add_metric([*labels, tier], in_time[tier])
+                answers.add_metric([*labels, tier], rows)
+        if not any(answered.values()):
             continue
-        in_target.add_metric(labels, model.in_target_rows)
-        answers.add_metric(labels, model.answered_rows)
         ratios = model.expected_over_actual()
-        expected.add_metric(labels, _buckets(ratios), ratios.sum)
-    yield from (in_target, answers, expected)
+        expected.add_metric(labels, ratios.buckets(), ratios.sum)
+    yield from (refusals, in_target, answers, expected)
 
 
 def _batching_metric(verdicts: Sequence[tuple[list[str], Verdict | None]]) -> Metric:
@@ -304,6 +344,12 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     )
     refused.add_metric([], totals.accept_failures)
     yield refused
+    connections = GaugeMetricFamily(
+        "stoker_open_connections", "Connections that are open.", labels=["protocol"]
+    )
+    for protocol, count in totals.open_connections().items():
+        connections.add_metric([protocol], count)
+    yield connections
     held_bytes, budget_bytes = totals.large_body_bytes
     held = GaugeMetricFamily(
         "stoker_large_body_bytes", "What request bodies above 1 MiB take of their budget."
@@ -317,8 +363,9 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     )
     keys.add_metric([], totals.keys_generation)
     yield keys
-
-
-def _buckets(histogram: HistogramTotals) -> list[tuple[str, float]]:
-    names = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    return list(zip(names, map(float, accumulate(histogram.counts)), strict=True))
+    traces = CounterMetricFamily(
+        "stoker_traced_requests", "Traced requests by what became of their spans.", labels=["result"]
+    )
+    for result, count in totals.traces().items():
+        traces.add_metric([result], count)
+    yield traces

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from stoker.gpu.facts import GpuReading
 
-__all__ = ["gpu_metrics", "with_types_of_aliases"]
+__all__ = ["gpu_metrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +103,6 @@ def gpu_metrics(readings: Sequence[GpuReading]) -> Iterator[Metric]:
         for reason, holds in reading.throttle_reasons().items():
             throttled.add_metric([str(reading.index), reading.uuid, reason], float(holds))
     yield throttled
-
-
-def with_types_of_aliases(exposition: bytes) -> bytes:
-    """Call aliases of counters so in a text that was made of `gpu_metrics`."""
-    for quantity in _QUANTITIES:
-        if quantity.counter and quantity.alias is not None:
-            line = f"# TYPE {quantity.alias} "
-            exposition = exposition.replace(f"{line}untyped".encode(), f"{line}counter".encode())
-    return exposition
 
 
 def _families(quantity: _Quantity, values: Sequence[tuple[GpuReading, float]]) -> Iterator[Metric]:

@@ -9,27 +9,56 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import NotReady
+from stoker.gateway.pipelines.service import PipelineService
+from stoker.sequences import TEXT_IDS
 from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.piece_tensors import PIECE_TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stoker.gateway.scoring.service import Service
     from stoker.hosting import Hosting
-    from stoker.tensors import ModelTensors, TensorInfo
+    from stoker.pipelines.joined import JoinedPipeline
+    from stoker.sequences import Control, ControlKind
+    from stoker.settings.sequence import StateTensor
+    from stoker.tensors import ModelTensors, Signature, TensorInfo
 
-__all__ = ["model_config", "platform"]
+__all__ = ["described_tensors", "model_config", "platform"]
 
 _PLATFORMS: Final = {
     "onnx": ("onnxruntime_onnx", "onnxruntime"),
     "tensorflow": ("tensorflow_savedmodel", "tensorflow"),
     "script": ("stoker_script", "python"),
+    "pipeline": ("ensemble", ""),
+}
+
+_CONTROLS: Final[dict[ControlKind, str]] = {
+    "start": "CONTROL_SEQUENCE_START",
+    "end": "CONTROL_SEQUENCE_END",
+    "ready": "CONTROL_SEQUENCE_READY",
+    "id": "CONTROL_SEQUENCE_CORRID",
 }
 
 
 def platform(framework: str) -> str:
     """Return the protocol's name of a framework."""
     return _PLATFORMS.get(framework, (framework, ""))[0]
+
+
+def described_tensors(signature: Signature | None) -> ModelTensors | None:
+    """Return the tensors that a model is said to take and give; None for scripts that take whole bodies at once.
+
+    Args:
+        signature: Its signature; None before it has been loaded.
+    """
+    if signature is None:
+        return None
+    return PIECE_TENSORS if _yields(signature) else signature.model_tensors
+
+
+def _yields(signature: Signature) -> bool:
+    return signature.script is not None and signature.script.yields
 
 
 def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
@@ -45,10 +74,10 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
     facts, signature = service.facts, service.signature
     if signature is None:
         raise NotReady(f"Model '{service.name}' is not ready.", retry_after_s=1)
-    tensors = signature.model_tensors
+    tensors = described_tensors(signature)
     batched = tensors is None or tensors.batched
     # Requests for whole bodies have no rows.
-    rows = facts.hosting.max_batch_rows if tensors is not None and batched else 0
+    rows = _most_rows(service) if tensors is not None and batched else 0
     config = {
         "name": service.name,
         "platform": platform(facts.framework),
@@ -58,14 +87,80 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
         "input": [] if tensors is None else _sides(tensors, tensors.inputs, {"format": "FORMAT_NONE"}),
         "output": [] if tensors is None else _sides(tensors, tensors.outputs, {"label_filename": ""}),
         "instance_group": _instance_groups(service.name, facts.hosting),
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": _yields(signature)},
     }
-    if rows and (signature.verdict is None or signature.verdict.batched):
+    if isinstance(service, PipelineService) and service.joined is not None:
+        return config | {"ensemble_scheduling": {"step": _steps(service.joined)}}
+    if facts.hosting.sequence is not None:
+        config["sequence_batching"] = _sequence_batching(facts.hosting, signature)
+    elif rows and (signature.verdict is None or signature.verdict.batched):
         config["dynamic_batching"] = {
             "preferred_batch_size": list(facts.hosting.buckets or ()),
             "max_queue_delay_microseconds": round(facts.hosting.max_delay_ms * 1000),
         }
     return config
+
+
+def _most_rows(service: Service) -> int:
+    """Most rows in one batch; of a pipeline those that all of its models take."""
+    steps = service.models if isinstance(service, PipelineService) else [service]
+    return min(step.facts.hosting.max_batch_rows for step in steps)
+
+
+def _steps(joined: JoinedPipeline) -> list[dict[str, Any]]:
+    """The steps of a pipeline; -1 is Triton's word for the version that is meant where none is named."""
+    return [
+        {
+            "model_name": step.model,
+            "model_version": "-1" if step.version is None else str(step.version),
+            "input_map": dict(links.takes),
+            "output_map": dict(links.gives),
+        }
+        for step, links in zip(joined.pipeline.steps, joined.links, strict=True)
+    ]
+
+
+def _sequence_batching(hosting: Hosting, signature: Signature) -> dict[str, Any]:
+    """Rows of as many sequences as there are may share a batch, those first that came first: Triton's `oldest`."""
+    settings = hosting.sequence
+    assert settings is not None, "the caller has looked"
+    return {
+        "max_sequence_idle_microseconds": round(settings.max_idle_s * 1e6),
+        "oldest": {
+            "max_candidate_sequences": settings.max_sequences,
+            "preferred_batch_size": list(hosting.buckets or ()),
+            "max_queue_delay_microseconds": round(hosting.max_delay_ms * 1000),
+        },
+        "state": [
+            {
+                "input_name": state.input_name,
+                "output_name": state.output_name,
+                **({} if state.dims is None else {"dims": list(state.dims)}),
+                **({} if state.initial is None else {"initial_state": [_initial_state(state)]}),
+            }
+            for state in settings.state
+        ],
+        **({"control_input": list(map(_control_input, signature.controls))} if signature.controls else {}),
+    }
+
+
+def _initial_state(state: StateTensor) -> dict[str, Any]:
+    assert state.initial is not None, "the caller has looked"
+    return {"name": state.initial.stem, "data_file": state.initial.name}
+
+
+def _control_input(control: Control) -> dict[str, Any]:
+    """An input that is no caller's, with what it is filled with."""
+    said: dict[str, Any] = {"kind": _CONTROLS[control.kind]}
+    if control.kind == "id":
+        said["data_type"] = "TYPE_STRING" if control.dtype == TEXT_IDS else f"TYPE_{control.dtype.upper()}"
+    elif control.dtype == "float32":
+        said["fp32_false_true"] = [control.off, control.on]
+    elif control.dtype == "bool":
+        said["bool_false_true"] = [bool(control.off), bool(control.on)]
+    else:
+        said["int32_false_true"] = [int(control.off), int(control.on)]
+    return {"name": control.name, "control": [said]}
 
 
 def _sides(tensors: ModelTensors, infos: Sequence[TensorInfo], more: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from stoker.gateway.scoring.service import Service
 from stoker.tensors import TensorSpec
 from stoker.wire.images import IMAGE_TYPES
 
-__all__ = ["VERSIONS", "Naming", "describe"]
+__all__ = ["Naming", "describe"]
 
-VERSIONS: Final = ("2", "3", "3.1")
+_VERSIONS: Final = ("2", "3", "3.1")
 """The versions that a description is there in, by the names that they are asked for."""
 
 _ALIASES: Final = {"2.0": "2", "3.0": "3"}
@@ -61,7 +61,7 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
     asked = "2" if version is None else version
     number = _ALIASES.get(asked, asked)
     supported = _supported(service)
-    if number not in VERSIONS:
+    if number not in _VERSIONS:
         shown = ", ".join(supported)
         raise NotFound(f"Swagger version [{cut(asked)}] is not valid. Supported versions: [{shown}].")
     if number in service.facts.swagger:
@@ -84,8 +84,8 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
 
 
 def _supported(service: Service) -> list[str]:
-    of_schema = VERSIONS if service.script is None else service.script.swagger_versions
-    return [version for version in VERSIONS if version in of_schema or version in service.facts.swagger]
+    of_schema = _VERSIONS if service.script is None else service.script.swagger_versions
+    return [version for version in _VERSIONS if version in of_schema or version in service.facts.swagger]
 
 
 def _swagger_2(service: Service, info: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
 from stoker.errors.serving import unforeseen
+from stoker.gateway.console.routes import console_routes
 from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render, render_load
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.http.answers import CLOSE_LINE, failed_line, split_lines
-from stoker.gateway.http.asgi import refusal, send_answer
+from stoker.gateway.http.asgi import authorization_of, refusal, send_answer
 from stoker.gateway.http.heads import NOT_ALLOWED, check_head
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.side_threads import beside_the_loop
@@ -29,6 +30,7 @@ from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.mlflow import mlflow_routes
 from stoker.gateway.protocols.oip import oip_routes
 from stoker.gateway.protocols.tfs import tfs_routes
+from stoker.keys.callers import ONLY_DEFAULT
 
 __all__ = ["create_app"]
 
@@ -57,6 +59,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         *oip_routes(gateway),
         *tfs_routes(gateway),
         *mlflow_routes(gateway),
+        *console_routes(gateway),
     ]
     app = Starlette(
         routes=routes,
@@ -144,7 +147,7 @@ async def _healthy(request: Request) -> Response:
 async def _metrics(request: Request) -> Response:
     gateway = _gateway(request)
     if gateway.metrics_need_key:
-        authorization = _authorization(request)
+        authorization = authorization_of(request)
         services = list(gateway.all_services)
         if not services:
             raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
@@ -155,7 +158,8 @@ async def _metrics(request: Request) -> Response:
         text = await beside_the_loop(render_load, models, gateway.load)
     else:
         gateway.flush_metrics()
-        text = await beside_the_loop(render, gateway.metrics, models, gateway.load)
+        callers = ONLY_DEFAULT if gateway.quotas is None else gateway.quotas.names
+        text = await beside_the_loop(render, gateway.metrics, models, gateway.load, callers)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -163,7 +167,7 @@ async def _reload(request: Request) -> Response:
     """Replace the server by a new one; the path is that of Prometheus."""
     administration = _gateway(request).administration
     assert administration is not None, "every frontend has one"
-    administration.access.check(_authorization(request), from_page="origin" in request.headers)
+    administration.access.check(authorization_of(request), from_page="origin" in request.headers)
     await administration.reload()
     return Response()
 
@@ -171,7 +175,7 @@ async def _reload(request: Request) -> Response:
 async def _swagger(request: Request) -> Response:
     gateway = _gateway(request)
     service = gateway.service(request.path_params.get("name"))
-    check_metadata_access(gateway, _authorization(request), (service,))
+    check_metadata_access(gateway, authorization_of(request), (service,))
     prefix = gateway.naming.path_prefix
     if "name" in request.path_params:
         prefix = gateway.path(service)
@@ -187,12 +191,8 @@ async def _token(request: Request) -> Response:
     tokens = service.access.tokens
     if tokens is None:
         raise NotFound(f"{service.name} takes no tokens; the server has to be started with --token-auth.")
-    token = tokens.fresh(_authorization(request))
+    token = tokens.fresh(authorization_of(request))
     return JSONResponse(token.to_json(), headers={"cache-control": "no-store"})
-
-
-def _authorization(request: Request) -> bytes:
-    return request.headers.get("authorization", "").encode("latin-1")
 
 
 def _gateway(request: Request) -> Gateway:

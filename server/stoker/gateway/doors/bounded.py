@@ -10,10 +10,10 @@ import math
 import re
 import socket
 from http import HTTPMethod
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from stoker.errors import (
     HeaderTooLarge,
@@ -32,6 +32,9 @@ from stoker.gateway.http.heads import (
     NOT_ALLOWED,
     SCORING_METHODS,
 )
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 __all__ = ["BoundedProtocol"]
 
@@ -76,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._framing_bytes: int | None = None
         self._offered = b""
+        self._running: RequestResponseCycle | None = None
 
     @property
     def busy(self) -> bool:
@@ -88,6 +92,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def receiving(self) -> bool:
         """Whether a request has begun to arrive and is not complete."""
         return self._in_headers or self._receives_body
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the head of a request has begun to arrive and is not complete."""
+        return self._in_headers
 
     @property
     def arriving(self) -> bool:
@@ -229,6 +238,10 @@ class BoundedProtocol(HttpToolsProtocol):
         # Trailers are no headers of the request, which have been looked at.
         self.headers = []
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         self.idle_sweeps = 0
         self.arrived_bytes += len(body)
@@ -260,12 +273,24 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or not self.busy:
             return False
         self.cycle.keep_alive = False
-        if self._speaks_1_1 and not getattr(self.cycle, "response_started", False):
-            # From here both look the same. A client that has gone resets the connection when something
-            # arrives; one that waits ignores an interim answer (RFC 9110, section 15.2).
-            self.transport.write(_GO_ON)
+        if self._speaks_1_1 and (probe := self._probe()):
+            self.transport.write(probe)
             self.loop.call_later(_LOOK_AGAIN_S, self._look_after_end)
         return True
+
+    def _probe(self) -> bytes:
+        """What a client does not notice who waits for an answer, while one that has gone resets the connection.
+
+        From here both look the same.
+        """
+        running = self._running
+        # uvicorn's is the request that came last, which may wait behind this one.
+        cycle = self.cycle if running is None or running.response_complete else running
+        if not getattr(cycle, "response_started", False):
+            # An interim answer is ignored (RFC 9110, section 15.2).
+            return _GO_ON
+        # Lengths of chunks may begin with zeros (RFC 9112, section 7.1), and chunks are written whole.
+        return b"0" if getattr(cycle, "chunked_encoding", None) else b""
 
     def _look_after_end(self) -> None:
         """End a connection whose client has gone; nothing is read from it that would say so."""

@@ -6,6 +6,7 @@ is kept is enough for arenas of device processes that come back, and for files.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Descriptors"]
+__all__ = ["Descriptors", "allow_many"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,3 +81,13 @@ class Descriptors:
             self._limit,
         )
         self._said_s, self._unsaid = now_s, 0
+
+
+def allow_many() -> None:
+    """Let this process have as many descriptors open as it may: each connection is one, and so is each arena.
+
+    Device processes keep the limit that the server was started with: scripts may use `select`, which takes only 1024.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -21,27 +21,27 @@ import io
 from asyncio import Event
 from typing import TYPE_CHECKING, Any, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from stoker.errors import Overloaded, StokerError
+from stoker.gateway.doors.body_receiver import STRAIGHT_BODY_BYTES, BodyReceiver, room_for
 from stoker.gateway.doors.bounded import BoundedProtocol
+from stoker.gateway.doors.plain_headers import is_whole, plain_headers
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.http.answers import CLOSE_LINE
 from stoker.gateway.http.asgi import refusal
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
-from stoker.gateway.http.heads import MAX_HEADERS
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.protocols.binary_dialect import is_array
-from stoker.gateway.protocols.infer_dialect import JSON_LENGTH, InferDialect
-from stoker.gateway.scoring.askers import PATIENCE_HEADERS, Asker, asker_of
+from stoker.gateway.protocols.infer_dialect import InferDialect
+from stoker.gateway.protocols.region_dialect import RegionDialect
+from stoker.gateway.scoring.askers import Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
-from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
-
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
 
@@ -49,40 +49,6 @@ __all__ = ["DirectProtocol"]
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _REMEMBERED_HEAD_BYTES: Final = 4096
-(
-    _AUTHORIZATION,
-    _LENGTH,
-    _TYPE,
-    _HOST,
-    _JSON_LENGTH,
-    _ACCEPTS,
-    _REQUEST_ID,
-    _LEGACY_ID,
-    _CLIENT_ID,
-    _PATIENCE,
-    _NOT_PLAIN,
-) = range(11)
-_HEADERS: Final = {
-    b"authorization": _AUTHORIZATION,
-    b"content-length": _LENGTH,
-    b"content-type": _TYPE,
-    b"host": _HOST,
-    JSON_LENGTH: _JSON_LENGTH,
-    b"accept-encoding": _ACCEPTS,
-    b"x-request-id": _REQUEST_ID,
-    b"x-ms-request-id": _LEGACY_ID,
-    b"x-ms-client-request-id": _CLIENT_ID,
-    b"expect": _NOT_PLAIN,
-    b"transfer-encoding": _NOT_PLAIN,
-    b"content-encoding": _NOT_PLAIN,
-    b"upgrade": _NOT_PLAIN,
-    b"origin": _NOT_PLAIN,
-    b"traceid": _NOT_PLAIN,
-    DEPLOYMENT_HEADER: _NOT_PLAIN,
-    **dict.fromkeys(PATIENCE_HEADERS, _PATIENCE),
-}
-# Of several, the other door says what is wrong.
-_ONCE: Final = (_HOST, _JSON_LENGTH)
 
 
 class _DirectCycle:
@@ -109,12 +75,20 @@ class DirectProtocol(BoundedProtocol):
         self._dialect: Dialect | None = None
         self._asker: Asker | None = None
         self._new_head = b""
+        self._head_ends = 0
         self._allowance: Allowance | None = None
         self._ids: RequestIds | None = None
         self._first_chunk = b""
         self._gathered: io.BytesIO | None = None
+        self._receives_straight = False
+        self._receiver: BodyReceiver | None = None
         self._call: Call | None = None
-        self._running: RequestResponseCycle | None = None
+        self._heads = gateway.heads
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if self._gateway.regions is not None:
+            self._heads = self._gateway.heads_of(self.client[0] if self.client else "")
 
     @property
     def _receives_body(self) -> bool:
@@ -138,11 +112,14 @@ class DirectProtocol(BoundedProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._between:
-            end = data.find(_END_OF_HEAD, 0, _REMEMBERED_HEAD_BYTES) + 4
-            head = data[:end]
-            known = self._gateway.heads.get(head)
+            # Mostly the head is the one before, whose length is known here; what is remembered is a whole head.
+            known = self._heads.get(data[: self._head_ends])
             if known is None:
-                self._new_head = head
+                self._head_ends = data.find(_END_OF_HEAD, 0, _REMEMBERED_HEAD_BYTES) + 4
+                known = self._heads.get(data[: self._head_ends])
+            end = self._head_ends
+            if known is None:
+                self._new_head = data[:end]
             elif (
                 len(data) == end + known.body_bytes
                 and (self.cycle is None or self.cycle.response_complete)
@@ -157,11 +134,62 @@ class DirectProtocol(BoundedProtocol):
                 if caller is not DEFAULT or known.asker is not None:
                     self._put_on(caller, known.asker)
                 return
+            elif known.body_bytes >= STRAIGHT_BODY_BYTES and self._begin_straight(known, data, end):
+                return
         # As the class above has it, without the detour: callers who send head and body apart come here twice.
         self._unset_keepalive_if_required()
         self._feed(data)
         if self._in_headers or self._framing_bytes is not None:
             self._bound(len(data))
+        elif self._receives_straight:
+            # This one waits for the body, and is not told of its end.
+            self.parser = httptools.HttpRequestParser(self)
+            self._receive_straight()
+
+    def _begin_straight(self, known: PlainHead, data: bytes, end: int) -> bool:
+        """Whether a known head announces a long body of which more is to come; it is received without the parser."""
+        if (
+            known.body_bytes > LARGE_BODY_BYTES
+            or end + known.body_bytes <= len(data)
+            or not (self.cycle is None or self.cycle.response_complete)
+            or not (caller := known.service.access.holder(known.authorization))
+        ):
+            return False
+        self._unset_keepalive_if_required()
+        self.on_message_begin()
+        self._in_headers = False
+        self._dialect, self._ids, self._asker = known.dialect, None, known.asker
+        if caller is not DEFAULT:
+            self._asker = Asker(caller) if known.asker is None else known.asker._replace(caller=caller)
+        self._expect(known.service, known.body_bytes, closes=known.closes)
+        self.on_body(data[end:])
+        self._receive_straight()
+        return True
+
+    def _expect(self, service: Service, length: int, *, closes: bool) -> None:
+        """Be ready for the body of a plain request."""
+        direct = self._direct
+        self._receiving, self._first_chunk = service, b""
+        if length >= STRAIGHT_BODY_BYTES:
+            self._gathered, self._receives_straight = room_for(length), True
+        direct.response_complete = False
+        direct.keep_alive = not (closes or self.old)
+        self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
+
+    def _receive_straight(self) -> None:
+        """Let the rest of a long body past the parser, unless what has come of it has been refused."""
+        self._receives_straight = False
+        if self._receiving is None or self._gathered is None:
+            return
+        if self._receiver is None:
+            self._receiver = BodyReceiver(self)
+        self._receiver.receive(self._gathered)
+
+    def body_grew(self, more_bytes: int) -> bool:
+        """Take note that so much more of a body has arrived; False if there is no room, and it has been refused."""
+        self.idle_sweeps = 0
+        self.arrived_bytes += more_bytes
+        return self._allowance is None or self._covers(self._allowance)
 
     def _take_directly(self) -> bool:
         gateway, parser = self._gateway, self.parser
@@ -177,7 +205,7 @@ class DirectProtocol(BoundedProtocol):
             or parser.get_http_version() != "1.1"
         ):
             return False
-        values = self._plain_headers()
+        values = plain_headers(self.headers)
         if values is None:
             return False
         authorization, length_text, content_type, _, json_length, accepts, *sent_ids, patience = values
@@ -193,7 +221,7 @@ class DirectProtocol(BoundedProtocol):
             self._dialect = None
         closes = not parser.should_keep_alive()
         try:
-            self._asker = asker_of(caller, dict(self.headers)) if patience or caller is not DEFAULT else None
+            self._asker = self._find_asker(caller) if patience or caller is not DEFAULT else None
         except StokerError:
             return False
         self._ids = None
@@ -202,17 +230,17 @@ class DirectProtocol(BoundedProtocol):
                 self._ids = RequestIds(*sent_ids)
             except StokerError:
                 return False
-        elif self._is_whole(self._new_head):
+        elif is_whole(self._new_head, self.headers):
             head = PlainHead(service, authorization, length, self._dialect, closes, self._asker)
-            self._gateway.remember(self._new_head, head)
+            self._gateway.remember(self._heads, self._new_head, head)
         if length > LARGE_BODY_BYTES and not self._announce(service, authorization, length):
             return False
-        self._receiving = service
-        self._first_chunk = b""
-        self._direct.response_complete = False
-        self._direct.keep_alive = not closes
-        self.cycle = self._direct  # type: ignore[assignment]
+        self._expect(service, length, closes=closes)
         return True
+
+    def _find_asker(self, caller: CallerTerms) -> Asker | None:
+        headers = self.headers
+        return asker_of(caller, dict(headers), headers, trusts_proxy=self._gateway.trusts_proxy)
 
     def _announce(self, service: Service, authorization: bytes, length: int) -> bool:
         """Whether there is room for a large body; if not, the app says so."""
@@ -225,32 +253,20 @@ class DirectProtocol(BoundedProtocol):
             allowance.announce(length)
         except Overloaded:
             return False
-        self._allowance, self._gathered = allowance, io.BytesIO()
+        self._allowance = allowance
         return True
 
     def _takes_infer(self, json_length: bytes, accepts: bytes) -> bool:
         if b"gzip" in accepts or b"deflate" in accepts:
             return False
         try:
-            self._dialect = InferDialect.for_length(json_length)
+            self._dialect = dialect = InferDialect.for_length(json_length)
         except StokerError:
             return False
+        regions = self._gateway.regions
+        if regions is not None and regions.serves(self.client[0] if self.client else ""):
+            self._dialect = RegionDialect.beside(dialect, regions)
         return True
-
-    def _plain_headers(self) -> list[bytes] | None:
-        """Values in the order of the names above, empty where absent; None if the request is not plain."""
-        values = [b""] * _NOT_PLAIN
-        for name, value in self.headers:
-            known = _HEADERS.get(name)
-            if known == _NOT_PLAIN or (known in _ONCE and values[known]):
-                return None
-            if known is not None:
-                values[known] = value
-        return values if values[_HOST] and len(self.headers) <= MAX_HEADERS else None
-
-    def _is_whole(self, head: bytes) -> bool:
-        """Whether these bytes are the request line and the headers that were parsed, and nothing else."""
-        return head.startswith(b"POST ") and head.count(b"\r\n") == head.count(b"\n") == len(self.headers) + 2
 
     def on_body(self, body: bytes) -> None:
         if self._receiving is None:
@@ -259,7 +275,7 @@ class DirectProtocol(BoundedProtocol):
         self.idle_sweeps = 0
         self.arrived_bytes += len(body)
         if self._gathered is not None:
-            if self._allowance is None or self._covers(self._allowance, len(body)):
+            if self._allowance is None or self._covers(self._allowance):
                 self._gathered.write(body)
         elif self._first_chunk:
             # Other than joined chunks, its content is never there twice.
@@ -278,6 +294,7 @@ class DirectProtocol(BoundedProtocol):
         self._between = True
         self._new_head = b""
         self._receiving = None
+        self._receives_straight = False
         body = self._first_chunk if self._gathered is None else self._gathered.getvalue()
         self._first_chunk, self._gathered = b"", None
         self._score(service, body, self._ids, self._dialect)
@@ -316,10 +333,6 @@ class DirectProtocol(BoundedProtocol):
         elif self.pipeline:
             self.on_response_complete()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
     def connection_lost(self, exc: Exception | None) -> None:
         if self._call is not None:
             self._call.abandon()
@@ -331,18 +344,17 @@ class DirectProtocol(BoundedProtocol):
             # uvicorn tells the cycle that came last, which may wait behind this one.
             running.disconnected = True
             running.message_event.set()
-        self._running = None
+        self._running = self._receiver = None
         super().connection_lost(exc)
 
-    def _covers(self, allowance: Allowance, more_bytes: int) -> bool:
+    def _covers(self, allowance: Allowance) -> bool:
         """Whether there is room for what has arrived of a large body; if not, the request is refused here."""
-        service, gathered = self._receiving, self._gathered
+        service = self._receiving
         assert service is not None, "its body arrives"
-        assert gathered is not None, "large bodies are gathered from the beginning"
         try:
-            allowance.cover(gathered.tell() + more_bytes)
+            allowance.cover(self.arrived_bytes)
         except Overloaded as error:
-            service.count_refusal(error)
+            self._gateway.note_refusal(service, dict(self.headers), error)
             said = () if self._dialect is None else self._dialect.refusal(error)
             answer = refusal(error, dict(self.headers), *said)
             self._receiving = self._gathered = None

@@ -21,6 +21,7 @@ from stoker import __version__
 from stoker.gateway.doors.descriptors import Descriptors
 from stoker.gateway.doors.direct import DirectProtocol
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
+from stoker.gateway.doors.sharing import ConnectionShare, Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
@@ -50,13 +51,15 @@ _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
 
 class _CountedProtocol(DirectProtocol):
-    """A connection that ends at once where there is no room for it."""
+    """A connection that ends here at once where there is no room for it, or where another frontend has it."""
 
     descriptors: Descriptors
+    share: ConnectionShare | None = None
 
     def connection_made(self, transport: Any) -> None:
-        if self.descriptors.refuses(transport.get_extra_info("socket").fileno()):
-            # It has no request, and nobody looks after it.
+        descriptor = transport.get_extra_info("socket").fileno()
+        if self.descriptors.refuses(descriptor) or (self.share and self.share.hand_on(descriptor)):
+            # It has no request here, and nobody looks after it.
             transport.set_protocol(asyncio.Protocol())
             transport.abort()
             return
@@ -69,10 +72,17 @@ class _Open(set[DirectProtocol]):
     def __init__(self) -> None:
         super().__init__()
         self.none_left = asyncio.Event()
+        self.tell: Callable[[int], None] = lambda _: None
+
+    def add(self, connection: DirectProtocol) -> None:
+        """Let one enter that is new."""
+        super().add(connection)
+        self.tell(len(self))
 
     def discard(self, connection: object) -> None:
         """Let one leave that has ended."""
         super().discard(connection)
+        self.tell(len(self))
         if not self:
             self.none_left.set()
 
@@ -90,6 +100,7 @@ class Listener:
         sockets: Sequence[socket.socket],
         count_refused: Callable[[], None] = lambda: None,
         connection_age_s: float = 0.0,
+        siblings: Siblings | None = None,
     ) -> None:
         """Begin without any.
 
@@ -99,6 +110,7 @@ class Listener:
             sockets: Where to listen.
             count_refused: Called for each connection for which there is no descriptor.
             connection_age_s: How old connections become, give or take a fifth; 0 for any age.
+            siblings: The other frontends, which take connections off this one; None if it has none.
         """
         self._gateway = gateway
         self._descriptors = Descriptors(count_refused)
@@ -122,6 +134,8 @@ class Listener:
         self._unread_s = _UNREAD_S
         self._connection_age_s = connection_age_s
         self._connections = 0
+        self._siblings = siblings
+        self._share: ConnectionShare | None = None
 
     @property
     def connections(self) -> set[DirectProtocol]:
@@ -132,7 +146,13 @@ class Listener:
         """Whether the body of a plain request for this service is arriving: it does not know of it yet."""
         return any(connection.receives_for(service) for connection in self.connections)
 
-    def _protocol(self) -> DirectProtocol:
+    def _new_protocol(self) -> DirectProtocol:
+        """That of a connection that has been accepted here."""
+        protocol = self._protocol()
+        protocol.share = self._share
+        return protocol
+
+    def _protocol(self) -> _CountedProtocol:
         protocol = _CountedProtocol(self._config, self._state, {}, gateway=self._gateway)
         protocol.descriptors = self._descriptors
         if self._connection_age_s:
@@ -146,10 +166,15 @@ class Listener:
         """Begin to accept."""
         self._tell_time()
         loop = asyncio.get_running_loop()
+        if self._siblings is not None:
+            self._share = self._siblings.share("http", self._take)
+            self._open.tell = self._share.tell
         for sock in self._sockets:
             # Copies, because a server closes its socket before the last connections have been taken from it.
             for _ in range(_ACCEPTED_A_TURN):
-                self._servers.append(await loop.create_server(self._protocol, sock=_copy(sock), backlog=2048))
+                self._servers.append(
+                    await loop.create_server(self._new_protocol, sock=_copy(sock), backlog=2048)
+                )
         self._ticker = loop.call_later(1, self._tick)
 
     def _tick(self) -> None:
@@ -183,6 +208,7 @@ class Listener:
 
     def leave_port(self) -> None:
         """Stop accepting, and leave connections that wait to others who listen on the same sockets."""
+        self._leave_siblings()
         for server in self._servers:
             server.close()
         for sock in self._sockets:
@@ -194,7 +220,7 @@ class Listener:
         if not self._servers:
             # It has never listened, or has left: others do on these sockets, and are not to be shut off.
             return
-        loop = asyncio.get_running_loop()
+        self._leave_siblings()
         for sock in self._sockets:
             drop_new_connections(sock)
         await asyncio.sleep(HANDSHAKE_S)
@@ -207,8 +233,16 @@ class Listener:
                     connection, _ = sock.accept()
                 except OSError:
                     break
-                await loop.connect_accepted_socket(self._protocol, connection)
+                await self._take(connection)
             sock.close()
+
+    async def _take(self, connection: socket.socket) -> None:
+        """Serve a connection that has been accepted already."""
+        await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+
+    def _leave_siblings(self) -> None:
+        if self._share is not None:
+            self._share.leave()
 
     async def finish(self, timeout_s: float) -> int:
         """Close connections as they become idle; return how many were still busy after `timeout_s`."""

@@ -14,6 +14,7 @@ from stoker.gateway.grpc.framing import Message, MessageReader, inflated, prefix
 from stoker.gateway.grpc.heads import ANSWER_HEAD, CallHead, ok_trailers, refusal_fields, trailers_alone
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.http.traceparent import TRACEPARENT
 from stoker.wire.http2.fields import Fields, encoded
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class RpcCall:
         self._sent_bytes = self._slow_sweeps = self._unsent_sweeps = 0
         self.begun_ns = time.monotonic_ns()
         try:
-            self.ids = RequestIds(head.request_id)
+            self.ids = RequestIds(head.request_id, traceparent=head.metadata.get(TRACEPARENT, b""))
         except StokerError as error:
             self.ids = RequestIds()
             self.refuse(error)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Door", "House", "call_of"]
 
+_INFERS: Final = (InferCall, InferStream)
 _LINGER_S: Final = 1.0
 """How long a client may take to close a connection that was told to end; then it is closed here."""
 
@@ -56,11 +57,12 @@ class Door(asyncio.Protocol):
         room: What its messages take.
         calls: How many have begun.
         written_bytes: How much has been written.
+        handed: Whether it is to stay here, since another frontend has handed it on, or nobody is to have it any more.
         due: Whether it is to be flushed at the end of this turn, so that nobody asks for it again.
     """
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, house: House, *, handed: bool = False) -> None:
+        self._house, self.handed = house, handed
         self.http: Connection[CallHead] = Connection(head_reader(house.find), self._begin)
         self.http.on_settled = self._end_streams
         self.transport: Any = None
@@ -173,7 +175,7 @@ class Door(asyncio.Protocol):
         if method is None or head.error is not None:
             return _UnknownCall(self, stream, head, _NO_METHOD)
         call: RpcCall = method.begin(self, stream, head, method)
-        if isinstance(call, InferCall | InferStream):
+        if isinstance(call, _INFERS):
             # Most have their message with them: their key is looked at with it.
             self._unchecked.append(call)
         return call

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from stoker.errors import MalformedBody, NotSupported, StokerError, UnsupportedEncoding
-from stoker.gateway.grpc.statuses import Status, status_of
+from stoker.gateway.grpc.statuses import status_of
+from stoker.gateway.http.answers import comeback_fields
 from stoker.wire.http2.fields import Fields, encoded
 
 __all__ = [
@@ -121,21 +122,18 @@ def ok_trailers(request_id: bytes) -> bytes:
     return _OK % (len(request_id), request_id)
 
 
-def refusal_fields(error: StokerError, status: Status | None = None) -> Fields:
-    """Return the fields that end a call with an error, in the terms of gRPC.
-
-    Args:
-        error: The error.
-        status: Its status, if that is not the one that its class has.
-    """
+def refusal_fields(error: StokerError) -> Fields:
+    """Return the fields that end a call with an error, in the terms of gRPC."""
     said = quote(shown(error), safe=_UNQUOTED, errors="replace").encode()
     fields = [
-        (b"grpc-status", b"%d" % (status_of(error) if status is None else status)),
+        (b"grpc-status", b"%d" % status_of(error)),
         (b"grpc-message", said),
         (b"error-code", error.code.encode()),
     ]
-    if error.retry_after_s is not None:
-        fields.append((b"retry-after", b"%d" % error.retry_after_s))
+    fields += comeback_fields(error)
+    if error.retry_after_ms is not None:
+        # What the policies of retries of gRPC's clients know.
+        fields.append((b"grpc-retry-pushback-ms", b"%d" % error.retry_after_ms))
     if error.error_id is not None:
         fields.append((b"error-id", error.error_id.encode()))
     if isinstance(error, UnsupportedEncoding):

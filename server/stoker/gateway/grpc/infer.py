@@ -1,22 +1,25 @@
-"""Infer requests of gRPC: a dialect of scoring, who asks, and the unary calls that make them."""
+"""Infer requests of gRPC: a dialect of scoring, how their models are found, and the unary calls that make them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from stoker.errors import StokerError
-from stoker.gateway.grpc.calls import BEARER_METADATA, Line, Method, RpcCall, fault
+from stoker.errors import NotSupported, StokerError
+from stoker.gateway.grpc.calls import BEARER_METADATA, Line, Method, RpcCall
 from stoker.gateway.grpc.heads import refusal_fields, shown
+from stoker.gateway.grpc.inquiry import Inquiry
+from stoker.gateway.grpc.pieces import InferInPieces, PieceRequest
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.responses import AnswerWriter
 from stoker.gateway.grpc.unary import UnaryCall
-from stoker.gateway.http.answers import split_lines
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
-from stoker.gateway.protocols.infer_dialect import tensors_of
-from stoker.gateway.scoring.askers import TIER_HEADER, asker_of
+from stoker.gateway.protocols.infer_dialect import submit_request, tensors_of
+from stoker.gateway.regions.outputs import Places
+from stoker.gateway.regions.regions import Reader
+from stoker.gateway.scoring.askers import TIER_HEADER, Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
-from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.gateway.scoring.tensor_dialect import TensorDialect
 from stoker.keys.callers import DEFAULT
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.heads import CallHead
-    from stoker.gateway.grpc.room import Hold
+    from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.service import Service
@@ -32,107 +35,22 @@ if TYPE_CHECKING:
     from stoker.wire.envelope import RequestHead
     from stoker.wire.http2.fields import Fields
     from stoker.wire.http2.stream import Stream
-    from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["Asker", "InferCall", "Inquiry", "Scoring"]
+__all__ = ["GrpcDialect", "InferCall", "Named", "Scoring"]
 
-_SCORED: Final = 200
 _TIMEOUT: Final = b"timeout"
-_REFUSAL: Final = frozenset({b"grpc-status", b"grpc-message", b"error-code", b"retry-after", b"error-id"})
 
 
-class Asker(Protocol):
-    """What asks: a call, or a stream of which one message asks."""
+class Named(Protocol):
+    """A request that names a model, and perhaps a version, by its number."""
 
-    def answered(self, inquiry: Inquiry, content: bytes) -> None:
-        """Take an answer, a `ModelInferResponse`."""
+    @property
+    def model_name(self) -> str:
+        """The name."""
 
-    def refused(self, inquiry: Inquiry, fields: Fields, text: str) -> None:
-        """Take an error: the fields that would end a call with it, and what it says."""
-
-
-class Inquiry:
-    """One infer request, from its message to its answer.
-
-    Attributes:
-        call: The call or stream that it came on.
-        request: What its message says without the model; None until it has been read.
-        decoded: What it says to the model; set when it is submitted.
-        writer: What writes its answer; set then too.
-    """
-
-    __slots__ = ("_allowance", "_asker", "_hold", "_scored", "call", "decoded", "request", "writer")
-
-    decoded: InferRequest
-    writer: AnswerWriter
-
-    def __init__(self, call: RpcCall, asker: Asker, hold: Hold | None) -> None:
-        """Begin.
-
-        Args:
-            call: The call or stream that it came on.
-            asker: Who is told the answer.
-            hold: The room that its message has taken while it arrived, which is given back with the answer.
-        """
-        self.call = call
-        self._hold = hold
-        self.request: RequestMessage | None = None
-        self._asker = asker
-        self._scored: Call | None = None
-        self._allowance: Allowance | None = None
-
-    def ask(self, scoring: Scoring, content: bytes) -> None:
-        """Score a message; its asker is told once, at once or later."""
-        try:
-            self._scored = scoring.score(self, content)
-        except StokerError as error:
-            self.refuse(error.with_traceback(None))
-        except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-            self.refuse(fault(error, self.call, "" if self.request is None else self.request.model_name))
-
-    def cover(self, allowance: Allowance, size_bytes: int) -> None:
-        """Hold room for a large message until it is answered: as its caller's now, and no more as the connection's.
-
-        Raises:
-            Overloaded: There is none.
-        """
-        self._let_go()
-        self._allowance = allowance
-        allowance.cover(size_bytes)
-
-    def refuse(self, error: StokerError) -> None:
-        """Tell the asker of an error."""
-        self._let_go()
-        self._asker.refused(self, refusal_fields(error), shown(error))
-
-    def abandon(self) -> None:
-        """Its caller has gone."""
-        scored = self._scored
-        self._end()
-        if scored is not None:
-            scored.abandon()
-
-    def __call__(self, status: int, lines: bytes, body: bytes) -> None:
-        """Take what a scored call answers."""
-        self._end()
-        if status == _SCORED:
-            self._asker.answered(self, body)
-        else:
-            fields = [field for field in split_lines(lines) if field[0] in _REFUSAL]
-            self._asker.refused(self, list(dict(fields).items()), body.decode())
-
-    def _let_go(self) -> None:
-        if self._allowance is not None:
-            self._allowance.release()
-            self._allowance = None
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
-
-    def _end(self) -> None:
-        """Forget what has been scored: the two know each other, and only a collection of garbage would free them."""
-        self._let_go()
-        self._scored = None
+    @property
+    def model_version(self) -> str:
+        """The number; empty for none."""
 
 
 class _Codec(NamedTuple):
@@ -142,8 +60,8 @@ class _Codec(NamedTuple):
     writer: AnswerWriter
 
 
-class _GrpcDialect(TensorDialect):
-    """The requests of one `Inquiry` each, which `Call.asked` is."""
+class GrpcDialect(TensorDialect):
+    """Requests whose tensors are read where they lie, and whose errors are the fields that end a call."""
 
     __slots__ = ()
 
@@ -151,6 +69,17 @@ class _GrpcDialect(TensorDialect):
         """Raw contents stay where they are; typed ones are bounded."""
         del service, body, head
         return False
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        """Return the fields that end a call, as lines, and what the error says."""
+        lines = b"".join(b"%b: %b\r\n" % field for field in refusal_fields(error))
+        return error.status, lines, shown(error).encode()
+
+
+class _InferDialect(GrpcDialect):
+    """The requests of one `Inquiry` each, which `Call.asked` is."""
+
+    __slots__ = ()
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the request and queue its tensors."""
@@ -160,10 +89,7 @@ class _GrpcDialect(TensorDialect):
         assert inquiry.request is not None, "read before the service was found"
         inquiry.decoded = decoded = codec.decoder.decode(inquiry.request)
         inquiry.writer = codec.writer
-        if decoded.timeout_ns is not None or decoded.tier is not None:
-            call.shorten(decoded.timeout_ns)
-            call.ask_for(decoded.tier)
-        submit_tensors(call, exchange, decoded.inputs)
+        submit_request(call, exchange, decoded)
 
     def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
         """Return the parameter `timeout` of a request that has to wait before it is submitted."""
@@ -175,18 +101,44 @@ class _GrpcDialect(TensorDialect):
             # Its caller is told when it is submitted.
             return None
 
-    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """Return the fields that end a call, as lines, and what the error says."""
-        lines = b"".join(b"%b: %b\r\n" % field for field in refusal_fields(error))
-        return error.status, lines, shown(error).encode()
-
     @staticmethod
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
         inquiry: Inquiry = call.asked
         call.answer_bare(inquiry.writer.write(inquiry.decoded, outputs))
 
 
-_DIALECT: Final = _GrpcDialect()
+_DIALECT: Final = _InferDialect()
+
+
+class _RegionDialect(_InferDialect):
+    """The same for callers who may have tensors in shared memory."""
+
+    __slots__ = ("_regions",)
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+
+    def serves(self, address: str) -> bool:
+        """Whether a peer at this address may use regions."""
+        return self._regions.serves(address)
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Decode the request and queue its tensors."""
+        del body, head
+        inquiry: Inquiry = call.asked
+        codec, service = _codec_of(call.service), call.service
+        assert inquiry.request is not None, "read before the service was found"
+        reader = Reader(self._regions, service.max_body_bytes)
+        inquiry.decoded = decoded = codec.decoder.decode(inquiry.request, reader)
+        inquiry.writer = codec.writer
+        inquiry.places = Places.of(self._regions, decoded, batched=tensors_of(service).batched)
+        submit_request(call, exchange, decoded)
+
+    @staticmethod
+    def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
+        inquiry: Inquiry = call.asked
+        request = inquiry.decoded if inquiry.places is None else inquiry.places.write(outputs)
+        call.answer_bare(inquiry.writer.write(request, outputs))
 
 
 def _codec_of(service: Scorer) -> _Codec:
@@ -209,6 +161,7 @@ class Scoring:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._region_dialect = None if gateway.regions is None else _RegionDialect(gateway.regions)
 
     def check_key(self, authorization: bytes) -> StokerError | None:
         """The error for a caller whose key is no model's: the message need not be sent."""
@@ -224,7 +177,7 @@ class Scoring:
             services[0].count_refusal(error)
         return error
 
-    def score(self, inquiry: Inquiry, content: bytes) -> Call:
+    def score(self, inquiry: Inquiry, content: bytes) -> Call | InferInPieces:
         """Hand a message to the service that it is for.
 
         Raises:
@@ -232,7 +185,7 @@ class Scoring:
         """
         call = inquiry.call
         inquiry.request = request = RequestMessage.read(content)
-        service, caller = self._plain(request, call.authorization) or self._find(request, call)
+        service, caller = self.plain(request, call.authorization) or self.find(request, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
                 inquiry.cover(Allowance(self._gateway.bodies, self._caller(service, call)), len(content))
@@ -240,10 +193,14 @@ class Scoring:
             asker = None
             if caller is not DEFAULT or TIER_HEADER in call.head.metadata:
                 asker = asker_of(caller, call.head.metadata)
+            if service.script is not None and service.script.yields:
+                return self._in_pieces(inquiry, service, asker or Asker(caller))
         except StokerError as error:
-            service.count_refusal(error)
+            self._gateway.note_refusal(service, call.headers(), error)
             raise
-        scored = service.score_soon(content, call.ids, inquiry, _DIALECT)
+        near = self._region_dialect
+        dialect = _DIALECT if near is None or not near.serves(call.address) else near
+        scored = service.score_soon(content, call.ids, inquiry, dialect)
         scored.asked = inquiry
         if deadline_ns is not None:
             scored.deadline_ns = min(scored.deadline_ns, deadline_ns)
@@ -251,8 +208,18 @@ class Scoring:
             asker.put_on(scored)
         return scored
 
-    def _plain(self, request: RequestMessage, authorization: bytes) -> tuple[Service, CallerTerms] | None:
-        """The service for a request that names no version of an undivided model, with a key; most are such."""
+    def _in_pieces(self, inquiry: Inquiry, service: Service, asker: Asker) -> InferInPieces:
+        assert inquiry.request is not None, "read before the service was found"
+        signature = service.signature
+        sequences = signature is not None and signature.sequences
+        request = PieceRequest.read(service.name, inquiry.request, sequences=sequences)
+        if len(request.body) > service.max_body_bytes:
+            raise service.too_large()
+        inquiry.begin_pieces()
+        return InferInPieces(inquiry, service, request, asker, self._gateway.take_streams())
+
+    def plain(self, request: Named, authorization: bytes) -> tuple[Service, CallerTerms] | None:
+        """Return the service for a request that names no version of an undivided model, with a key; most are such."""
         gateway, name = self._gateway, request.model_name
         service = gateway.services.get(name)
         if (
@@ -264,7 +231,12 @@ class Scoring:
             return None
         return service, caller
 
-    def _find(self, request: RequestMessage, call: RpcCall) -> tuple[Service, CallerTerms]:
+    def find(self, request: Named, call: RpcCall) -> tuple[Service, CallerTerms]:
+        """Return the service that a request is for, and who asks.
+
+        Raises:
+            StokerError: There is none, or none for this caller.
+        """
         error = self.check_key(call.authorization)
         if error is not None:
             raise error
@@ -274,7 +246,7 @@ class Scoring:
         try:
             return service, service.access.check(call.authorization, BEARER_METADATA)
         except StokerError as refused:
-            service.count_refusal(refused)
+            self._gateway.note_refusal(service, call.headers(), refused)
             raise
 
     @staticmethod
@@ -308,6 +280,17 @@ class InferCall(UnaryCall):
         inquiry.ask(self.method.answer, content)
         if self.done:
             self._inquiry = None
+
+    def begin_pieces(self, inquiry: Inquiry) -> None:
+        """Refuse: there is one answer."""
+        name = "" if inquiry.request is None else inquiry.request.model_name
+        raise NotSupported(f"'{name}' yields its answer piece by piece: call ModelStreamInfer")
+
+    def piece(self, inquiry: Inquiry, content: bytes) -> None:
+        """Take none: it has refused."""
+
+    async def room(self) -> None:
+        """Wait for nothing."""
 
     def answered(self, inquiry: Inquiry, content: bytes) -> None:
         """Send the answer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
 
 __all__ = [
     "HEALTH",
@@ -17,6 +17,7 @@ __all__ = [
     "POOL",
     "REFLECTION",
     "SERVICE",
+    "SERVING",
     "HealthCheckRequest",
     "HealthCheckResponse",
     "ModelConfigResponse",
@@ -38,11 +39,16 @@ SERVICE: Final = "inference.GRPCInferenceService"
 
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
-_COMPILED: Final = ("open_inference.binpb", "health.binpb", "reflection.binpb")
+SERVING: Final = "tensorflow.serving"
+"""The package of TensorFlow Serving's services."""
+
+_COMPILED: Final = ("open_inference.binpb", "health.binpb", "reflection.binpb", "tensorflow_serving.binpb")
 
 
 def _pool() -> Any:
     pool = descriptor_pool.DescriptorPool()
+    for known in (any_pb2, wrappers_pb2):
+        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
     for name in _COMPILED:
         compiled = files(__package__).joinpath(name).read_bytes()
         for file in descriptor_pb2.FileDescriptorSet.FromString(compiled).file:

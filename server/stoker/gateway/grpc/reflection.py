@@ -15,15 +15,18 @@ from stoker.gateway.grpc.messages import (
     POOL,
     REFLECTION,
     SERVICE,
+    SERVING,
     ServerReflectionRequest,
     ServerReflectionResponse,
 )
 from stoker.gateway.grpc.statuses import Status
 from stoker.gateway.grpc.streams import StreamedCall
 
-__all__ = ["ReflectionCall", "reflected"]
+__all__ = ["ReflectionCall"]
 
-_SERVICES: Final = tuple(sorted((SERVICE, HEALTH, REFLECTION)))
+_SERVICES: Final = tuple(
+    sorted((SERVICE, HEALTH, REFLECTION, f"{SERVING}.PredictionService", f"{SERVING}.ModelService"))
+)
 
 
 class ReflectionCall(StreamedCall):
@@ -45,10 +48,10 @@ class ReflectionCall(StreamedCall):
         except DecodeError as error:
             self.refuse(MalformedBody(f"the message cannot be read: {error}"))
             return
-        self.send(reflected(request).SerializeToString())
+        self.send(_reflected(request).SerializeToString())
 
 
-def reflected(request: Any) -> Any:
+def _reflected(request: Any) -> Any:
     """Return the `ServerReflectionResponse` to a `ServerReflectionRequest`."""
     response = ServerReflectionResponse(valid_host=request.host, original_request=request)
     kind = request.WhichOneof("message_request") or "file_by_filename"

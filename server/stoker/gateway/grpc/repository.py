@@ -9,8 +9,9 @@ from google.protobuf import json_format
 from stoker.errors import NotSupported
 from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
 from stoker.gateway.grpc.messages import message
+from stoker.gateway.protocols.load_wishes import load_wish
 from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.gateway.protocols.repository_api import check_unload_parameters, versions_to_load
+from stoker.gateway.protocols.repository_api import check_unload_parameters
 from stoker.gateway.protocols.statistics import statistics
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class RepositoryMethods:
         """Answer a `RepositoryModelLoadRequest` when the model is served."""
         administration = self._allowed(call)
         _check_unnamed(request)
-        versions = versions_to_load(request.model_name, _parameters(request))
-        await administration.load(request.model_name, versions=versions)
+        wish = load_wish(self._gateway, request.model_name, _parameters(request))
+        await administration.load(request.model_name, versions=wish.versions, adjustments=wish.adjustments)
         return _LoadResponse()
 
     async def unload(self, request: Any, call: RpcCall) -> Any:

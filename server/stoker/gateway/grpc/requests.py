@@ -14,12 +14,16 @@ from stoker.gateway.grpc.contents import from_typed, no_data
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.oip_parameters import check_id, check_parameters, tier, timeout_ns
+from stoker.wire.oip_regions import RegionReader, from_region, span_of
 from stoker.wire.oip_requests import InferRequest, WantedOutput, all_inputs, decode_wanted
+from stoker.wire.oip_sequences import sequence_of
 from stoker.wire.oip_tensors import MAX_AXES, checked_shape, from_raw
 
-__all__ = ["RequestDecoder", "RequestMessage"]
+__all__ = ["FINAL_ASKED", "RequestDecoder", "RequestMessage"]
 
 _NO_REQUEST: Final = "the message is no ModelInferRequest"
+FINAL_ASKED: Final = "triton_enable_empty_final_response"
+"""The parameter of clients that want to be told of the end of an answer that comes in pieces."""
 _MAX_FORMS: Final = 1024
 _MAX_REMEMBERED_BYTES: Final = 4096
 _MAX_PARTS: Final = 10_000
@@ -29,7 +33,7 @@ _MAX_TYPED_BYTES: Final = 8 << 20
 _MAX_ODD_BYTES: Final = 4 << 20
 """A message that only the library can read, which makes objects of all of it."""
 _MAX_LENGTH_BITS: Final = 28
-_FINAL: Final = "triton_enable_empty_final_response"
+_REGION: Final = b"shared_memory"
 
 
 class RequestMessage(NamedTuple):
@@ -81,6 +85,25 @@ class RequestMessage(NamedTuple):
         message.id = ""
         form = message.SerializeToString()
         return cls(message.model_name, message.model_version, identifier, raw, form, len(content))
+
+    def parsed(self, most_bytes: int) -> Any:
+        """Return its form as a `ModelInferRequest`.
+
+        Args:
+            most_bytes: How long the form may be.
+
+        Raises:
+            MalformedBody: It is none.
+            BodyTooLarge: It has more typed contents than are read.
+        """
+        if len(self.form) > most_bytes:
+            raise BodyTooLarge(
+                f"typed contents above {most_bytes >> 20} MiB are not read: send raw_input_contents"
+            )
+        try:
+            return ModelInferRequest.FromString(self.form)
+        except DecodeError:
+            raise MalformedBody(_NO_REQUEST) from None
 
 
 def _take_apart(content: bytes) -> tuple[list[memoryview], list[memoryview], bytes]:
@@ -144,10 +167,14 @@ class RequestDecoder:
         self._model = model
         self._forms: dict[bytes, _Form] = {}
 
-    def decode(self, message: RequestMessage) -> InferRequest:
+    def decode(self, message: RequestMessage, regions: RegionReader | None = None) -> InferRequest:
         """Return what a message holds; its outputs are wanted as binary if its inputs are raw.
 
         Arrays of raw inputs are views of bytes, and cannot be written.
+
+        Args:
+            message: It.
+            regions: Reads shared memory of the caller; None where there is none.
 
         Raises:
             MalformedBody: Contents are missing, superfluous, or do not have the size of the shape.
@@ -156,50 +183,71 @@ class RequestDecoder:
         """
         form = self._forms.get(message.form)
         known = None if form is None else form.decode(message)
-        return known or self._read(message)
-
-    def _read(self, message: RequestMessage) -> InferRequest:
-        if len(message.form) > _MAX_TYPED_BYTES:
-            raise BodyTooLarge(
-                f"typed contents above {_MAX_TYPED_BYTES >> 20} MiB are not read: send raw_input_contents"
-            )
-        try:
-            request = ModelInferRequest.FromString(message.form)
-        except DecodeError:
-            raise MalformedBody(_NO_REQUEST) from None
-        parameters = _checked_parameters(request)
-        outputs = [
-            {"name": output.name, "parameters": _checked_parameters(output)} for output in request.outputs
-        ]
-        binary = bool(message.raw) or parameters.get("binary_data_output") is True
-        wanted = decode_wanted(self._model, self._tensors, outputs, binary_default=binary)
-        patience_ns, asked_tier = timeout_ns(parameters), tier(parameters)
-        inputs = self._inputs(request.inputs, message.raw)
-        decoded = InferRequest(message.id, inputs, wanted, patience_ns, asked_tier)
-        if message.raw:
+        if known is not None:
+            return known
+        request = message.parsed(_MAX_TYPED_BYTES)
+        decoded = self.decode_parsed(message, request, regions)
+        if message.raw and _REGION not in message.form and decoded.sequence is None:
             self._remember(message.form, [tensor.name for tensor in request.inputs], decoded)
         return decoded
 
-    def _inputs(self, given: Any, raw: list[memoryview]) -> dict[str, np.ndarray]:
+    def decode_parsed(
+        self, message: RequestMessage, request: Any, regions: RegionReader | None = None
+    ) -> InferRequest:
+        """Decode a message of which `RequestMessage.parsed` has been seen already; nothing of it is remembered.
+
+        Args:
+            message: It.
+            request: What was parsed of it.
+            regions: Reads shared memory of the caller; None where there is none.
+
+        Raises:
+            MalformedBody, InvalidInput: As `decode`.
+        """
+        sequences, to_regions = self._tensors.sequences, regions is not None
+        parameters = _checked_parameters(request, sequences=sequences)
+        outputs = [
+            {"name": output.name, "parameters": _checked_parameters(output, regions=to_regions)}
+            for output in request.outputs
+        ]
+        # Who has inputs in shared memory reads raw outputs, as with raw inputs.
+        raw = bool(message.raw) or _REGION in message.form
+        binary = raw or parameters.get("binary_data_output") is True
+        wanted = decode_wanted(self._model, self._tensors, outputs, binary_default=binary, regions=to_regions)
+        patience_ns, asked_tier = timeout_ns(parameters), tier(parameters)
+        inputs = self._inputs(request.inputs, message.raw, regions)
+        sequence = sequence_of(parameters) if sequences else None
+        return InferRequest(message.id, inputs, wanted, patience_ns, asked_tier, sequence)
+
+    def _inputs(
+        self, given: Any, raw: list[memoryview], regions: RegionReader | None
+    ) -> dict[str, np.ndarray]:
         model = self._model
         infos = {info.name: info for info in self._tensors.inputs}
         arrays: dict[str, np.ndarray] = {}
-        for position, tensor in enumerate(given):
+        position = 0
+        for tensor in given:
             name = tensor.name
             info = infos.get(name)
             if info is None:
                 raise InvalidInput(f"unexpected inference input {quoted(name)} for model '{model}'")
             if name in arrays:
                 raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
-            _checked_parameters(tensor)
+            parameters = _checked_parameters(tensor, regions=regions is not None)
             shape = checked_shape(model, info, tensor.datatype, tensor.shape[: MAX_AXES + 1])
+            span = None if regions is None else span_of(parameters)
+            if regions is not None and span is not None:
+                self._check_bare(tensor)
+                arrays[name] = from_region(model, info, shape, span, regions)
+                continue
             if raw:
                 arrays[name] = from_raw(model, info, shape, self._raw_of(tensor, raw, position))
             else:
                 arrays[name] = from_typed(model, info, shape, tensor)
-        if len(raw) > len(given):
+            position += 1
+        if len(raw) > position:
             raise MalformedBody(
-                f"expected raw_input_contents for {len(given)} inputs, got {len(raw)} for model '{model}'"
+                f"expected raw_input_contents for {position} inputs, got {len(raw)} for model '{model}'"
             )
         return all_inputs(model, self._tensors, arrays)
 
@@ -212,6 +260,13 @@ class RequestDecoder:
         if position >= len(raw):
             raise no_data(self._model, tensor.name)
         return raw[position]
+
+    def _check_bare(self, tensor: Any) -> None:
+        if tensor.HasField("contents"):
+            raise MalformedBody(
+                f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
+                f"for model '{self._model}'"
+            )
 
     def _remember(self, key: bytes, names: list[str], decoded: InferRequest) -> None:
         if len(key) > _MAX_REMEMBERED_BYTES or not all(map(_is_taken_as_it_is, self._tensors.inputs)):
@@ -262,14 +317,14 @@ class _Form(NamedTuple):
         return InferRequest(message.id, inputs, self.wanted, self.timeout_ns, self.tier)
 
 
-def _checked_parameters(owner: Any) -> Mapping[str, Any]:
+def _checked_parameters(owner: Any, *, regions: bool = False, sequences: bool = False) -> Mapping[str, Any]:
     if not owner.parameters:
         return {}
     parameters = {}
     for name, value in owner.parameters.items():
         kind = value.WhichOneof("parameter_choice")
-        # Clients ask with it for the mark of a stream's last answer, which every answer here has.
-        if kind is not None and name != _FINAL:
+        # Whether the last answer of a stream is marked: where each request has one answer, that always is.
+        if kind is not None and name != FINAL_ASKED:
             parameters[name] = getattr(value, kind)
-    check_parameters(parameters)
+    check_parameters(parameters, regions=regions, sequences=sequences)
     return parameters

@@ -10,20 +10,21 @@ import numpy as np
 from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.wire.oip_answers import classified
-from stoker.wire.oip_requests import InferRequest
+from stoker.wire.oip_requests import InferRequest, RegionOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw
 from stoker.wire.protobuf import length_delimited
 
-__all__ = ["AnswerWriter", "stream_answer"]
+__all__ = ["IS_FINAL", "AnswerWriter", "stream_answer"]
+
+IS_FINAL: Final = "triton_final_response"
+"""The parameter of an answer of a stream that says whether it is the last one to its request."""
 
 _MAX_HEADS: Final = 1024
 _FIELDS: Final = ModelInferResponse.DESCRIPTOR.fields_by_name
 _ID: Final = _FIELDS["id"].number
 _RAW: Final = _FIELDS["raw_output_contents"].number
 _ANSWER: Final = ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
-_LAST: Final = ModelInferResponse(
-    parameters={"triton_final_response": {"bool_param": True}}
-).SerializeToString()
+_LAST: Final = ModelInferResponse(parameters={IS_FINAL: {"bool_param": True}}).SerializeToString()
 
 
 class AnswerWriter:
@@ -40,7 +41,7 @@ class AnswerWriter:
 
     def __init__(self, model: str, version: str, *, batched: bool) -> None:
         self._model, self._version, self._batched = model, version, batched
-        self._heads: dict[Any, tuple[bytes, bool]] = {}
+        self._heads: dict[Any, tuple[bytes, bool, tuple[bool, ...]]] = {}
 
     def write(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
         """Return a `ModelInferResponse`: raw if the request was, or if an output has no typed contents.
@@ -63,9 +64,12 @@ class AnswerWriter:
             if len(self._heads) >= _MAX_HEADS:
                 self._heads.clear()
             known = self._heads[key] = self._head(request, arrays)
-        head, raw = known
+        head, raw, elsewhere = known
         if not raw:
             return _typed(head, request.id, arrays)
+        if elsewhere:
+            # Clients count: each output has its contents, if only empty ones.
+            arrays = [array[:0] if place else array for array, place in zip(arrays, elsewhere, strict=True)]
         parts = [head]
         if request.id:
             identifier = request.id.encode()
@@ -75,13 +79,15 @@ class AnswerWriter:
             parts += length_delimited(_RAW, len(content)), content
         return b"".join(parts)
 
-    def _head(self, request: InferRequest, arrays: list[np.ndarray]) -> tuple[bytes, bool]:
-        """What is the same for all answers with these shapes, and whether they are raw."""
+    def _head(self, request: InferRequest, arrays: list[np.ndarray]) -> tuple[bytes, bool, tuple[bool, ...]]:
+        """What is the same for all answers with these shapes, whether they are raw, and what is in regions."""
         answer = ModelInferResponse(model_name=self._model, model_version=self._version)
         for wanted, array in zip(request.wanted, arrays, strict=True):
             answer.outputs.add(name=wanted.name, datatype=datatype_of(array), shape=array.shape)
         raw = any(wanted.binary for wanted in request.wanted)
-        return answer.SerializeToString(), raw or any(array.dtype == np.float16 for array in arrays)
+        elsewhere = tuple(isinstance(wanted, RegionOutput) for wanted in request.wanted)
+        raw = raw or any(array.dtype == np.float16 for array in arrays)
+        return answer.SerializeToString(), raw, elsewhere if any(elsewhere) else ()
 
 
 def _typed(head: bytes, identifier: str, arrays: list[np.ndarray]) -> bytes:

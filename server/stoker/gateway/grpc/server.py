@@ -14,6 +14,7 @@ from typing import Final
 
 from stoker.gateway.doors.descriptors import Descriptors
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
+from stoker.gateway.doors.sharing import ConnectionShare, Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.calls import Method
 from stoker.gateway.grpc.door import Door
@@ -62,6 +63,7 @@ class GrpcServer:
         key: Path | None = None,
         connection_age_s: float = 0.0,
         count_refused: Callable[[], None] = lambda: None,
+        siblings: Siblings | None = None,
     ) -> None:
         """Take the port; `start` begins to listen.
 
@@ -75,6 +77,7 @@ class GrpcServer:
             connection_age_s: How old connections become, give or take a tenth; then their callers are told to
                 connect anew, and they end with the last answer. 0 for any age.
             count_refused: Called for each connection for which there is no descriptor.
+            siblings: The other frontends, which take connections off this one; None if it has none.
 
         Raises:
             OSError: The port, the certificate or the key cannot be used.
@@ -87,13 +90,14 @@ class GrpcServer:
         self._socket = _listening_socket(address)
         self.port: int = self._socket.getsockname()[1]
         self._age_s = connection_age_s
-        self._times = Times(
-            _HANDSHAKE_MS / 1000, _IDLE_MS / 1000, _LOOK_FOR_PEER_MS / 1000, _SILENT_PEER_MS / 1000, _UNREAD_S
-        )
+        self._times = _times()
         self._descriptors = Descriptors(count_refused)
         self._servers: list[asyncio.Server] = []
         self._watches: dict[Door, Watch] = {}
         self._made = 0
+        # With TLS, what has been read of a connection before it gets here cannot be handed on.
+        self._siblings = siblings if self._tls is None else None
+        self._share: ConnectionShare | None = None
         self._due: list[Door] = []
         self._accepting: set[asyncio.Task[None]] = set()
         self._none_left = asyncio.Event()
@@ -102,6 +106,8 @@ class GrpcServer:
     async def start(self) -> None:
         """Begin to accept."""
         loop = asyncio.get_running_loop()
+        if self._siblings is not None:
+            self._share = self._siblings.share("grpc", self._accept)
         handshake_s = self._times.handshake_s if self._tls is not None else None
         for _ in range(_ACCEPTED_A_TURN):
             server = await loop.create_server(
@@ -119,6 +125,8 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.draining = True
+        if self._share is not None:
+            self._share.leave()
         await self._stop_listening(min(HANDSHAKE_S, timeout_s))
         for door in list(self.doors):
             door.http.drain()
@@ -141,6 +149,8 @@ class GrpcServer:
         """Whether there is room for a new connection with this descriptor; then it is looked after."""
         if self._descriptors.refuses(descriptor):
             return False
+        if self._share is not None and not door.handed and self._share.hand_on(descriptor):
+            return False
         now_s, retires_s = asyncio.get_running_loop().time(), math.inf
         if self._age_s:
             # Connections that were made together are not to end together, nor any two that follow each other.
@@ -149,12 +159,14 @@ class GrpcServer:
             retires_s = now_s + self._age_s * share
         self.doors[door] = None
         self._watches[door] = Watch(door, self._times, now_s, retires_s)
+        self._count_doors()
         return True
 
     def left(self, door: Door) -> None:
         """Take note that a connection has ended."""
         self.doors.pop(door, None)
         self._watches.pop(door, None)
+        self._count_doors()
         if not self.doors:
             self._none_left.set()
 
@@ -173,6 +185,13 @@ class GrpcServer:
 
     def _door(self) -> Door:
         return Door(self)
+
+    def _handed_door(self) -> Door:
+        return Door(self, handed=True)
+
+    def _count_doors(self) -> None:
+        if self._share is not None:
+            self._share.tell(len(self.doors))
 
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
@@ -206,7 +225,9 @@ class GrpcServer:
 
     async def _accept(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().connect_accepted_socket(self._door, connection, ssl=self._tls)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._handed_door, connection, ssl=self._tls
+            )
 
     async def _wait(self, deadline_s: float) -> None:
         """Wait until no connection is left, or until a time."""
@@ -232,6 +253,12 @@ def _listening_socket(address: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _times() -> Times:
+    return Times(
+        _HANDSHAKE_MS / 1000, _IDLE_MS / 1000, _LOOK_FOR_PEER_MS / 1000, _SILENT_PEER_MS / 1000, _UNREAD_S
+    )
 
 
 def _tls(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -11,15 +11,18 @@ from google.protobuf.message import DecodeError
 from stoker import __version__
 from stoker.echo import cut
 from stoker.errors import BodyTooLarge, MalformedBody, NotReady, NotSupported, UnknownService
-from stoker.gateway.describing.model_config import model_config, platform
+from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.grpc.calls import BEARER_METADATA, Method, RpcCall
+from stoker.gateway.grpc.cuda_memory import CudaMemoryMethods
 from stoker.gateway.grpc.health import Health, WatchCall
 from stoker.gateway.grpc.infer import InferCall, Scoring
+from stoker.gateway.grpc.live_settings import LiveSettingsMethods
 from stoker.gateway.grpc.messages import (
     HEALTH,
     METHODS,
     REFLECTION,
     SERVICE,
+    SERVING,
     HealthCheckRequest,
     ModelConfigResponse,
     ModelMetadataResponse,
@@ -31,10 +34,13 @@ from stoker.gateway.grpc.messages import (
 )
 from stoker.gateway.grpc.reflection import ReflectionCall
 from stoker.gateway.grpc.repository import RepositoryMethods
+from stoker.gateway.grpc.serving import ServingScoring
+from stoker.gateway.grpc.serving_facts import ServingFacts
+from stoker.gateway.grpc.shared_memory import SharedMemoryMethods
 from stoker.gateway.grpc.streams import InferStream, Streams
 from stoker.gateway.grpc.unary import CoroutineCall
 from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.gateway.protocols.oip import EXTENSIONS
+from stoker.gateway.protocols.oip import spoken_extensions
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
@@ -43,15 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["InferenceServicer"]
 
 _PREFIX: Final = f"/{SERVICE}/"
+_PREDICTION: Final = f"/{SERVING}.PredictionService/"
 _MAX_SHORT_BYTES: Final = 1 << 20
 """The longest message of methods that infer nothing: they are read before anybody is asked for a key."""
-_EXTENSIONS: Final = {
-    "SystemSharedMemory": "system_shared_memory",
-    "CudaSharedMemory": "cuda_shared_memory",
-    "TraceSetting": "trace",
-    "LogSettings": "logging",
-}
-"""Extensions by how the names of their methods begin, to name those that are not spoken here."""
 
 _Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 
@@ -67,6 +67,8 @@ class InferenceServicer:
     def __init__(self, gateway: Gateway, max_message_bytes: int) -> None:
         self._gateway = gateway
         scoring, health, repository = Scoring(gateway), Health(gateway), RepositoryMethods(gateway)
+        memory, settings = SharedMemoryMethods(gateway), LiveSettingsMethods(gateway)
+        cuda, facts = CudaMemoryMethods(gateway), ServingFacts(gateway)
         unary: dict[str, _Answer] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -78,6 +80,14 @@ class InferenceServicer:
             "RepositoryIndex": repository.index,
             "RepositoryModelLoad": repository.load,
             "RepositoryModelUnload": repository.unload,
+            "TraceSetting": settings.traces,
+            "LogSettings": settings.logs,
+            "SystemSharedMemoryStatus": memory.status,
+            "SystemSharedMemoryRegister": memory.register,
+            "SystemSharedMemoryUnregister": memory.unregister,
+            "CudaSharedMemoryStatus": cuda.status,
+            "CudaSharedMemoryRegister": cuda.register,
+            "CudaSharedMemoryUnregister": cuda.unregister,
         }
         self._methods = {
             _PREFIX + name: _short(CoroutineCall, _answering(message(METHODS[name].input_type.name), answer))
@@ -87,6 +97,18 @@ class InferenceServicer:
             f"{_PREFIX}ModelInfer": Method(InferCall, max_message_bytes, _above_limit, scoring),
             f"{_PREFIX}ModelStreamInfer": Method(
                 InferStream, max_message_bytes, _above_limit, Streams(scoring)
+            ),
+            **{
+                f"{_PREDICTION}{name}": Method(
+                    InferCall, max_message_bytes, _above_limit, ServingScoring(gateway, scoring, name)
+                )
+                for name in ("Predict", "Classify", "Regress")
+            },
+            f"{_PREDICTION}GetModelMetadata": _short(
+                CoroutineCall, _answering(message("GetModelMetadataRequest", SERVING), facts.metadata)
+            ),
+            f"/{SERVING}.ModelService/GetModelStatus": _short(
+                CoroutineCall, _answering(message("GetModelStatusRequest", SERVING), facts.status)
             ),
             f"/{HEALTH}/Check": _short(CoroutineCall, _answering(HealthCheckRequest, health.check)),
             f"/{HEALTH}/Watch": _short(WatchCall, health),
@@ -131,7 +153,9 @@ class InferenceServicer:
 
     async def _server_metadata(self, _: Any, call: RpcCall) -> Any:
         check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
-        return ServerMetadataResponse(name="stoker", version=__version__, extensions=EXTENSIONS)
+        return ServerMetadataResponse(
+            name="stoker", version=__version__, extensions=spoken_extensions(self._gateway)
+        )
 
     async def _model_metadata(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
@@ -140,7 +164,7 @@ class InferenceServicer:
         answer = ModelMetadataResponse(
             name=service.name, versions=versions, platform=platform(service.facts.framework)
         )
-        tensors = None if service.signature is None else service.signature.model_tensors
+        tensors = described_tensors(service.signature)
         if tensors is not None:
             for side, infos in ((answer.inputs, tensors.inputs), (answer.outputs, tensors.outputs)):
                 for info in infos:
@@ -185,7 +209,4 @@ def _unknown_method(path: str) -> NotSupported:
     if not path.startswith(_PREFIX):
         return NotSupported(f"There is no method {cut(path)}.")
     name = path.removeprefix(_PREFIX)
-    for beginning, extension in _EXTENSIONS.items():
-        if name.startswith(beginning):
-            return NotSupported(f"{extension} extension is not supported")
     return NotSupported(f"The service has no method {cut(name)}.")

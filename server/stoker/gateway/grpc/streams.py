@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.echo import cut
 from stoker.errors import StokerError
 from stoker.gateway.grpc.calls import Line, Method, RpcCall, closing, inflated_message
 from stoker.gateway.grpc.framing import Message
-from stoker.gateway.grpc.infer import Inquiry
+from stoker.gateway.grpc.inquiry import Inquiry
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
-from stoker.gateway.grpc.responses import stream_answer
+from stoker.gateway.grpc.responses import IS_FINAL, stream_answer
 
 if TYPE_CHECKING:
     from stoker.gateway.grpc.heads import CallHead
@@ -25,6 +26,8 @@ __all__ = ["InferStream", "StreamedCall", "Streams"]
 _MAX_REQUESTS: Final = 64
 _UNSENT_BYTES: Final = 1 << 18
 """While a caller has so much of the answers left to take, no more messages of a stream are looked at."""
+_UNTAKEN_BYTES: Final = 1 << 16
+"""While a caller has so much of pieces left to take, no more are read of their scripts."""
 
 
 class StreamedCall(RpcCall):
@@ -157,25 +160,30 @@ class _Place:
 
 
 class InferStream(StreamedCall):
-    """A stream of infer requests: scored side by side, answered in their order. `Streams` answers its method."""
+    """A stream of infer requests: scored side by side, answered in their order. `Streams` answers its method.
 
-    __slots__ = ("_places", "_places_of")
+    Answers that come in pieces have no place in that order: each piece is sent when it is there.
+    """
+
+    __slots__ = ("_in_pieces", "_places", "_places_of", "_taken")
 
     def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
         self._places: deque[_Place] = deque()
         self._places_of: dict[Inquiry, _Place] = {}
+        self._in_pieces: set[Inquiry] = set()
+        self._taken: asyncio.Event | None = None
         super().__init__(line, stream, head, method)
 
     @property
     def busy(self) -> bool:
         """Whether there are as many requests under way as may be."""
         streams: Streams = self.method.answer
-        return len(self._places) >= streams.max_requests or super().busy
+        return len(self._places) + len(self._in_pieces) >= streams.max_requests or super().busy
 
     @property
     def complete(self) -> bool:
         """Whether every request has been answered."""
-        return not self._places
+        return not self._places and not self._in_pieces
 
     def check(self) -> None:
         """Refuse a caller without a key."""
@@ -195,21 +203,51 @@ class InferStream(StreamedCall):
         else:
             inquiry.refuse(item)
 
+    def begin_pieces(self, inquiry: Inquiry) -> None:
+        """Let those behind it be answered before it."""
+        self._places.remove(self._places_of.pop(inquiry))
+        self._in_pieces.add(inquiry)
+
+    def piece(self, inquiry: Inquiry, content: bytes) -> None:
+        """Send a piece."""
+        if inquiry in self._in_pieces:
+            self.send(content)
+
+    async def room(self) -> None:
+        """Wait until the caller has taken what was sent, once that is much."""
+        while self._stream.queued_bytes > _UNTAKEN_BYTES and not self.done:
+            self._taken = self._taken or asyncio.Event()
+            self._taken.clear()
+            await self._taken.wait()
+
+    def drained(self) -> None:
+        """Go on with pieces, and look at further messages."""
+        if self._taken is not None:
+            self._taken.set()
+        super().drained()
+
     def answered(self, inquiry: Inquiry, content: bytes) -> None:
-        """Send an answer, in its turn."""
-        self._put(inquiry, stream_answer(content))
+        """Send an answer, in its turn; behind pieces the last one, if there is to be one."""
+        self._put(inquiry, stream_answer(content) if content else b"")
 
     def refused(self, inquiry: Inquiry, fields: Fields, text: str) -> None:
         """Answer with an error, in its turn."""
-        del fields
         request = inquiry.request
         named = None
         if request is not None:
             named = ModelInferResponse(model_name=cut(request.model_name), id=request.id)
+            if inquiry in self._in_pieces:
+                _explain(named, dict(fields))
         answer = ModelStreamInferResponse(error_message=text, infer_response=named)
         self._put(inquiry, answer.SerializeToString())
 
     def _put(self, inquiry: Inquiry, answer: bytes) -> None:
+        if inquiry in self._in_pieces:
+            self._in_pieces.discard(inquiry)
+            if answer:
+                self.send(answer)
+            self.advance()
+            return
         place = self._places_of.pop(inquiry, None)
         if place is None or self.done:
             return
@@ -222,5 +260,13 @@ class InferStream(StreamedCall):
     def abandon(self) -> None:
         """Give the rows of all requests up."""
         super().abandon()
-        for inquiry in list(self._places_of):
+        for inquiry in (*self._places_of, *self._in_pieces):
             inquiry.abandon()
+
+
+def _explain(named: Any, fields: Mapping[bytes, bytes]) -> None:
+    """Say in parameters what no trailing metadata say, as the stream goes on, and that no more pieces come."""
+    named.parameters[IS_FINAL].bool_param = True
+    for name in (b"error-code", b"error-id"):
+        if name in fields:
+            named.parameters[name.decode().replace("-", "_")].string_param = fields[name].decode("latin-1")

@@ -17,11 +17,13 @@ __all__ = [
     "JSON_TYPE_LINE",
     "Respond",
     "code_line",
+    "comeback_fields",
     "error_body",
     "error_lines",
     "failed_line",
     "json_lines",
     "split_lines",
+    "told_error",
 ]
 
 Respond = Callable[[int, bytes, bytes], None]
@@ -45,6 +47,15 @@ def error_body(error: StokerError) -> bytes:
     return json.dumps(content).encode()
 
 
+def told_error(body: bytes) -> dict[str, Any] | None:
+    """Return what the JSON of an error says; None for what scripts write themselves in its place."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) and "message" in told else None
+
+
 def failed_line(failed: bool) -> bytes:
     """The header line that says whether the model or script is to blame; clients of Azure look for this spelling."""
     return b"x-ms-run-function-failed: %b\r\n" % (b"True" if failed else b"False")
@@ -53,8 +64,8 @@ def failed_line(failed: bool) -> bytes:
 def error_lines(error: StokerError) -> bytes:
     """The header lines that an error adds."""
     lines = failed_line(error.run_failed)
-    if error.retry_after_s is not None:
-        lines += b"retry-after: %d\r\n" % error.retry_after_s
+    for field in comeback_fields(error):
+        lines += b"%b: %b\r\n" % field
     if isinstance(error, Unauthorized):
         lines += b"www-authenticate: %b\r\n" % error.challenge.encode()
     if isinstance(error, MethodNotAllowed) and error.allowed:
@@ -62,6 +73,17 @@ def error_lines(error: StokerError) -> bytes:
     if isinstance(error, UnsupportedEncoding) and error.accepted:
         lines += b"accept-encoding: %b\r\n" % ", ".join(error.accepted).encode()
     return lines
+
+
+def comeback_fields(error: StokerError) -> list[tuple[bytes, bytes]]:
+    """Names and values that say when a refused request may come back, and why it was refused, in any protocol."""
+    seconds, milliseconds = error.retry_after_s, error.retry_after_ms
+    if seconds is None or milliseconds is None:
+        return []
+    fields = [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % milliseconds)]
+    if error.refusal is not None:
+        fields.append((b"stoker-refused", error.refusal.explained.encode()))
+    return fields
 
 
 def code_line(error: StokerError) -> bytes:

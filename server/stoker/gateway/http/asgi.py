@@ -19,11 +19,12 @@ from stoker.gateway.http.request_ids import refusal_id_lines, sent_ids
 from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.types import Message, Scope, Send
 
     from stoker.errors import StokerError
 
-__all__ = ["Answer", "header_values", "refusal", "request_head", "send_answer"]
+__all__ = ["Answer", "authorization_of", "content_encodings", "refusal", "request_head", "send_answer"]
 
 _SHORT_BODY_BYTES: Final = 1 << 16
 
@@ -36,9 +37,14 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def header_values(scope: Scope, name: bytes) -> list[bytes]:
-    """All values of a header, in order."""
-    return [value for given, value in scope["headers"] if given == name]
+def content_encodings(scope: Scope) -> list[bytes]:
+    """All values of the header `Content-Encoding`, in order."""
+    return [value for name, value in scope["headers"] if name == b"content-encoding"]
+
+
+def authorization_of(request: Request) -> bytes:
+    """Value of the header `Authorization`; empty where there is none."""
+    return request.headers.get("authorization", "").encode("latin-1")
 
 
 def request_head(scope: Scope, inflated_bytes: int | None) -> RequestHead:

@@ -9,9 +9,9 @@ from typing import Final
 from stoker.echo import quoted
 from stoker.errors import MalformedBody, UnsupportedEncoding
 
-__all__ = ["ENCODINGS", "PIECE_BYTES", "Inflater", "inflater_for"]
+__all__ = ["PIECE_BYTES", "Inflater", "inflater_for"]
 
-ENCODINGS: Final = ("gzip", "deflate")
+_ENCODINGS: Final = ("gzip", "deflate")
 """The content encodings that are read."""
 
 PIECE_BYTES: Final = 1 << 18
@@ -40,7 +40,7 @@ def inflater_for(encodings: Iterable[bytes]) -> Inflater | None:
             shown = b", ".join(named).decode("latin-1")
             raise UnsupportedEncoding(
                 f"The content encoding {quoted(shown)} is not read; send gzip, deflate, or the body as it is.",
-                accepted=ENCODINGS,
+                accepted=_ENCODINGS,
             )
 
 

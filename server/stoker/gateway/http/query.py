@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from stoker.echo import quoted
 from stoker.errors import MalformedBody
-from stoker.wire.json_bodies import nesting_depth
+from stoker.wire.json_bodies import nests_deeper
 
 __all__ = ["query_body"]
 
@@ -38,7 +38,7 @@ def query_body(query: bytes) -> bytes:
 
 def _value(name: str, text: str) -> Any:
     # There may be thousands of short ones.
-    if len(text) > _MAX_DEPTH and nesting_depth(text.encode()) > _MAX_DEPTH:
+    if len(text) > _MAX_DEPTH and nests_deeper(text.encode(), _MAX_DEPTH):
         raise MalformedBody(f"The argument {quoted(name)} is nested more than {_MAX_DEPTH} levels deep.")
     try:
         return json.loads(text)

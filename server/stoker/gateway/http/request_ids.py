@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from stoker.errors import HeaderTooLarge, RequestError
+from stoker.gateway.http.traceparent import TRACEPARENT, SpanContext, span_context_of
 
-__all__ = ["RequestIds", "fresh_id_lines", "refusal_id_lines", "sent_ids"]
+__all__ = ["RequestIds", "fresh_id_lines", "ids_of_refused", "refusal_id_lines", "sent_ids"]
 
 _MAX_CHARS: Final = 100
 # A uuid4 per process and a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per
@@ -27,11 +28,11 @@ _counter = itertools.count(_START)
 _COUNTER_MASK: Final = (1 << 48) - 1
 _FRESH_LINES: Final = b"x-request-id: %b%%012x\r\nx-ms-request-id: %b%%012x\r\n" % (_PREFIX, _PREFIX)
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
-_HEADERS: Final = (b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id")
+_HEADERS: Final = (b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id", TRACEPARENT)
 
 
 def sent_ids(headers: Mapping[bytes, bytes]) -> list[bytes]:
-    """Return the three ids that a request carries, empty where it carries none, in the order of `RequestIds`."""
+    """Return the ids that a request carries, and its trace, empty where it has none, in the order of `RequestIds`."""
     return [headers.get(name, b"") for name in _HEADERS]
 
 
@@ -51,6 +52,15 @@ def refusal_id_lines(sent: Sequence[bytes]) -> bytes:
         return b""
 
 
+def ids_of_refused(headers: Mapping[bytes, bytes]) -> RequestIds:
+    """Return the ids of a request that is refused, for the log; fresh ones where its own cannot be carried."""
+    sent = sent_ids(headers)
+    try:
+        return RequestIds(*sent)
+    except RequestError:
+        return RequestIds(traceparent=sent[-1])
+
+
 def fresh_id_lines() -> bytes:
     """Header lines with a fresh id, for a request whose client sent none."""
     number = next(_counter) & _COUNTER_MASK
@@ -65,15 +75,21 @@ class RequestIds:
         lines: The header lines that carry the ids in the answer.
     """
 
-    __slots__ = ("lines", "request_id")
+    __slots__ = ("_traceparent", "lines", "request_id")
 
-    def __init__(self, sent: bytes = b"", sent_legacy: bytes = b"", sent_client: bytes = b"") -> None:
+    def __init__(
+        self, sent: bytes = b"", sent_legacy: bytes = b"", sent_client: bytes = b"", traceparent: bytes = b""
+    ) -> None:
         """Take over what the client sent; empty values count as absent.
+
+        The value of `traceparent` is kept as it is: nobody reads it unless the request is logged.
 
         Raises:
             HeaderTooLarge: An id has more than 100 characters.
             RequestError: An id holds control characters.
         """
+        if traceparent:
+            self._traceparent = traceparent
         if not (sent or sent_legacy or sent_client):
             number = next(_counter) & _COUNTER_MASK
             self.request_id = b"%b%012x" % (_PREFIX, number)
@@ -91,3 +107,19 @@ class RequestIds:
         self.lines = b"x-request-id: %b\r\nx-ms-request-id: %b\r\n" % (self.request_id, legacy)
         if client:
             self.lines += b"x-ms-client-request-id: %b\r\n" % client
+
+    @property
+    def span(self) -> SpanContext | None:
+        """The span that the request belongs to; None if it has said none that is valid."""
+        # Not set by `__init__` in general: most requests have none, and should not pay for it.
+        return span_context_of(getattr(self, "_traceparent", b""))
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace that the request belongs to; empty if it has said none that is valid."""
+        span = self.span
+        return "" if span is None else span.trace_id
+
+    def join(self, span: SpanContext) -> None:
+        """Belong to a span from now on."""
+        self._traceparent = span.traceparent

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from stoker.errors import MethodNotAllowed, StokerError
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.answers import failed_line
-from stoker.gateway.http.asgi import Answer, header_values, refusal, request_head, send_answer
+from stoker.gateway.http.asgi import Answer, content_encodings, refusal, request_head, send_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.cors import is_preflight
 from stoker.gateway.http.encodings import inflater_for
@@ -29,6 +29,7 @@ from stoker.gateway.protocols.endpoint import (
     score_and_wait,
     with_deployment,
 )
+from stoker.gateway.protocols.streaming import PieceFormat, format_for, score_and_stream
 from stoker.gateway.scoring.askers import asker_of
 from stoker.gateway.scoring.service import Service
 
@@ -52,10 +53,10 @@ class ScoringEndpoint:
         try:
             service = self._gateway.deployment(headers) if name is None else self._gateway.service(name)
             service = self._gateway.by_weight(service, headers)
-            answer = await self._answer(service, scope, headers, receive)
+            answer = await self._answer(service, scope, headers, receive, send)
         except StokerError as error:
             if service is not None:
-                service.count_refusal(error)
+                self._gateway.note_refusal(service, headers, error)
             answer = refusal(error, headers)
         if answer is None:
             return
@@ -64,7 +65,7 @@ class ScoringEndpoint:
         await send_answer(send, answer)
 
     async def _answer(
-        self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive
+        self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> Answer | None:
         """Check what can be checked before the body is read, then score; None if the caller went away."""
         method, raw = scope["method"], _is_raw(service)
@@ -75,10 +76,11 @@ class ScoringEndpoint:
             return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
-        asker = asker_of(service.access.check(headers.get(b"authorization", b"")), headers)
+        caller = service.access.check(headers.get(b"authorization", b""))
+        asker = asker_of(caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy)
         service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the request itself gets its body as it came.
-        inflater = None if raw else inflater_for(header_values(scope, b"content-encoding"))
+        inflater = None if raw else inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
             if body is None:
@@ -90,12 +92,31 @@ class ScoringEndpoint:
             if method == "GET" and not raw:
                 body = query_body(scope["query_string"])
             request = ScoringRequest(body, ids, head, received_ns, dialect, asker)
+            if service.script is not None and service.script.yields and (form := format_for(headers)):
+                return await self._stream(service, request, form, scope, receive, send)
             copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
             if copy is None or (inflater is None and b"content-encoding" in headers):
                 return await score_and_wait(service, request, receive)
             head = request_head(scope, inflated_bytes) if copy.dialect.wants_head else None
             copied = request._replace(head=head)
             return await score_and_wait(service, request, receive, lambda: _score_copy(copy, copied, headers))
+
+    async def _stream(
+        self,
+        service: Service,
+        request: ScoringRequest,
+        form: PieceFormat,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> Answer | None:
+        """Score with a script that yields, and send its answer piece by piece."""
+        named = Answer(0, b"", b"")
+        if scope["path_params"].get("name") is None:
+            named = with_deployment(named, service, self._gateway)
+        return await score_and_stream(
+            service, request, receive, send, form, named.lines, self._gateway.take_streams()
+        )
 
 
 def _is_raw(service: Service) -> bool:
@@ -107,12 +128,11 @@ def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[byte
     # The budget of large bodies holds one only until its own request is answered, and a copy may wait longer.
     if not service.ready or len(request.body) > LARGE_BODY_BYTES:
         return
+    asker = None if request.asker is None else request.asker.unlimited
     try:
         service.dialect.check_media(headers.get(b"content-type", b""))
         dialect = BinaryDialect.of(service, headers)
-        service.score(
-            request.body, request.ids, _nobody, request.received_ns, request.head, dialect, request.asker
-        )
+        service.score(request.body, request.ids, _nobody, request.received_ns, request.head, dialect, asker)
     except StokerError as error:
         service.count_refusal(error)
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from stoker.errors import StokerError
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.asgi import Answer, header_values, refusal, request_head, send_answer
+from stoker.gateway.http.asgi import Answer, content_encodings, refusal, request_head, send_answer
 from stoker.gateway.http.bodies import content_length, receive_body
 from stoker.gateway.http.body_budget import Allowance, Caller
 from stoker.gateway.http.encodings import Inflater, inflater_for
@@ -23,12 +23,14 @@ from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
-    from stoker.gateway.scoring.call import Dialect
+    from stoker.gateway.scoring.call import Call, Dialect
 
 __all__ = [
     "DialectEndpoint",
     "ScoringRequest",
     "allowance_of",
+    "begin_scoring",
+    "disconnected",
     "read_body",
     "score_and_wait",
     "with_deployment",
@@ -85,7 +87,7 @@ class DialectEndpoint:
             answer = await self._answer(service, dialect, scope, headers, receive)
         except StokerError as error:
             if service is not None:
-                service.count_refusal(error)
+                self._gateway.note_refusal(service, headers, error)
             answer = refusal(error, headers, *self._refuse(error))
         if answer is not None:
             if self._names_deployment:
@@ -101,8 +103,9 @@ class DialectEndpoint:
         receive: Receive,
     ) -> Answer | None:
         ids = RequestIds(*sent_ids(headers))
-        asker = asker_of(service.access.check(headers.get(b"authorization", b"")), headers)
-        inflater = inflater_for(header_values(scope, b"content-encoding"))
+        caller = service.access.check(headers.get(b"authorization", b""))
+        asker = asker_of(caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy)
+        inflater = inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
             if body is None:
@@ -158,13 +161,8 @@ async def read_body(
     return await receive_body(receive, service, inflater, allowance)
 
 
-async def score_and_wait(
-    service: Service,
-    request: ScoringRequest,
-    receive: Receive,
-    on_submitted: Callable[[], None] | None = None,
-) -> Answer | None:
-    """Score and wait for the answer; None if the caller went away. `on_submitted` is called once it is under way."""
+def begin_scoring(service: Service, request: ScoringRequest) -> tuple[Call, asyncio.Future[Answer]]:
+    """Score, and return the call with what will be its answer; the call is to be abandoned in the end."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def respond(status: int, lines: bytes, body: bytes) -> None:
@@ -180,11 +178,22 @@ async def score_and_wait(
         request.dialect,
         request.asker,
     )
+    return call, answered
+
+
+async def score_and_wait(
+    service: Service,
+    request: ScoringRequest,
+    receive: Receive,
+    on_submitted: Callable[[], None] | None = None,
+) -> Answer | None:
+    """Score and wait for the answer; None if the caller went away. `on_submitted` is called once it is under way."""
+    call, answered = begin_scoring(service, request)
     if on_submitted is not None:
         on_submitted()
     if answered.done():
         return answered.result()
-    gone = asyncio.ensure_future(_disconnected(receive))
+    gone = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
         return answered.result() if answered.done() else None
@@ -193,6 +202,7 @@ async def score_and_wait(
         call.abandon()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return when the caller of a request whose body has arrived has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from stoker.wire.envelope import RequestHead
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["JSON_LENGTH", "InferDialect", "error_answer", "signatures_of", "tensors_of"]
+__all__ = [
+    "JSON_LENGTH",
+    "InferDialect",
+    "codec_of",
+    "error_answer",
+    "signatures_of",
+    "submit_request",
+    "tensors_of",
+    "write_answer",
+]
 
 JSON_LENGTH: Final = b"inference-header-content-length"
 _TIMEOUT: Final = b'"timeout"'
@@ -69,6 +78,11 @@ class InferDialect(TensorDialect):
             )
         return cls(int(value))
 
+    @property
+    def json_bytes(self) -> int | None:
+        """The `Inference-Header-Content-Length` of its requests; None for those without."""
+        return self._json_bytes
+
     def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body is JSON for the most part, or may hold strings: each is a step."""
         del body, head
@@ -80,20 +94,17 @@ class InferDialect(TensorDialect):
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the request and queue its tensors."""
         del head
-        codec = _codec_of(call.service)
+        codec = codec_of(call.service)
         request = codec.decode(body, self._json_bytes)
-        if request.timeout_ns is not None or request.tier is not None:
-            call.shorten(request.timeout_ns)
-            call.ask_for(request.tier)
-        call.write = partial(_write, codec, request)
-        submit_tensors(call, exchange, request.inputs)
+        call.write = partial(write_answer, codec, request)
+        submit_request(call, exchange, request)
 
     def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
         """Return the parameter `timeout` of a request that has to wait before it is submitted."""
         if _TIMEOUT not in body:
             return None
         try:
-            return _codec_of(service).decode(body, self._json_bytes).timeout_ns
+            return codec_of(service).decode(body, self._json_bytes).timeout_ns
         except StokerError:
             # Its caller is told when it is submitted.
             return None
@@ -104,7 +115,23 @@ class InferDialect(TensorDialect):
         return status, code_line(error), body
 
 
-def _write(
+def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> None:
+    """Queue the tensors of a request, as urgent as it says.
+
+    Raises:
+        StokerError: As `submit_tensors`.
+    """
+    if request.timeout_ns is not None or request.tier is not None:
+        call.shorten(request.timeout_ns)
+        call.ask_for(request.tier)
+    if request.sequence is not None:
+        call.sequence = request.sequence
+        if not all(map(len, request.inputs.values())):
+            raise InvalidInput("A request of a sequence has one row, not 0.")
+    submit_tensors(call, exchange, request.inputs)
+
+
+def write_answer(
     codec: InferCodec, request: InferRequest, outputs: Mapping[str, np.ndarray]
 ) -> tuple[bytes, bytes]:
     """Encode the outputs that were asked for."""
@@ -112,7 +139,8 @@ def _write(
     return JSON_TYPE_LINE if length is None else _BINARY_TYPE % length, body
 
 
-def _codec_of(service: Scorer) -> InferCodec:
+def codec_of(service: Scorer) -> InferCodec:
+    """Return what reads the requests of a model and writes their answers."""
     codec = service.codecs.get(InferCodec)
     if codec is None:
         codec = service.codecs[InferCodec] = InferCodec(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.scoring.service import Service
 
-__all__ = ["check_metadata_access"]
+__all__ = ["check_caller", "check_metadata_access"]
 
 
 def check_metadata_access(
@@ -38,8 +38,22 @@ def check_metadata_access(
     Raises:
         Unauthorized: The caller has none.
     """
-    if not gateway.metadata_need_key:
-        return
+    if gateway.metadata_need_key:
+        check_caller(gateway, authorization, services, sent_as=sent_as)
+
+
+def check_caller(
+    gateway: Gateway,
+    authorization: bytes,
+    services: Iterable[Service] = (),
+    *,
+    sent_as: str = BEARER_HEADER,
+) -> None:
+    """Refuse as `check_metadata_access` does where metadata need a key.
+
+    Raises:
+        Unauthorized: The caller has none.
+    """
     # Of a model that is not loaded now nobody has a key.
     asked = list(services) or list(gateway.all_services)
     if any(service.access.allows(authorization) for service in asked):

@@ -16,18 +16,24 @@ from stoker.errors import (
     MethodNotAllowed,
     NotFound,
     NotReady,
-    NotSupported,
     StokerError,
 )
-from stoker.gateway.describing.model_config import model_config, platform
+from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.answers import code_line, error_body, error_lines, split_lines
+from stoker.gateway.http.asgi import authorization_of
 from stoker.gateway.http.compression import compressed
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
+from stoker.gateway.protocols.cuda_memory import CudaMemoryApi
 from stoker.gateway.protocols.endpoint import DialectEndpoint
+from stoker.gateway.protocols.generate import GenerateEndpoint
 from stoker.gateway.protocols.infer_dialect import InferDialect, error_answer
+from stoker.gateway.protocols.live_settings import LOGGING, TRACE, LiveSettingsApi
 from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.region_access import CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY
+from stoker.gateway.protocols.region_dialect import RegionDialect
 from stoker.gateway.protocols.repository_api import RepositoryApi
+from stoker.gateway.protocols.shared_memory import SharedMemoryApi
 from stoker.gateway.protocols.statistics import statistics
 from stoker.gateway.scoring.service import Service
 from stoker.wire.oip_tensors import DATATYPES
@@ -37,21 +43,33 @@ if TYPE_CHECKING:
 
     from stoker.gateway.scoring.call import Dialect
 
-__all__ = ["EXTENSIONS", "oip_routes"]
+__all__ = ["oip_routes", "spoken_extensions"]
 
-EXTENSIONS: Final = (
+_EXTENSIONS: Final = (
     "classification",
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
+    "sequence",
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "generate",
+    TRACE,
+    LOGGING,
 )
-"""The extensions that are spoken; see the server metadata."""
+"""The extensions that are spoken whatever the settings; see the server metadata."""
 
 _Handler = Callable[[Request], Awaitable[Response]]
+
+
+def spoken_extensions(gateway: Gateway) -> list[str]:
+    """Return the extensions that a gateway speaks; CUDA's shared memory where the driver says of a GPU."""
+    if gateway.regions is None:
+        return list(_EXTENSIONS)
+    of_gpus = (CUDA_SHARED_MEMORY,) if gateway.metrics.totals().gpus() else ()
+    return [*_EXTENSIONS, SYSTEM_SHARED_MEMORY, *of_gpus]
 
 
 def oip_routes(gateway: Gateway) -> list[Route]:
@@ -67,6 +85,9 @@ def oip_routes(gateway: Gateway) -> list[Route]:
         _get("/v2/models/stats", routes.statistics),
         *(_get(path + "/stats", routes.statistics) for path in models),
         *_repository_routes(RepositoryApi(gateway)),
+        *_shared_memory_routes("/v2/systemsharedmemory", SharedMemoryApi(gateway)),
+        *_shared_memory_routes("/v2/cudasharedmemory", CudaMemoryApi(gateway)),
+        *_live_settings_routes(LiveSettingsApi(gateway)),
         *(_get(path, routes.metadata) for path in models),
         *(_get(path + "/config", routes.config) for path in models),
         *(_get(path + "/ready", routes.model_ready) for path in models),
@@ -74,8 +95,11 @@ def oip_routes(gateway: Gateway) -> list[Route]:
             Route(path + "/infer", DialectEndpoint(gateway, routes.find, error_answer, compressed))
             for path in models
         ),
-        *(_any(path + "/" + rest, _declined) for path in models for rest in _DECLINED_OF_MODELS),
-        *(_any("/v2/" + rest, _declined) for rest in _DECLINED),
+        *(
+            Route(path + rest, GenerateEndpoint(gateway, routes.find_service, streams=streams))
+            for path in models
+            for rest, streams in (("/generate", False), ("/generate_stream", True))
+        ),
         _any("/v2/{rest:path}", _unknown),
     ]
 
@@ -94,21 +118,18 @@ def _repository_routes(api: RepositoryApi) -> list[Route]:
     ]
 
 
-_DECLINED: Final = (
-    "logging",
-    "trace/setting",
-    "systemsharedmemory/{rest:path}",
-    "cudasharedmemory/{rest:path}",
-)
-_DECLINED_OF_MODELS: Final = ("trace/setting", "generate", "generate_stream")
-_DECLINED_NAMES: Final = {
-    "logging": "logging",
-    "trace": "trace",
-    "systemsharedmemory": "system_shared_memory",
-    "cudasharedmemory": "cuda_shared_memory",
-    "generate": "generate",
-    "generate_stream": "generate",
-}
+def _live_settings_routes(api: LiveSettingsApi) -> list[Route]:
+    traces = ("/v2/trace/setting", "/v2/models/{name}/trace/setting")
+    return [*(_any(path, api.traces) for path in traces), _any("/v2/logging", api.logs)]
+
+
+def _shared_memory_routes(every: str, api: SharedMemoryApi | CudaMemoryApi) -> list[Route]:
+    region = every + "/region/{region}"
+    return [
+        *(_get(path + "/status", api.status) for path in (every, region)),
+        _post(region + "/register", api.register),
+        *(_post(path + "/unregister", api.unregister) for path in (every, region)),
+    ]
 
 
 class _Routes:
@@ -119,14 +140,21 @@ class _Routes:
         """The service and the dialect of an infer request."""
         if scope["method"] != "POST":
             raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
-        service, dialect = self._service(scope["path_params"]), InferDialect.of(scope["headers"])
-        if "version" not in scope["path_params"]:
-            service = self._gateway.by_weight(service, headers)
+        service, dialect = self.find_service(scope, headers), InferDialect.of(scope["headers"])
+        regions, client = self._gateway.regions, scope.get("client")
+        if regions is not None and regions.serves(client[0] if client else ""):
+            dialect = RegionDialect.beside(dialect, regions)
         return service, dialect
+
+    def find_service(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
+        """The service of a request; of a model that is divided, the version whose turn it is."""
+        service = self._service(scope["path_params"])
+        return service if "version" in scope["path_params"] else self._gateway.by_weight(service, headers)
 
     async def server(self, request: Request) -> Response:
         self._check_access(request)
-        return JSONResponse({"name": "stoker", "version": __version__, "extensions": list(EXTENSIONS)})
+        extensions = spoken_extensions(self._gateway)
+        return JSONResponse({"name": "stoker", "version": __version__, "extensions": extensions})
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"live": True})
@@ -148,7 +176,7 @@ class _Routes:
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
         self._check_access(request, (service,))
-        tensors = None if service.signature is None else service.signature.model_tensors
+        tensors = described_tensors(service.signature)
         sides = ((), ()) if tensors is None else (tensors.inputs, tensors.outputs)
         inputs, outputs = (
             [
@@ -192,20 +220,13 @@ class _Routes:
         return JSONResponse({"name": service.name, "ready": True})
 
     def _check_access(self, request: Request, services: Iterable[Service] = ()) -> None:
-        authorization = request.headers.get("authorization", "").encode("latin-1")
-        check_metadata_access(self._gateway, authorization, services)
+        check_metadata_access(self._gateway, authorization_of(request), services)
 
     def _service(self, parameters: Mapping[str, Any]) -> Service:
         version = parameters.get("version")
         if version is not None and re.fullmatch("0[0-9]{1,17}", version):
             version = str(int(version))
         return self._gateway.find(parameters["name"], version)
-
-
-async def _declined(request: Request) -> Response:
-    words = request.url.path.strip("/").split("/")
-    name = next(_DECLINED_NAMES[word] for word in reversed(words) if word in _DECLINED_NAMES)
-    raise NotSupported(f"{name} extension is not supported")
 
 
 async def _unknown(_: Request) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from stoker.echo import cut
 from stoker.errors import UnknownService
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from stoker.metrics.totals import ModelTotals
 
 __all__ = ["statistics"]
-
-_NOTHING: Final = {"count": 0, "ns": 0}
 
 
 def statistics(gateway: Gateway, name: str | None = None, version: str | None = None) -> list[dict[str, Any]]:
@@ -47,6 +45,7 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
     requests = totals.requests()
     succeeded = requests.pop(200)
     stages = totals.stage_ns()
+    cache = totals.cache()
     batches = sum((*totals.dispatches().values(), *totals.target_dispatches().values()))
     return {
         "name": name,
@@ -63,8 +62,8 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
             "compute_infer": _of_requests(succeeded, totals.batch_rows().sum, totals.row_compute_ns),
             # Answers are written within the time of `success`, and that is not measured apart.
             "compute_output": _of_requests(succeeded, 0, 0),
-            "cache_hit": dict(_NOTHING),
-            "cache_miss": dict(_NOTHING),
+            "cache_hit": {"count": cache.hits, "ns": cache.hit_ns},
+            "cache_miss": {"count": cache.misses, "ns": cache.miss_ns},
         },
         "response_stats": {},
         "batch_stats": [],

@@ -15,13 +15,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker.echo import cut
-from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
+from stoker.errors import InvalidInput, MalformedBody, StokerError
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line, error_lines, split_lines
+from stoker.gateway.http.asgi import authorization_of
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer_dialect import signatures_of
 from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.tfs_describing import described_signatures, described_versions, service_of
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Dialect
-    from stoker.gateway.served_models import ServedVersion
     from stoker.non_finite import NonFinite
-    from stoker.tensors import NamedSignature, TensorInfo
     from stoker.wire.envelope import RequestHead
 
 __all__ = ["tfs_routes"]
@@ -47,31 +47,6 @@ _TARGET: Final = re.compile(
 )
 _MAX_VERSION: Final = 2**63 - 1
 _MAX_DIGITS: Final = 19
-_DTYPES: Final = {
-    "bool": "DT_BOOL",
-    "uint8": "DT_UINT8",
-    "uint16": "DT_UINT16",
-    "uint32": "DT_UINT32",
-    "uint64": "DT_UINT64",
-    "int8": "DT_INT8",
-    "int16": "DT_INT16",
-    "int32": "DT_INT32",
-    "int64": "DT_INT64",
-    "float16": "DT_HALF",
-    "float32": "DT_FLOAT",
-    "float64": "DT_DOUBLE",
-    "string": "DT_STRING",
-}
-_LOAD_ERRORS: Final = {
-    "load_timeout": "DEADLINE_EXCEEDED",
-    "unknown_model": "NOT_FOUND",
-    "corrupt_model": "DATA_LOSS",
-    "invalid_settings": "INVALID_ARGUMENT",
-    "repository_error": "FAILED_PRECONDITION",
-    "environment_unusable": "FAILED_PRECONDITION",
-    "device_unavailable": "UNAVAILABLE",
-}
-"""By the code of the error with which a version was not loaded; all others are INTERNAL."""
 
 
 def _error_answer(error: StokerError) -> tuple[int, bytes]:
@@ -174,36 +149,16 @@ class _Endpoint:
             raise MalformedBody(f"Malformed request: {cut(request.method)} {cut(path)}")
         if target["metadata"]:
             service = self._service(target)
-            authorization = request.headers.get("authorization", "").encode("latin-1")
-            check_metadata_access(self._gateway, authorization, (service,))
+            check_metadata_access(self._gateway, authorization_of(request), (service,))
             return _metadata(service)
-        return self._status(target)
-
-    def _status(self, target: re.Match[str]) -> dict[str, Any]:
-        name = unquote(target["name"])
-        model = self._gateway.models.get(name)
-        if model is None:
-            raise NotFound(f"Could not find any versions of model {cut(name)}")
-        number = _version(target) if target["label"] is None else self._service(target).version
-        versions = model.versions
-        if number is not None:
-            if number not in versions:
-                raise NotFound(f"Could not find version {cut(number)} of model {cut(name)}")
-            versions = {number: versions[number]}
-        return {"model_version_status": [_version_status(number, one) for number, one in versions.items()]}
+        return described_versions(self._gateway, unquote(target["name"]), _version(target), _label(target))
 
     def _service(self, target: re.Match[str]) -> Service:
-        name, number, label = unquote(target["name"]), _version(target), target["label"]
-        states = self._gateway.model_versions(name)
-        if not states or (number is not None and number not in states):
-            asked = f"Latest({cut(name)})" if number is None else f"Specific({cut(name)}, {cut(number)})"
-            raise NotFound(f"Servable not found for request: {asked}")
-        try:
-            return self._gateway.find(name, number, None if label is None else unquote(label))
-        except StokerError as error:
-            if label is not None:
-                raise MalformedBody(f"Unrecognized servable version label: {cut(unquote(label))}") from error
-            raise
+        return service_of(self._gateway, unquote(target["name"]), _version(target), _label(target))
+
+
+def _label(target: re.Match[str]) -> str | None:
+    return None if target["label"] is None else unquote(target["label"])
 
 
 def _version(target: re.Match[str]) -> str | None:
@@ -216,15 +171,6 @@ def _version(target: re.Match[str]) -> str | None:
     return digits
 
 
-def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
-    # One that is served is well, even if its files have changed and could not be loaded again.
-    standing = version.standing
-    failed = standing.state == "END" and standing.error
-    code = _LOAD_ERRORS.get(standing.error, "INTERNAL") if failed else "OK"
-    status = {"error_code": code, "error_message": standing.reason if failed else ""}
-    return {"version": number, "state": standing.state, "status": status}
-
-
 def _raw_path(scope: Scope) -> str:
     """The path as it was sent: a name may hold an encoded slash or colon."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -234,33 +180,5 @@ def _raw_path(scope: Scope) -> str:
 def _metadata(service: Service) -> dict[str, Any]:
     return {
         "model_spec": {"name": service.name, "signature_name": "", "version": service.version},
-        "metadata": {
-            "signature_def": {
-                "signature_def": {
-                    signature.name: _described_signature(signature) for signature in signatures_of(service)
-                }
-            }
-        },
-    }
-
-
-def _described_signature(signature: NamedSignature) -> dict[str, Any]:
-    inputs, outputs = (
-        {info.name: _tensor_info(info) for info in side}
-        for side in (signature.tensors.inputs, signature.tensors.outputs)
-    )
-    return {
-        "inputs": inputs,
-        "outputs": outputs,
-        "method_name": f"tensorflow/serving/{signature.method}",
-    }
-
-
-def _tensor_info(info: TensorInfo) -> dict[str, Any]:
-    # Protobuf's JSON writes 64-bit integers as strings.
-    dims = [{"size": str(size), "name": ""} for size in info.shape]
-    return {
-        "dtype": _DTYPES[info.dtype],
-        "tensor_shape": {"dim": dims, "unknown_rank": info.any_rank},
-        "name": f"{info.name}:0",
+        "metadata": {"signature_def": described_signatures(service)},
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Rows
 
-__all__ = ["Samples", "content_of", "size_bytes"]
+__all__ = ["Samples", "content_of"]
 
 _MAX_BYTES: Final = 16 << 20
 _MAX_SAMPLE_BYTES: Final = 1 << 20
@@ -58,13 +58,13 @@ class Samples:
             self._paused, self._looked_ns = False, clock_ns()
 
     def _keep(self, content: Rows | bytes) -> None:
-        length = size_bytes(content)
+        length = _size_bytes(content)
         if length > _MAX_SAMPLE_BYTES:
             return
         self._kept.append(content)
         self._kept_bytes += length
         while len(self._kept) > self._most or self._kept_bytes > _MAX_BYTES:
-            self._kept_bytes -= size_bytes(self._kept.popleft())
+            self._kept_bytes -= _size_bytes(self._kept.popleft())
 
 
 def content_of(exchange: Exchange, number: int) -> Rows | bytes:
@@ -75,6 +75,6 @@ def content_of(exchange: Exchange, number: int) -> Rows | bytes:
     return [rows[number : number + 1].copy() for rows in arena.inputs]
 
 
-def size_bytes(content: Rows | bytes) -> int:
+def _size_bytes(content: Rows | bytes) -> int:
     """Return how much memory a sample takes."""
     return len(content) if isinstance(content, bytes) else sum(array.nbytes for array in content)

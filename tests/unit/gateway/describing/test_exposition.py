@@ -1,6 +1,5 @@
 """The Prometheus exposition of the counters, read back by Prometheus's own parser."""
 
-import os
 from types import SimpleNamespace
 from typing import cast
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.puppets import metric_memory
 
 from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render, render_load
 from stoker.gateway.scoring.service import Service
@@ -46,8 +46,9 @@ DOCUMENTED = {
     "stoker_batching_info": ("gauge", {"model", "version", "batched", "how"}),
     "stoker_batch_cap_rows": ("gauge", {"model", "version"}),
     "stoker_isolation_audits": ("counter", {"model", "version", "result"}),
-    "stoker_in_target": ("counter", {"model", "version"}),
-    "stoker_answers": ("counter", {"model", "version"}),
+    "stoker_in_target": ("counter", {"model", "version", "tier"}),
+    "stoker_answers": ("counter", {"model", "version", "tier"}),
+    "stoker_refusals": ("counter", {"model", "version", "reason", "tier"}),
     "stoker_expected_over_actual": ("histogram", {"model", "version"}),
     "stoker_non_finite_answers": ("counter", {"model", "version"}),
     "stoker_compared_answers": ("counter", {"model", "version", "result"}),
@@ -55,15 +56,32 @@ DOCUMENTED = {
     "stoker_version_share_ratio": ("gauge", {"model", "version"}),
     "stoker_takeover_decisions": ("counter", {"model", "version", "decision"}),
     "stoker_device_busy_seconds": ("counter", {"device", "model", "version"}),
+    "stoker_caller_device_seconds": ("counter", {"caller"}),
     "stoker_turn_wait_seconds": ("histogram", {"model", "version"}),
     "stoker_batch_mean_seconds": ("gauge", {"model", "version", "rows"}),
     "stoker_batch_mean_rows": ("gauge", {"model", "version", "rows"}),
+    "stoker_sequences": ("gauge", {"model", "version"}),
+    "stoker_sequences_started": ("counter", {"model", "version"}),
+    "stoker_sequences_ended": ("counter", {"model", "version", "reason"}),
+    "stoker_cache_hits": ("counter", {"model", "version"}),
+    "stoker_cache_misses": ("counter", {"model", "version"}),
+    "stoker_cache_hit_seconds": ("counter", {"model", "version"}),
+    "stoker_cache_miss_seconds": ("counter", {"model", "version"}),
+    "stoker_cache_evictions": ("counter", {"model", "version"}),
+    "stoker_cache_bytes": ("gauge", {"model", "version"}),
+    "nv_cache_num_hits_per_model": ("counter", {"model", "version"}),
+    "nv_cache_num_misses_per_model": ("counter", {"model", "version"}),
+    "nv_cache_hit_duration_per_model": ("counter", {"model", "version"}),
+    "nv_cache_miss_duration_per_model": ("counter", {"model", "version"}),
+    "stoker_first_response_seconds": ("histogram", {"model", "version"}),
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
     "stoker_accept_failures": ("counter", set()),
     "stoker_large_body_bytes": ("gauge", set()),
+    "stoker_open_connections": ("gauge", {"protocol"}),
     "stoker_large_body_budget_bytes": ("gauge", set()),
     "stoker_keys_generation": ("gauge", set()),
+    "stoker_traced_requests": ("counter", {"result"}),
     "stoker_gpu_memory_used_bytes": ("gauge", {"gpu", "uuid"}),
     "stoker_gpu_memory_total_bytes": ("gauge", {"gpu", "uuid"}),
     "stoker_gpu_memory_free_bytes": ("gauge", {"gpu", "uuid"}),
@@ -74,6 +92,21 @@ DOCUMENTED = {
     "stoker_gpu_energy_joules": ("counter", {"gpu", "uuid"}),
     "stoker_gpu_throttle_reason": ("gauge", {"gpu", "uuid", "reason"}),
     # Triton's.
+    **{
+        f"nv_inference_{name}": ("counter", {"model", "version"})
+        for name in (
+            "request_success",
+            "count",
+            "exec_count",
+            "request_duration_us",
+            "queue_duration_us",
+            "compute_input_duration_us",
+            "compute_infer_duration_us",
+            "compute_output_duration_us",
+        )
+    },
+    "nv_inference_request_failure": ("counter", {"model", "version", "reason"}),
+    "nv_inference_pending_request_count": ("gauge", {"model", "version"}),
     "nv_gpu_memory_used_bytes": ("gauge", {"gpu_uuid"}),
     "nv_gpu_memory_total_bytes": ("gauge", {"gpu_uuid"}),
     "nv_gpu_utilization": ("gauge", {"gpu_uuid"}),
@@ -86,11 +119,10 @@ GPU = GpuReading(2, "GPU-whole", 80 << 30, 5 << 30, 75 << 30, 37, 412_500, 700_0
 
 
 @pytest.fixture
-def memory() -> MetricMemory:
+def memory(monkeypatch: pytest.MonkeyPatch) -> MetricMemory:
     """The counters of a server that has done something: two models, a restart, a GPU."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    memory = metric_memory()
     frontend = memory.page(0).model(1)
     for parse_ns in (40_000, 60_000, 10**11):
         frontend.note_scored(2, parse_ns, 10 * parse_ns)
@@ -98,7 +130,12 @@ def memory() -> MetricMemory:
     frontend.count_request(503)
     frontend.count_request(418)
     frontend.count_rejection("overloaded")
+    frontend.count_refusal("target", 2)
     frontend.set_in_flight_rows(6)
+    frontend.count_cache(2_000_000, found=True)
+    frontend.count_cache(1_000_000, found=False)
+    frontend.count_cache_insertion(500_000)
+    frontend.note_cache_size(4096, 3)
     frontend.count_collected(5)
     frontend.count_collection_dropped("write_failed", 2)
     device = memory.page(FIRST_DEVICE_PAGE).model(1)
@@ -108,15 +145,19 @@ def memory() -> MetricMemory:
     device.flush_queued()
     device.set_queued_rows(9)
     device.count_padding(7)
-    device.count_answers(5, 3, 0.95)
+    device.count_answers(1, 5, 3)
+    device.count_answers(2, 4, 1)
+    device.observe_expectation(0.95)
     device.count_audit("passed")
     device.count_audit("failed")
     device.count_audit("passed")
     device.count_non_finite(11)
+    device.count_sequences(2, 5, 1, 2)
     device.set_batch_cap_rows(256)
     memory.page(FIRST_DEVICE_PAGE).set_device(2)
-    device.count_busy(1_500_000_000)
+    device.count_busy(1_500_000_000, {0: 2, 7: 1})
     device.observe_turn_wait(2_000_000)
+    device.observe_first_response(2_000_000)
     device.learn_batch_time(5, 4_000_000)
     memory.page(FIRST_DEVICE_PAGE + 1).model(1).set_batch_cap_rows(64)
     supervisor = memory.page(SUPERVISOR_PAGE)
@@ -126,15 +167,20 @@ def memory() -> MetricMemory:
     return memory
 
 
-def families(memory: MetricMemory, *models: str, meter: LoadMeter | None = None) -> dict[str, Metric]:
-    """The parsed exposition by metric name."""
+def exposition(memory: MetricMemory, *models: str, meter: LoadMeter | None = None) -> str:
+    """What version 3 of each model is told of, by slots from 0."""
     signature = Signature((), (), verdict=Verdict(True, "tested", "tested with companions in 9 batches", 9))
     service = cast(Service, SimpleNamespace(signature=signature))
     served = {
         name: ServedModel({"3": ServedVersion(Standing(slot, "AVAILABLE"), service)}, "3")
         for slot, name in enumerate(models)
     }
-    text = render(memory, served, meter or LoadMeter(memory)).decode()
+    return render(memory, served, meter or LoadMeter(memory)).decode()
+
+
+def families(memory: MetricMemory, *models: str, meter: LoadMeter | None = None) -> dict[str, Metric]:
+    """The parsed exposition by metric name."""
+    text = exposition(memory, *models, meter=meter)
     return {metric.name: metric for metric in text_string_to_metric_families(text)}
 
 
@@ -154,7 +200,9 @@ def test_names_types_and_labels_are_the_documented_ones(memory: MetricMemory) ->
     }
     for name, metric in parsed.items():
         assert metric.documentation.endswith(".")
-        assert {frozenset(sample.labels) - {"le"} for sample in metric.samples} == {
+        # A model that ran on one GPU has its UUID beside Triton's names.
+        further = {"le", "gpu_uuid"} if name.startswith("nv_inference") else {"le"}
+        assert {frozenset(sample.labels) - further for sample in metric.samples} == {
             frozenset(DOCUMENTED[name][1])
         }
 
@@ -191,6 +239,8 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
     assert value(parsed["stoker_rows"], "stoker_rows_total", model="digits") == 6
     busy = parsed["stoker_device_busy_seconds"]
     assert value(busy, "stoker_device_busy_seconds_total", model="digits", device="cuda:2") == 1.5
+    callers = parsed["stoker_caller_device_seconds"]
+    assert value(callers, "stoker_caller_device_seconds_total", caller="default") == 1.0
     info = parsed["stoker_batching_info"]
     assert value(info, "stoker_batching_info", model="digits", batched="true", how="tested") == 1
     assert value(parsed["stoker_rows_in_flight"], "stoker_rows_in_flight", model="digits") == 6
@@ -247,7 +297,105 @@ def test_triton_s_counter_has_its_exact_name(memory: MetricMemory) -> None:
     """Without the ending `_total`, and as a counter all the same."""
     lines = render(memory, {}, LoadMeter(memory)).decode().splitlines()
     assert "# TYPE nv_energy_consumption counter" in lines
-    assert 'nv_energy_consumption{gpu_uuid="GPU-whole"} 9.87654321e+06' in lines
+    assert 'nv_energy_consumption{gpu_uuid="GPU-whole"} 9876543.21' in lines
+
+
+def test_triton_s_large_numbers_have_no_exponent(memory: MetricMemory) -> None:
+    """At which perf_analyzer stops reading: 5 GiB would be 5 bytes."""
+    lines = exposition(memory, "first", "digits").splitlines()
+    assert 'nv_gpu_memory_used_bytes{gpu_uuid="GPU-whole"} 5368709120' in lines
+    assert not [line for line in lines if line.startswith("nv_") and "e+" in line]
+
+
+def samples_of(memory: MetricMemory, *models: str) -> dict[str, float]:
+    """Triton's counters of models, by name and labels as they are written."""
+    lines = exposition(memory, *models).splitlines()
+    return {
+        place: float(number)
+        for place, _, number in (line.rpartition(" ") for line in lines if line.startswith("nv_inference"))
+    }
+
+
+def test_triton_s_counters_of_models(memory: MetricMemory) -> None:
+    """Under its exact names, as counters, with the GPU of a model that ran on one, in its units."""
+    samples = samples_of(memory, "first", "digits")
+    digits = 'gpu_uuid="GPU-whole",model="digits",version="3"'
+    assert {
+        name.removeprefix("nv_inference_").removesuffix(f"{{{digits}}}"): number
+        for name, number in samples.items()
+        if name.endswith(f"{{{digits}}}")
+    } == {
+        "request_success": 3,
+        "count": 6,
+        "exec_count": 2,
+        "request_duration_us": 1_000_001_000,
+        "queue_duration_us": 3000,
+        "compute_input_duration_us": 100_000_100,
+        # Three rows in a batch of 2 ms, four in one of 3 ms.
+        "compute_infer_duration_us": 18_000,
+        "compute_output_duration_us": 0,
+        "pending_request_count": 9,
+    }
+    failed = {
+        reason: samples[
+            f'nv_inference_request_failure{{gpu_uuid="GPU-whole",model="digits",reason="{reason}",version="3"}}'
+        ]
+        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+    }
+    assert failed == {"REJECTED": 1, "CANCELED": 0, "BACKEND": 0, "OTHER": 1}
+    # It has run nowhere, and has its zeros.
+    assert samples['nv_inference_count{model="first",version="3"}'] == 0
+    assert "# TYPE nv_inference_count counter" in exposition(memory, "first", "digits").splitlines()
+
+
+def test_triton_s_counters_of_a_model_on_several_gpus_name_none(memory: MetricMemory) -> None:
+    """Its requests are not told apart by GPU, so nothing is said of one."""
+    other = memory.page(FIRST_DEVICE_PAGE + 1)
+    other.set_device(3)
+    other.model(1).count_busy(1_000_000, {0: 1})
+    assert samples_of(memory, "first", "digits")['nv_inference_count{model="digits",version="3"}'] == 6
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "uuid"),
+    [
+        (None, 3, "GPU-divided"),
+        ("3,2", 0, "GPU-divided"),
+        ("3,2", 1, "GPU-whole"),
+        ("GPU-w", 0, "GPU-whole"),
+        # Of parts of a GPU there are no readings.
+        ("MIG-part,2", 1, None),
+        ("2", 3, None),
+    ],
+)
+def test_triton_s_counters_name_the_gpu_that_a_number_means(
+    memory: MetricMemory, visible: str | None, device: int, uuid: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA_VISIBLE_DEVICES renumbers the devices of models; the metrics of GPUs have the driver's numbers."""
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    memory.page(FIRST_DEVICE_PAGE).set_device(device)
+    labels = 'model="digits",version="3"' if uuid is None else f'gpu_uuid="{uuid}",model="digits",version="3"'
+    assert samples_of(memory, "first", "digits")[f"nv_inference_count{{{labels}}}"] == 6
+
+
+def test_triton_s_counters_only_grow(memory: MetricMemory) -> None:
+    """Whichever process is ahead with its counts: a counter that becomes less is a restart to Prometheus."""
+    frontend, device = memory.page(0).model(1), memory.page(FIRST_DEVICE_PAGE).model(1)
+    steps = (
+        lambda: device.note_queued(np.array([10])),
+        device.flush_queued,
+        lambda: device.observe_batch(40, "full", 1000),
+        lambda: frontend.note_scored(40, 1000, 5000),
+        frontend.flush,
+        lambda: frontend.count_request(500),
+    )
+    before = samples_of(memory, "first", "digits")
+    for step in steps:
+        step()
+        now = samples_of(memory, "first", "digits")
+        assert all(now[name] >= number for name, number in before.items())
+        before = now
 
 
 def test_each_throttle_reason_is_a_series(memory: MetricMemory) -> None:
@@ -298,6 +446,12 @@ def test_histograms_are_cumulative(memory: MetricMemory) -> None:
         labels = {"model": "digits", "stage": stage}
         assert value(stages, "stoker_stage_seconds_count", **labels) == counts[stage]
     assert value(stages, "stoker_stage_seconds_sum", model="digits", stage="compute") == pytest.approx(0.005)
+    turns = {
+        float(sample.labels["le"]): sample.value
+        for sample in parsed["stoker_turn_wait_seconds"].samples
+        if sample.name.endswith("_bucket")
+    }
+    assert turns == {**{bound: float(bound >= 0.002) for bound in STAGE_BOUNDS_S}, np.inf: 1.0}
 
 
 def test_awkward_names_are_escaped(memory: MetricMemory) -> None:
@@ -314,10 +468,53 @@ def test_the_content_type_is_prometheus_text() -> None:
 def test_only_models_with_targets_have_answers_in_time(memory: MetricMemory) -> None:
     """Who has none is not told that all answers, or none, were in time."""
     parsed = families(memory, "first", "digits")
-    assert value(parsed["stoker_in_target"], "stoker_in_target_total", model="digits") == 3
-    assert value(parsed["stoker_answers"], "stoker_answers_total", model="digits") == 5
+    for tier, in_time, rows in (("normal", 3, 5), ("low", 1, 4)):
+        labels = {"model": "digits", "tier": tier}
+        assert value(parsed["stoker_in_target"], "stoker_in_target_total", **labels) == in_time
+        assert value(parsed["stoker_answers"], "stoker_answers_total", **labels) == rows
+    refusals = parsed["stoker_refusals"]
+    assert value(refusals, "stoker_refusals_total", model="digits", reason="target", tier="low") == 1
     ratios = parsed["stoker_expected_over_actual"]
     assert value(ratios, "stoker_expected_over_actual_bucket", model="digits", le="0.9") == 0
     assert value(ratios, "stoker_expected_over_actual_bucket", model="digits", le="1.0") == 1
     assert value(ratios, "stoker_expected_over_actual_sum", model="digits") == 0.95
     assert {sample.labels["model"] for sample in parsed["stoker_answers"].samples} == {"digits"}
+
+
+def test_sequences_are_counted_where_some_were_started(memory: MetricMemory) -> None:
+    """Two device processes add up; those that there are now are set, the others counted on."""
+    memory.page(FIRST_DEVICE_PAGE + 1).model(1).count_sequences(4, 4, 0, 0)
+    memory.page(FIRST_DEVICE_PAGE).model(1).count_sequences(1, 0, 0, 1)
+    parsed = families(memory, "first", "digits")
+    assert value(parsed["stoker_sequences"], "stoker_sequences", model="digits") == 5
+    started = parsed["stoker_sequences_started"]
+    assert value(started, "stoker_sequences_started_total", model="digits") == 9
+    ended = parsed["stoker_sequences_ended"]
+    for reason, expected in (("end", 1), ("idle", 3)):
+        assert value(ended, "stoker_sequences_ended_total", model="digits", reason=reason) == expected
+    assert {sample.labels["model"] for sample in started.samples} == {"digits"}
+
+
+def test_kept_answers_are_counted_where_there_are_some(memory: MetricMemory) -> None:
+    """Two frontends add up, Triton's times are microseconds, and a model without kept answers has no samples."""
+    other = memory.page(1).model(1)
+    other.count_cache(2_000_000, found=True)
+    other.note_cache_size(4096, 1)
+    parsed = families(memory, "first", "digits")
+    for name, expected in (
+        ("stoker_cache_hits_total", 2),
+        ("stoker_cache_misses_total", 1),
+        ("stoker_cache_hit_seconds_total", 0.004),
+        ("stoker_cache_miss_seconds_total", 0.0015),
+        ("stoker_cache_evictions_total", 4),
+        ("stoker_cache_bytes", 8192),
+        ("nv_cache_num_hits_per_model", 2),
+        ("nv_cache_num_misses_per_model", 1),
+        ("nv_cache_hit_duration_per_model", 4000),
+        ("nv_cache_miss_duration_per_model", 1500),
+    ):
+        family = parsed[name.removesuffix("_total")]
+        # The parser ends the names of all counters so.
+        sample_name = f"{name}_total" if name.startswith("nv_") else name
+        assert value(family, sample_name, model="digits") == pytest.approx(expected)
+        assert {sample.labels["model"] for sample in family.samples} == {"digits"}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import ParseDict
 from tests.puppets import puppet_service
+from tritonclient.grpc import model_config_pb2
 
 from stoker.errors import NotReady
 from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.hosting import Hosting
+from stoker.sequences import Control
+from stoker.settings.sequence import SequenceSettings, StateTensor
 from stoker.tensors import Signature, TensorSpec
 from stoker.verdict import Verdict
 
@@ -49,3 +54,32 @@ def test_a_model_that_is_loading_has_none_yet() -> None:
     """Its tensors are known once it has been loaded: 503, and when to ask again."""
     with pytest.raises(NotReady, match="digits"):
         model_config(puppet_service("digits"), [])
+
+
+def test_what_a_model_is_told_of_its_sequences() -> None:
+    """As its file holds it; the file that a state begins with has its name."""
+    controls = (
+        Control("START", "start", "int32"),
+        Control("END", "end", "float32", 0, 2.5),
+        Control("READY", "ready", "bool"),
+        Control("CORRID", "id", "uint64"),
+    )
+    settings = SequenceSettings((StateTensor("h", "hn", (2,), initial=Path("/models/m/h0.bin")),))
+    told = configured(Hosting(sequence=settings), replace(ROWS, sequences=True, controls=controls))
+    batching = told["sequence_batching"]
+    assert batching["control_input"] == [
+        {"name": "START", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}]},
+        {"name": "END", "control": [{"kind": "CONTROL_SEQUENCE_END", "fp32_false_true": [0, 2.5]}]},
+        {"name": "READY", "control": [{"kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [False, True]}]},
+        {"name": "CORRID", "control": [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64"}]},
+    ]
+    (state,) = batching["state"]
+    assert (state["dims"], state["initial_state"]) == ([2], [{"name": "h0", "data_file": "h0.bin"}])
+    texts = replace(ROWS, sequences=True, controls=(Control("CORRID", "id", "string"),))
+    told = configured(Hosting(sequence=SequenceSettings()), texts)
+    (control,) = told["sequence_batching"]["control_input"]
+    assert control["control"][0]["data_type"] == "TYPE_STRING"
+    for document in (told, {"name": "m", "sequence_batching": batching}):
+        assert ParseDict(
+            document, model_config_pb2.ModelConfig(), ignore_unknown_fields=False
+        ).sequence_batching

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from starlette.types import Message
+from tests.puppets import metric_memory
 
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.doors.app import create_app
 from stoker.gateway.gateway import Gateway
-from stoker.metrics.memory import MetricMemory
 
 
 async def ask(
@@ -24,10 +23,8 @@ async def ask(
     version: str = "1.1",
 ) -> list[Message]:
     """What the app of a server without models sends to a request of which this is received."""
-    fd = MetricMemory.create()
-    gateway = Gateway({}, MetricMemory(fd), administration=Administration(lambda _: None, AdminAccess()))
+    gateway = Gateway({}, metric_memory(), administration=Administration(lambda _: None, AdminAccess()))
     app = create_app(gateway)
-    os.close(fd)
     left, sent = list(received), []
     scope: dict[str, Any] = {
         "type": "http", "method": method, "path": path, "query_string": b"", "http_version": version,

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
+from tests.patience import PATIENCE_S
+from tests.puppets import metric_memory
 
 from stoker.gateway.doors.listener import _CLOSED_A_TURN, Listener
 from stoker.gateway.gateway import Gateway
-from stoker.metrics.memory import MetricMemory
 
 pytestmark = pytest.mark.anyio
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-PATIENCE_S = 20.0
 
 
 class PuppetApp:
@@ -63,9 +63,7 @@ class Stage:
 @asynccontextmanager
 async def staged(connection_age_s: float = 0.0) -> AsyncIterator[Stage]:
     """A listener without services."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
+    memory = metric_memory()
     app, sock = PuppetApp(), socket.create_server(("127.0.0.1", 0))
     address = sock.getsockname()
     listener = Listener(app, Gateway({}, memory), [sock], connection_age_s=connection_age_s)
@@ -186,9 +184,7 @@ async def test_connections_of_any_age_are_kept_unless_asked() -> None:
 
 async def test_a_listener_that_serves_nobody_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
     """Who shares a socket goes on taking connections, whether this listener never began or has left the port."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
+    memory = metric_memory()
     with socket.create_server(("127.0.0.1", 0)) as shared:
         idle = Listener(PuppetApp(), Gateway({}, memory), [shared.dup()])
         await idle.stop_listening()
@@ -210,9 +206,7 @@ async def test_a_listener_that_begins_never_lets_a_shared_socket_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another process may look for a connection on it at any time, and would stand still if there is none."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
+    memory = metric_memory()
     loop, create_server = asyncio.get_running_loop(), asyncio.get_running_loop().create_server
     blocked = []
 

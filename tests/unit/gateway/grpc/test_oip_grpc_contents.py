@@ -1,5 +1,6 @@
 """Infer requests and answers as messages of gRPC: raw and typed contents, and what is wrong with them."""
 
+import dataclasses
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from stoker.gateway.grpc import requests
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.responses import AnswerWriter
+from stoker.sequences import SequenceStep
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.oip_requests import InferRequest, WantedOutput
 from stoker.wire.oip_tensors import DATATYPES, from_raw, to_raw
@@ -370,6 +372,18 @@ def test_parameters_that_change_nothing_are_taken(name: str) -> None:
     assert decode_request("m", model(X), message).inputs["x"].tolist() == [[1, 2]]
 
 
+@pytest.mark.parametrize("value", [{"int64_param": 7}, {"uint64_param": 7}, {"string_param": "7"}])
+def test_a_request_says_of_which_sequence_it_is(value: dict[str, Any]) -> None:
+    """To a model that keeps state, by a number or a text, each time it comes."""
+    decoder = RequestDecoder("m", dataclasses.replace(model(X), sequences=True))
+    (name,) = value.values()
+    for start in (True, False, False):
+        message = with_parameter("sequence_id", **value)
+        message.parameters["sequence_start"].bool_param = start
+        assert decode(decoder, message).sequence == SequenceStep(name, start)
+    assert decode(decoder, request((X, [1, 2]), raw=(floats(1, 2),))).sequence is None
+
+
 CONTENTS = {
     "bool_contents": st.booleans(),
     "int_contents": st.integers(-(2**31), 2**31 - 1),
@@ -468,10 +482,10 @@ def test_a_message_is_taken_apart_as_the_library_would(
 def test_a_length_without_end_is_given_up_at_once() -> None:
     """It does not become a number of a million digits."""
     text = b"\x3a" + b"\xff" * 4_000_000
-    begun_s = time.monotonic()
+    begun_s = time.thread_time()
     with pytest.raises(MalformedBody):
         RequestMessage.read(text)
-    assert time.monotonic() - begun_s < 1
+    assert time.thread_time() - begun_s < 1
 
 
 @given(REQUEST)

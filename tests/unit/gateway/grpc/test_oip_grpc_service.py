@@ -20,22 +20,27 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from tests.puppets import metric_memory, puppet_service
+from tests.patience import PATIENCE_S
+from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
+from tests.puppets import HandClock, metric_memory, puppet_service
 
 from stoker import errors
-from stoker.control.asks import Ask, AskIndex, AskLoad, AskUnload, Refusal, Reply
-from stoker.errors import InvalidInput, ModelFailed, Overloaded, StokerError
-from stoker.gateway.administration import AdminAccess, Administration, admin_key
+from stoker.control.asks import AskIndex, AskLoad, AskUnload, Refusal
+from stoker.errors import DeadlineExceeded, InvalidInput, ModelFailed, Overloaded, StokerError
+from stoker.errors.refusals import Refusal as ToldRefusal
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import server, servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.http.body_budget import BodyBudget
+from stoker.gateway.rows.quotas import Quotas
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.access import Access
-from stoker.keys.keyring import Keys
+from stoker.keys.callers import CallerBook
+from stoker.keys.keyring import Keyring, Keys
+from stoker.keys.known_callers import KnownCallers
 from stoker.keys.verifier import KeyVerifier
 from stoker.script_form import ScriptForm
 from stoker.takeover.weights import Split
@@ -56,7 +61,6 @@ BODIES = Signature(
     script=ScriptForm(),
 )
 TLS = Path(__file__).parents[3] / "tls"
-PATIENCE_S = 20.0
 SETTINGS, ACKNOWLEDGED = b"\0\0\0\4\0\0\0\0\0", b"\0\0\0\4\1\0\0\0\0"
 """Frames of HTTP/2."""
 """How long a test waits for what must come."""
@@ -84,14 +88,21 @@ class PuppetInfer:
     given_up: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     watch: Callable[[Any], object] = lambda _: None
     arena: Any = field(default_factory=lambda: SimpleNamespace(signature=ROWS))
-    full: bool = False
     lost: bool = False
     idle: bool = True
     leased_rows: int = 0
+    timeliness: None = None
     tasks: set[asyncio.Future[None]] = field(default_factory=set)
 
     def ring(self) -> None:
         """There is no device to be told."""
+
+    def refusal(self, _: Any) -> None:
+        """Refuse nobody before their request is read."""
+
+    def missed(self, *_: int) -> DeadlineExceeded:
+        """Nothing is known of when to come back."""
+        return DeadlineExceeded()
 
     def submit(self, ticket: Any, rows: list[np.ndarray]) -> None:
         """Take a request."""
@@ -99,6 +110,7 @@ class PuppetInfer:
         told_ns = None if wait_ns == service.timeout_ns else wait_ns
         self.calls.append((f"{service.name}:{service.version}", ticket.ids.request_id, told_ns))
         self.watch(rows)
+        ticket.claim(len(rows[0]))
         if self.error is not None and not isinstance(self.error, ModelFailed):
             # A copy: what an error was raised with lives as long as it does.
             raise copy(self.error)
@@ -357,7 +369,13 @@ async def test_reflection_describes_every_service() -> None:
                 return names, methods
 
         names, methods = await asyncio.to_thread(learn)
-        assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        assert names == {
+            SERVICE,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+            "tensorflow.serving.ModelService",
+            "tensorflow.serving.PredictionService",
+        }
         assert methods == set(METHODS)
 
 
@@ -365,7 +383,6 @@ async def test_reflection_describes_every_service() -> None:
     ("name", "extension"),
     [
         ("SystemSharedMemoryStatus", "system_shared_memory"),
-        ("CudaSharedMemoryRegister", "cuda_shared_memory"),
         ("TraceSetting", "trace"),
         ("LogSettings", "logging"),
     ],
@@ -376,6 +393,18 @@ async def test_what_is_not_spoken_is_said_so(name: str, extension: str) -> None:
         error = await refused(stage.channel.unary_unary(f"/{SERVICE}/{name}")(b"", timeout=PATIENCE_S))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
         assert error.details() == f"{extension} extension is not supported"
+
+
+async def test_nothing_can_be_registered_of_cuda() -> None:
+    """Where shared memory is off: there is nothing, which can be let go; the refusal is that of HTTP."""
+    async with staged() as stage:
+        assert not (await stage.ask("CudaSharedMemoryStatus", metadata=BEARER)).regions
+        await stage.ask("CudaSharedMemoryUnregister", metadata=BEARER)
+        error = await refused(stage.ask("CudaSharedMemoryRegister", name="a", metadata=BEARER))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert error.details() == "cuda_shared_memory extension is not supported"
+        error = await refused(stage.ask("CudaSharedMemoryStatus"))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_unknown_methods_and_services_are_unimplemented() -> None:
@@ -410,36 +439,16 @@ async def test_statistics_are_those_of_http() -> None:
             assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
-@dataclass
-class PuppetSupervisor:
-    """Does what it is asked, or refuses it.
-
-    Attributes:
-        asked: What it was asked.
-        refusal: What it refuses everything with.
-    """
-
-    gateway: Gateway
-    asked: list[Ask] = field(default_factory=list)
-    refusal: Refusal | None = None
-
-    def __post_init__(self) -> None:
-        keys = KeyVerifier(Path("never-read"), ".admin", Keys(ADMIN_KEY, ADMIN_KEY))
-        self.gateway.administration = Administration(self.ask, AdminAccess(admin_key(keys)))
-
-    def ask(self, ask: Ask) -> None:
-        self.asked.append(ask)
-        assert self.gateway.administration is not None
-        entries = ({"name": "digits", "version": "3", "state": "READY"}, {"name": "other"})
-        self.gateway.administration.take_reply(
-            replace(self.refusal, ticket=ask.ticket) if self.refusal else Reply(ask.ticket, entries)
-        )
+def supervised(gateway: Gateway) -> PuppetSupervisor:
+    """A supervisor of two models."""
+    entries = ({"name": "digits", "version": "3", "state": "READY"}, {"name": "other"})
+    return PuppetSupervisor(gateway, with_admin_key(ADMIN_KEY), entries)
 
 
 async def test_the_index_is_the_supervisors() -> None:
     """For whoever has a key of a model, or the admin key."""
     async with staged() as stage:
-        supervisor = PuppetSupervisor(stage.gateway)
+        supervisor = supervised(stage.gateway)
         first, other = (await stage.ask("RepositoryIndex", ready=True, metadata=BEARER)).models
         assert (first.name, first.version, first.state) == ("digits", "3", "READY")
         assert (other.name, other.version) == ("other", "")
@@ -450,7 +459,7 @@ async def test_the_index_is_the_supervisors() -> None:
 async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
     """With the parameters that HTTP has."""
     async with staged() as stage:
-        supervisor = PuppetSupervisor(stage.gateway)
+        supervisor = supervised(stage.gateway)
         config = {"config": {"string_param": '{"version_policy": {"all": {}}}'}}
         await stage.ask("RepositoryModelLoad", model_name="digits", metadata=ADMIN)
         await stage.ask("RepositoryModelLoad", model_name="digits", parameters=config, metadata=ADMIN)
@@ -478,7 +487,7 @@ async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
 async def test_other_loads_are_refused(name: str, fields: dict[str, Any], metadata: Any, code: str) -> None:
     """Nothing of them reaches the supervisor."""
     async with staged() as stage:
-        supervisor = PuppetSupervisor(stage.gateway)
+        supervisor = supervised(stage.gateway)
         error = await refused(stage.ask(name, model_name="digits", metadata=metadata, **fields))
         assert error.code().name == code
         assert not supervisor.asked
@@ -487,7 +496,7 @@ async def test_other_loads_are_refused(name: str, fields: dict[str, Any], metada
 async def test_the_admin_key_is_asked_for_as_metadata() -> None:
     """Callers of gRPC send no headers."""
     async with staged() as stage:
-        PuppetSupervisor(stage.gateway)
+        supervised(stage.gateway)
         error = await refused(stage.ask("RepositoryModelLoad", model_name="digits"))
         assert error.details().endswith(
             "needs the admin key ('stoker keys show admin'): send the metadata 'authorization: Bearer <key>'."
@@ -497,7 +506,7 @@ async def test_the_admin_key_is_asked_for_as_metadata() -> None:
 async def test_a_load_that_took_too_long_is_told_by_its_code() -> None:
     """Its status is that of every load that fails."""
     async with staged() as stage:
-        supervisor = PuppetSupervisor(stage.gateway)
+        supervisor = supervised(stage.gateway)
         supervisor.refusal = Refusal(0, 500, "load_timeout", "late")
         error = await refused(stage.ask("RepositoryModelLoad", model_name="digits", metadata=ADMIN))
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "late")
@@ -507,7 +516,7 @@ async def test_a_load_that_took_too_long_is_told_by_its_code() -> None:
 async def test_files_are_not_uploaded() -> None:
     """They are forbidden, as over HTTP."""
     async with staged() as stage:
-        PuppetSupervisor(stage.gateway)
+        supervised(stage.gateway)
         files = {"file:1/model.onnx": {"bytes_param": b"x"}}
         error = await refused(
             stage.ask("RepositoryModelLoad", model_name="m", parameters=files, metadata=ADMIN)
@@ -521,7 +530,7 @@ async def test_files_are_not_uploaded() -> None:
 async def test_what_the_supervisor_refuses_has_its_status(status: int, code: str) -> None:
     """That of its error over HTTP, in the terms of gRPC."""
     async with staged() as stage:
-        supervisor = PuppetSupervisor(stage.gateway)
+        supervisor = supervised(stage.gateway)
         supervisor.refusal = Refusal(0, status, "c", "no")
         error = await refused(stage.ask("RepositoryModelLoad", model_name="m", metadata=ADMIN))
         assert (error.code().name, error.details()) == (code, "no")
@@ -656,7 +665,16 @@ async def test_a_model_that_is_loading_is_unavailable() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "metadata"),
     [
-        (Overloaded("full", retry_after_s=7), "RESOURCE_EXHAUSTED", {"retry-after": "7"}),
+        (
+            Overloaded("full", refusal=ToldRefusal(503, "overloaded", 6500, rows_ahead=9)),
+            "UNAVAILABLE",
+            {
+                "retry-after": "7",
+                "retry-after-ms": "6500",
+                "grpc-retry-pushback-ms": "6500",
+                "stoker-refused": "reason=rows, rows-ahead=9",
+            },
+        ),
         (ModelFailed(error_id="e-1"), "INTERNAL", {"error-id": "e-1"}),
         (InvalidInput("ü" * 4000), "INVALID_ARGUMENT", {}),
         (ZeroDivisionError("a secret of the log"), "INTERNAL", {}),
@@ -683,16 +701,50 @@ def error_classes(base: type[StokerError] = StokerError) -> Iterator[type[Stoker
         yield from error_classes(below)
 
 
+async def test_a_caller_s_limit_ends_a_call_with_when_to_come_back(tmp_path: Path) -> None:
+    """RESOURCE_EXHAUSTED, with what the retry policies of clients keep to; with too many rows at once without."""
+    keyring = Keyring(tmp_path / "keys", "digits")
+    keyring.ensure()
+    key = CallerBook(keyring.keys_dir).add("ads", terms={"rows_per_s": 2.0, "burst_s": 0.5})
+    metadata = (("authorization", f"Bearer {key}"),)
+    memory = metric_memory()
+    async with staged() as stage:
+        stage.digits.access = Access(KeyVerifier(keyring.keys_dir, "digits", model="digits"))
+        stage.digits.quotas = Quotas(
+            memory.caller_usage(),
+            memory.page(0).callers,
+            KnownCallers(keyring.keys_dir),
+            several=False,
+            clock_ns=HandClock(),
+        )
+        assert numbers_of(await stage.infers(1, 2, metadata=metadata)) == [2, 4]
+        error = await refused(stage.infers(1, 2, metadata=metadata))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        told = dict(error.trailing_metadata())
+        assert (told["error-code"], told["stoker-refused"]) == ("quota_exceeded", "reason=quota-rows")
+        assert (told["retry-after"], told["retry-after-ms"]) == ("1", "500")
+        assert told["grpc-retry-pushback-ms"] == "500"
+        two = rows(1, 2)
+        two.inputs[0].shape[0] = 2
+        two.raw_input_contents[0] += two.raw_input_contents[0]
+        error = await refused(stage.method("ModelInfer")(two, metadata=metadata, timeout=PATIENCE_S))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        told = dict(error.trailing_metadata())
+        assert told["error-code"] == "request_over_quota"
+        assert "retry-after" not in told
+
+
 async def test_every_error_has_a_status_that_agrees_with_http() -> None:
     """Where HTTP blames the caller gRPC does, and what is worth a retry is so in both."""
     retried = {errors.Overloaded, errors.NotReady, errors.DeviceLost, errors.DeviceOutOfMemory}
+    retried.add(errors.TooManySequences)
     for kind in error_classes():
         error = kind.__new__(kind)
         code = next(code for code in grpc.StatusCode if code.value[0] == status_of(error))
         assert code is not grpc.StatusCode.UNKNOWN
         if 400 <= kind.status < 500:
             assert code is not grpc.StatusCode.INTERNAL, kind
-        scarce = kind in retried or kind.status == 413
+        scarce = kind in retried or kind.status in {413, 429}
         assert (code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)) is scarce, kind
 
 
@@ -737,7 +789,9 @@ async def test_a_caller_who_goes_gives_the_rows_up(way: str) -> None:
     """The request is cancelled on the device's side too."""
     async with staged() as stage:
         stage.infer.gate = asyncio.Event()
-        call = stage.infers(timeout=PATIENCE_S if way == "cancelled" else 0.2)
+        # The channel is open and both sides have done all once: what a deadline leaves is for the request alone.
+        await stage.ask("ServerLive")
+        call = stage.infers(timeout=PATIENCE_S if way == "cancelled" else 2.0)
         await stage.infer.has_begun()
         if way == "cancelled":
             call.cancel()
@@ -825,6 +879,22 @@ async def test_a_stream_is_answered_in_order_side_by_side() -> None:
         assert await stream.code() is grpc.StatusCode.OK
 
 
+async def test_the_only_request_of_a_stream_is_answered() -> None:
+    """Though its caller has ended the stream by then: the answer is on its way before the server ends it too."""
+    async with staged() as stage:
+        stage.infer.gate = asyncio.Event()
+        method = stage.channel.unary_stream(
+            f"/{SERVICE}/ModelStreamInfer",
+            request_serializer=message("ModelInferRequest").SerializeToString,
+            response_deserializer=message("ModelStreamInferResponse").FromString,
+        )
+        stream = method(rows(1, 2, id="only"), metadata=BEARER, timeout=PATIENCE_S)
+        await stage.infer.has_begun(1)
+        stage.infer.gate.set()
+        assert [reply.infer_response.id async for reply in stream] == ["only"]
+        assert await stream.code() is grpc.StatusCode.OK
+
+
 async def test_a_fault_is_an_error_of_its_request(caplog: pytest.LogCaptureFixture) -> None:
     """Not of the stream; and the log has it."""
     async with staged() as stage:
@@ -882,7 +952,7 @@ async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
         await stage.infer.has_begun()
         assert stage.gateway.bodies.left_bytes == 3 * mib
         error = await refused(method(large, metadata=BEARER, timeout=PATIENCE_S))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(error.trailing_metadata())["retry-after"] == "1"
         stream = stage.method("ModelStreamInfer")(metadata=BEARER)
         await stream.write(large)

@@ -5,11 +5,11 @@ import threading
 from typing import Any
 
 import pytest
+from tests.puppets import metric_memory
 
 from stoker.gateway.doors import app
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.side_threads import beside_the_loop
-from stoker.metrics.memory import MetricMemory
 
 
 def test_work_is_done_on_another_thread() -> None:
@@ -22,7 +22,7 @@ def test_work_is_done_on_another_thread() -> None:
 def test_metrics_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of dozens of models take a tenth of a second, in which the frontend serves others."""
     monkeypatch.setattr(app, "render", lambda *_: threading.current_thread().name.encode())
-    made = app.create_app(Gateway({}, MetricMemory(MetricMemory.create())))
+    made = app.create_app(Gateway({}, metric_memory()))
     sent: list[Any] = []
     scope = {
         "type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": [(b"host", b"x")],

@@ -1,0 +1,83 @@
+"""What a frontend is made of, from what the supervisor tells it at its start."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from stoker.gateway.describing.swagger import Naming
+from stoker.gateway.doors.sharing import Siblings
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.http.cors import Cors
+from stoker.gateway.regions.regions import Regions
+from stoker.gateway.regions.table import RegionTable
+from stoker.gateway.rows.quotas import Quotas
+from stoker.gateway.scoring.watching import watch_of
+from stoker.gateway.traffic import Traffic
+from stoker.keys.known_callers import KnownCallers
+from stoker.metrics.journal import Journal
+from stoker.metrics.past import Past
+
+if TYPE_CHECKING:
+    from stoker.control.frontend_messages import StartFrontend
+    from stoker.control.frontend_rules import ServerRules
+    from stoker.gateway.http.body_budget import BodyBudget
+    from stoker.metrics.memory import MetricMemory
+
+__all__ = ["gateway_of", "siblings_of"]
+
+
+def gateway_of(
+    start: StartFrontend, memory: MetricMemory, metrics_fd: int, bodies: BodyBudget, regions_fd: int | None
+) -> Gateway:
+    """Make the gateway, without a model.
+
+    Args:
+        start: What the frontend is told.
+        memory: The counters of all processes.
+        metrics_fd: Their file; it may be closed afterwards.
+        bodies: What large bodies may take.
+        regions_fd: The file with what is registered of callers' shared memory, which the gateway takes over; None
+            where none is offered.
+    """
+    gateway = Gateway(
+        {},
+        memory,
+        past=Past(metrics_fd) if start.console else None,
+        journal=Journal(metrics_fd, start.page) if start.console else None,
+        keyless=not (start.server.auth or start.server.token_auth),
+        metrics_need_key=start.metrics_need_key,
+        metadata_need_key=start.metadata_need_key,
+        bodies=bodies,
+        cors=Cors(start.cors_origins) if start.cors_origins else None,
+        naming=Naming(start.title, start.service_version, start.path_prefix),
+        tells_version=start.tells_version,
+        trusts_proxy=start.server.trusts_proxy,
+        traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
+    )
+    gateway.only = start.only
+    gateway.watch = watch_of(start.server, metrics_fd, start.page)
+    gateway.quotas = _quotas(start.server, memory, start.page)
+    if start.shared_memory is not None and regions_fd is not None:
+        rules = start.shared_memory
+        gateway.regions = Regions(
+            RegionTable(regions_fd), needs_admin=rules.needs_admin, anywhere=rules.anywhere
+        )
+    return gateway
+
+
+def siblings_of(start: StartFrontend, memory: MetricMemory, fds: list[int]) -> Siblings | None:
+    """All frontends of the server, whose descriptors are taken off the list; None if it has one alone."""
+    count = start.server.frontends
+    if count == 1:
+        return None
+    mailbox, *doors = (socket.socket(fileno=fds.pop(0)) for _ in range(1 + count))
+    return Siblings(start.page, [memory.page(number) for number in range(count)], mailbox, doors)
+
+
+def _quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quotas | None:
+    """What callers with limits may still send; None where nobody is told apart."""
+    if not server.auth and not server.token_auth:
+        return None
+    known = KnownCallers(server.keys_dir)
+    return Quotas(memory.caller_usage(), memory.page(page).callers, known, several=server.frontends > 1)

@@ -1,0 +1,206 @@
+"""One request to a pipeline: which of its steps run, and the arrays that go from one to the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from stoker.errors import InvalidInput, StokerError
+from stoker.errors.serving import unforeseen
+from stoker.gateway.pipelines.step_calls import StepCall, begin_step
+from stoker.pipelines.graph import Progress
+
+if TYPE_CHECKING:
+    from stoker.gateway.pipelines.whole_calls import PipelineCall
+    from stoker.gateway.scoring.service import Service
+    from stoker.pipelines.joined import JoinedPipeline
+
+__all__ = ["PipelineRun", "StepTimes"]
+
+logger = logging.getLogger(__name__)
+
+
+class StepTimes(NamedTuple):
+    """What a step has taken, in nanoseconds: waiting for its batch, for its turn of the device, and computing."""
+
+    queue_ns: int
+    turn_ns: int
+    compute_ns: int
+
+
+class PipelineRun:
+    """One request between its submission and its last step.
+
+    What a step gives is handed on while it is still in the rows of its model's arena, and copied from there into the
+    rows of the next one. Only what a later step needs, or the answer, is kept beside.
+
+    Attributes:
+        whole: The request.
+        tensors: The tensors that are needed still, by the names that the pipeline has for them.
+        error: Why it has failed, with the name of the step; None if it has not.
+        times: By step what it has taken, in the order in which they ended.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_causes",
+        "_joined",
+        "_left",
+        "_on_end",
+        "_progress",
+        "_starting",
+        "_target",
+        "error",
+        "tensors",
+        "times",
+        "whole",
+    )
+
+    def __init__(
+        self,
+        whole: PipelineCall,
+        joined: JoinedPipeline,
+        tensors: dict[str, np.ndarray],
+        target: Callable[[int], Service],
+        on_end: Callable[[PipelineRun], None],
+    ) -> None:
+        """Prepare a request.
+
+        Args:
+            whole: The request.
+            joined: Its pipeline.
+            tensors: What its caller has sent, each with its rows on the first axis.
+            target: Finds the model of a step now; raises StokerError if it is not there.
+            on_end: Is told once when it ends, unless `start` has raised or `stop` was called; not before `proceed`.
+        """
+        self.whole, self.tensors = whole, tensors
+        self.error: StokerError | None = None
+        self.times: dict[int, StepTimes] = {}
+        self._joined, self._target, self._on_end = joined, target, on_end
+        self._progress = Progress(joined.graph)
+        self._left = dict(joined.graph.uses)
+        self._calls: list[StepCall] = []
+        self._causes: dict[int, int] = {}
+        self._starting = True
+
+    def start(self) -> None:
+        """Begin with the steps that wait for nobody.
+
+        Raises:
+            StokerError: One of them cannot begin; nothing of the request runs then.
+        """
+        self._begin_all(self._joined.graph.first)
+        if self.error is not None:
+            raise self.error
+
+    def proceed(self) -> None:
+        """Go on by itself from now on; answers that are kept may end it at once."""
+        self._starting = False
+        self._go_on(self.tensors, lent=True)
+
+    def stop(self) -> None:
+        """Let nothing run that has not begun."""
+        for call in self._calls:
+            call.abandon()
+
+    def on_the_way(self) -> StepTimes:
+        """What was taken on the way to the step that was the last to end, which was waiting for each on that way."""
+        step, way = next(reversed(self.times), None), []
+        while step is not None:
+            way.append(self.times[step])
+            step = self._causes.get(step)
+        return StepTimes(*map(sum, zip(*way, strict=True))) if way else StepTimes(0, 0, 0)
+
+    def _begin_all(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            if self.error is None:
+                self._begin(step)
+
+    def _begin(self, step: int) -> None:
+        try:
+            service, takes = self._target(step), self._joined.links[step].takes
+            inputs = {name: self.tensors[tensor] for name, tensor in takes.items()}
+            self._check(step, inputs)
+            for tensor in set(takes.values()):
+                self._left[tensor] -= 1
+            call = begin_step(service, self.whole, inputs, partial(self._take, step))
+            self._calls.append(call)
+            service.submit(call, b"", None)
+            if call.wanted and not call.submitted:
+                # It waits to be admitted, and the rows that it was given may be others' by then.
+                call.asked = {name: array.copy() for name, array in inputs.items()}
+            else:
+                # They are in the model's rows, or not needed: whoever has large ones is not to have them twice.
+                call.asked = {}
+        except StokerError as error:
+            self._fail(step, error)
+        except Exception as error:
+            logger.exception("a step of a pipeline could not begin")
+            self._fail(step, unforeseen(error))
+
+    def _check(self, step: int, inputs: Mapping[str, np.ndarray]) -> None:
+        """Raise InvalidInput where sizes that models leave free do not fit; rows of fixed shapes always do."""
+        if self._joined.signature.takes == "rows":
+            return
+        for name, array in inputs.items():
+            info = self._joined.infos[step][name]
+            if not info.fits(array.shape):
+                raise InvalidInput(f"the input takes {info}, and is given the shape {list(array.shape)}")
+        tensors = self._joined.models[step].model_tensors
+        if tensors is not None and tensors.batched and len({len(array) for array in inputs.values()}) > 1:
+            raise InvalidInput("its inputs are given different numbers of rows")
+
+    def _take(self, step: int, call: StepCall) -> None:
+        """Take the outputs of a step, or its error; nobody else would ever answer the request."""
+        try:
+            if call.failure is None:
+                self._take_outputs(step, call)
+            else:
+                self._fail(step, call.failure)
+        except Exception as error:
+            logger.exception("the outputs of a step of a pipeline could not be taken")
+            self._fail(step, unforeseen(error))
+
+    def _take_outputs(self, step: int, call: StepCall) -> None:
+        """Take what a step gave, and begin with the steps that waited for it alone."""
+        queue_ns = call.started_ns - call.enqueued_ns - call.turn_ns
+        self.times[step] = StepTimes(queue_ns, call.turn_ns, call.finished_ns - call.started_ns)
+        given = {tensor: call.given[name] for name, tensor in self._joined.links[step].gives.items()}
+        call.given = {}
+        self.tensors.update(given)
+        ready = self._progress.finish(step)
+        self._causes.update(dict.fromkeys(ready, step))
+        self._begin_all(ready)
+        self._go_on(given, lent=call.lent)
+
+    def _go_on(self, given: Mapping[str, np.ndarray], *, lent: bool) -> None:
+        """End, or keep what is needed later of tensors that have come."""
+        if self._starting or self.error is not None:
+            return
+        if not self._progress.steps_left:
+            self._end()
+            return
+        for tensor, array in list(given.items()):
+            if not self._left[tensor]:
+                self.tensors.pop(tensor, None)
+            elif lent:
+                self.tensors[tensor] = array.copy()
+
+    def _fail(self, step: int, error: StokerError) -> None:
+        if self.error is None:
+            self.error = error.within(f"Step {self._joined.pipeline.steps[step].name}")
+            self.stop()
+            if not self._starting:
+                self._end()
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, _nobody
+        on_end(self)
+
+
+def _nobody(run: PipelineRun) -> None:
+    """Told of an end that has been told."""

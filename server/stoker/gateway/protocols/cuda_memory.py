@@ -1,0 +1,163 @@
+"""CUDA's shared memory extension of the Open Inference Protocol: memory of a GPU in which callers have tensors."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import JSONResponse, Response
+
+from stoker.echo import cut
+from stoker.errors import MalformedBody, NotFound
+from stoker.gateway.http.asgi import authorization_of
+from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.region_access import CUDA_SHARED_MEMORY, regions_to_change
+from stoker.gateway.protocols.repository_api import json_content
+from stoker.gateway.regions.table import CudaPlace
+from stoker.gpu.cuda_ipc import HANDLE_BYTES
+from stoker.keys.keyring import BEARER_HEADER
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from stoker.gateway.gateway import Gateway
+    from stoker.gateway.regions.regions import Regions
+
+__all__ = ["CudaMemoryAccess", "CudaMemoryApi", "register"]
+
+_MOST_DEVICES: Final = 1 << 16
+
+
+class CudaMemoryAccess:
+    """The extension, whatever a request came by.
+
+    Clients look at the status, and let all regions go, before they know whether a server has any: where there can be
+    none, there is nothing to see and nothing to let go.
+
+    Args:
+        gateway: What is served.
+        sent_as: How callers send a key, in the words of `BEARER_HEADER`.
+    """
+
+    def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
+        self._gateway, self._sent_as = gateway, sent_as
+
+    def status(self, authorization: bytes, address: str, name: str | None) -> list[dict[str, Any]]:
+        """Return what is registered, or one region of it, in the words of the protocol.
+
+        Raises:
+            NotFound: There is no such region.
+            Unauthorized: The caller has no key.
+        """
+        check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
+        regions = self._regions(address)
+        if regions is not None:
+            return regions.cuda_status(name)
+        if name is not None:
+            raise NotFound(f"Unable to find cuda shared memory region: '{cut(name)}'")
+        return []
+
+    def to_change(self, authorization: bytes, address: str, *, from_page: bool = False) -> Regions:
+        """Return the regions for a caller who registers some, or lets some go.
+
+        Raises:
+            NotSupported: Shared memory is off.
+            Forbidden, Unauthorized: As for system shared memory.
+        """
+        return regions_to_change(
+            self._gateway,
+            authorization,
+            address,
+            from_page=from_page,
+            sent_as=self._sent_as,
+            extension=CUDA_SHARED_MEMORY,
+        )
+
+    def unregister(
+        self, authorization: bytes, address: str, name: str | None, *, from_page: bool = False
+    ) -> None:
+        """Let a region go, or all; Triton does not mind if there is none.
+
+        Raises:
+            Forbidden, Unauthorized: As for system shared memory.
+        """
+        check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
+        regions = self._regions(address)
+        if regions is not None and regions.cuda_status(None):
+            self.to_change(authorization, address, from_page=from_page).unregister(name, CudaPlace)
+
+    def _regions(self, address: str) -> Regions | None:
+        """Those that a caller may use, if any."""
+        regions = self._gateway.regions
+        return None if regions is None or not regions.serves(address) else regions
+
+
+async def register(regions: Regions, name: str, handle: bytes, device_id: int, size_bytes: int) -> None:
+    """Register a region.
+
+    Args:
+        regions: All of them.
+        name: What callers call it.
+        handle: CUDA's handle of the allocation.
+        device_id: The GPU, by its number in CUDA.
+        size_bytes: How long the region is.
+
+    Raises:
+        NotSupported: This machine has no GPU, driver or library for it.
+        RegionTaken, MalformedBody: It cannot be registered, whatever there is.
+        InvalidInput, Overloaded: It cannot be opened.
+    """
+    if len(handle) != HANDLE_BYTES or not 0 <= device_id < _MOST_DEVICES:
+        raise MalformedBody(
+            f"a CUDA region needs a 'raw_handle' of {HANDLE_BYTES} bytes, and the number of a GPU as 'device_id'"
+        )
+    regions.check_new(name, size_bytes)
+    place = CudaPlace(base64.b64encode(handle).decode(), device_id)
+    # The first one of a process makes CUDA's context, which takes some tenths of a second.
+    regions.register_cuda(name, await beside_the_loop(regions.cuda.open, place, size_bytes))
+
+
+class CudaMemoryApi:
+    """The handlers of `/v2/cudasharedmemory/...`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._memory = CudaMemoryAccess(gateway)
+
+    async def status(self, request: Request) -> Response:
+        """List what is registered, or one region."""
+        return JSONResponse(self._memory.status(*_asked(request), request.path_params.get("region")))
+
+    async def register(self, request: Request) -> Response:
+        """Register a region."""
+        regions = self._memory.to_change(*_asked(request), from_page="origin" in request.headers)
+        content = await json_content(request)
+        device_id, size_bytes = content.get("device_id", 0), content.get("byte_size")
+        if type(device_id) is not int or type(size_bytes) is not int:
+            raise MalformedBody("a CUDA region needs 'device_id' and 'byte_size', integers")
+        handle = _handle(content.get("raw_handle"))
+        await register(regions, request.path_params["region"], handle, device_id, size_bytes)
+        return Response()
+
+    async def unregister(self, request: Request) -> Response:
+        """Let a region go, or all."""
+        name = request.path_params.get("region")
+        self._memory.unregister(*_asked(request), name, from_page="origin" in request.headers)
+        return Response()
+
+
+def _asked(request: Request) -> tuple[bytes, str]:
+    """The key and the address of a caller."""
+    return authorization_of(request), request.client.host if request.client else ""
+
+
+def _handle(given: Any) -> bytes:
+    encoded = given.get("b64") if isinstance(given, dict) else None
+    if isinstance(encoded, str):
+        try:
+            # Triton's client in C++, of which perf_analyzer is made, breaks its lines.
+            return base64.b64decode("".join(encoded.split()), validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    raise MalformedBody("a CUDA region needs a 'raw_handle', an object whose 'b64' is the handle in Base64")

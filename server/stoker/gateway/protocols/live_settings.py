@@ -1,0 +1,199 @@
+"""What is traced and what the log has, as Triton's trace and logging extensions show and change it.
+
+Changing takes the admin key and is the supervisor's, which tells all processes; reading is as that of other metadata.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import JSONResponse, Response
+
+from stoker.echo import cut, quoted
+from stoker.errors import MalformedBody, MethodNotAllowed, NotSupported, UnknownService
+from stoker.gateway.http.asgi import authorization_of
+from stoker.gateway.protocols.metadata_access import check_metadata_access
+from stoker.gateway.protocols.repository_api import json_content
+from stoker.keys.keyring import BEARER_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+    from stoker.gateway.administration import Administration
+    from stoker.gateway.gateway import Gateway
+
+__all__ = ["LOGGING", "TRACE", "LiveSettings", "LiveSettingsApi"]
+
+TRACE: Final = "trace"
+LOGGING: Final = "logging"
+"""The extensions' names."""
+
+_MODE: Final = "opentelemetry"
+_LEVELS: Final = {"OFF": False, "TIMESTAMPS": True}
+_MOST: Final = (1 << 31) - 1
+_NUMBERS: Final = {"trace_rate": ("rate", 0), "trace_count": ("left", -1)}
+"""By their names what numbers are called in `AskTraces`, and the least that they may be."""
+_FILES: Final = ("trace_file", "log_frequency")
+_SWITCHES: Final = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+_FORMS: Final = {"default": None, "ISO8601": "text", "text": "text", "json": "json"}
+
+
+class LiveSettings:
+    """Both extensions, whatever a request came by; what is sent and answered has Triton's names.
+
+    Args:
+        gateway: What is served.
+        sent_as: How callers send a key, in the words of `BEARER_HEADER`.
+    """
+
+    def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
+        self._gateway, self._sent_as = gateway, sent_as
+
+    async def traces(
+        self, authorization: bytes, model: str, content: Mapping[str, Any], *, from_page: bool = False
+    ) -> dict[str, str | list[str]]:
+        """Change which requests are traced, and return which ones are now.
+
+        Args:
+            authorization: Value of the header `Authorization`.
+            model: Of which model; empty for all that have no settings of their own.
+            content: What is to be changed; None takes a setting back.
+            from_page: Whether a browser says that a page has made the request.
+
+        Raises:
+            StokerError: There is no such model, the caller may not, or it cannot be so.
+        """
+        administration = self._administration(TRACE)
+        known = self._gateway.models.get(model)
+        if model and known is None:
+            raise UnknownService(f"Request for unknown model: '{cut(model)}' is not found")
+        services = () if known is None else tuple(known.services)
+        if content:
+            administration.access.check(authorization, from_page=from_page, sent_as=self._sent_as)
+        else:
+            check_metadata_access(self._gateway, authorization, services, sent_as=self._sent_as)
+        settings = await administration.traces(model, _trace_changes(content))
+        return {
+            "trace_level": ["TIMESTAMPS" if settings["on"] else "OFF"],
+            "trace_rate": str(settings["rate"]),
+            "trace_count": str(settings["left"]),
+            "trace_mode": _MODE,
+        }
+
+    async def logs(
+        self, authorization: bytes, content: Mapping[str, Any], *, from_page: bool = False
+    ) -> dict[str, str | bool | int]:
+        """Change what the logs of all processes have, and return what they have now; see `traces`."""
+        administration = self._administration(LOGGING)
+        if content:
+            administration.access.check(authorization, from_page=from_page, sent_as=self._sent_as)
+        else:
+            check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
+        settings = await administration.logs(_log_changes(content))
+        return {
+            "log_file": "",
+            **{name: settings[field] for name, field in _SWITCHES.items()},
+            "log_verbose_level": settings["verbose_level"],
+            "log_format": "json" if settings["form"] == "json" else "ISO8601",
+        }
+
+    def _administration(self, extension: str) -> Administration:
+        if self._gateway.administration is None:
+            raise NotSupported(f"{extension} extension is not supported")
+        return self._gateway.administration
+
+
+class LiveSettingsApi:
+    """The handlers of `/v2/.../trace/setting` and `/v2/logging`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._settings = LiveSettings(gateway)
+
+    async def traces(self, request: Request) -> Response:
+        """Say which requests are traced, and change it."""
+        model, content = request.path_params.get("name", ""), await _content(request)
+        told = await self._settings.traces(
+            authorization_of(request), model, content, from_page="origin" in request.headers
+        )
+        return JSONResponse(told)
+
+    async def logs(self, request: Request) -> Response:
+        """Say what the log has, and change it."""
+        content = await _content(request)
+        told = await self._settings.logs(
+            authorization_of(request), content, from_page="origin" in request.headers
+        )
+        return JSONResponse(told)
+
+
+async def _content(request: Request) -> Mapping[str, Any]:
+    """What a request wants changed."""
+    if request.method in ("GET", "HEAD"):
+        return {}
+    if request.method != "POST":
+        raise MethodNotAllowed("Method Not Allowed", allowed=("GET", "HEAD", "POST"))
+    return await json_content(request)
+
+
+def _trace_changes(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the supervisor is asked for, of trace settings as callers name them."""
+    changes: dict[str, Any] = {}
+    for name, value in content.items():
+        if name in _FILES:
+            raise NotSupported(f"{name} cannot be set: traces are sent by OTLP, and are in no file")
+        if name == "trace_mode":
+            if value not in (None, _MODE):
+                raise NotSupported(f"trace_mode is {_MODE}, and cannot be changed")
+        elif name == "trace_level":
+            changes["on"] = None if value is None else _level(value)
+        elif name in _NUMBERS:
+            field, least = _NUMBERS[name]
+            changes[field] = None if value is None else _number(name, value, least)
+        else:
+            raise MalformedBody(f"the trace setting '{cut(name)}' is not known")
+    return changes
+
+
+def _level(value: Any) -> bool:
+    levels = [value] if isinstance(value, str) else value
+    if isinstance(levels, list) and "TENSORS" in levels:
+        raise NotSupported(
+            "the trace level TENSORS is not supported: traces have no tensors, collected data have"
+        )
+    if not isinstance(levels, list) or len(levels) != 1 or levels[0] not in list(_LEVELS):
+        raise MalformedBody("trace_level has to be OFF or TIMESTAMPS")
+    return _LEVELS[levels[0]]
+
+
+def _number(name: str, value: Any, least: int) -> int:
+    number = value
+    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) < 12:
+        number = int(value)
+    if type(number) is not int or not least <= number <= _MOST:
+        raise MalformedBody(f"{name} has to be an integer from {least} to {_MOST}")
+    return number
+
+
+def _log_changes(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the supervisor is asked for, of log settings as callers name them; what is None stays."""
+    changes: dict[str, Any] = {}
+    for name, value in content.items():
+        if value is None:
+            continue
+        if name == "log_file":
+            raise NotSupported("log_file cannot be set: the log is standard error")
+        if name in _SWITCHES:
+            if not isinstance(value, bool):
+                raise MalformedBody(f"{name} has to be a boolean")
+            changes[_SWITCHES[name]] = value
+        elif name == "log_verbose_level":
+            changes["verbose_level"] = _number(name, value, 0)
+        elif name == "log_format":
+            if not isinstance(value, str) or value not in _FORMS:
+                raise MalformedBody(f"log_format has to be one of {', '.join(_FORMS)}, not {quoted(value)}")
+            changes["form"] = _FORMS[value]
+        else:
+            raise MalformedBody(f"the log setting '{cut(name)}' is not known")
+    return changes

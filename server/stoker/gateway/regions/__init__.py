@@ -1,0 +1,1 @@
+"""Shared memory of callers: what has been registered, and reading and writing it."""

@@ -1,0 +1,365 @@
+"""The regions of shared memory that callers have registered, as a frontend uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Final, Protocol
+
+from stoker.echo import quoted
+from stoker.errors import BodyTooLarge, Forbidden, InvalidInput, MalformedBody, NotFound, RegionTaken
+from stoker.gateway.regions.cuda_memory import CudaDevices, CudaMemory
+from stoker.gateway.regions.memory import OpenMemory, file_of
+from stoker.gateway.regions.table import CudaPlace, FilePlace, Place, RegionTable, Registration
+from stoker.wire.oip_regions import RegionSpan
+
+__all__ = ["MAX_REGIONS", "Reader", "Regions", "is_local"]
+
+MAX_REGIONS: Final = 512
+"""Each is an open file of each frontend that has used it."""
+_MAX_NAME_BYTES: Final = 256
+_MOST: Final = 1 << 62
+
+
+def is_local(address: str) -> bool:
+    """Whether a peer at this address is on this machine."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return parsed.is_loopback
+
+
+class _Memory(Protocol):
+    """Memory of a caller that this process has open, of whatever kind."""
+
+    @property
+    def linked(self) -> bool:
+        """Whether its owner has not removed it."""
+
+    def read(self, begin: int, size_bytes: int) -> memoryview | None:
+        """Return a copy of a part of it; None if it ends before the part does."""
+
+    def write(self, begin: int, content: memoryview) -> bool:
+        """Write a part of it; False if it ends before the part does."""
+
+
+class Regions:
+    """What is registered with all frontends, and the memory of it that this one has open.
+
+    Args:
+        table: What is registered.
+        needs_admin: Whether registering takes the admin key.
+        anywhere: Whether callers on other machines may use regions.
+        cuda: Opens memory of GPUs.
+
+    Attributes:
+        needs_admin: As given.
+        anywhere: As given.
+        cuda: As given.
+    """
+
+    def __init__(
+        self,
+        table: RegionTable,
+        *,
+        needs_admin: bool,
+        anywhere: bool = False,
+        cuda: CudaDevices | None = None,
+    ) -> None:
+        self.needs_admin, self.anywhere = needs_admin, anywhere
+        self.cuda = CudaDevices() if cuda is None else cuda
+        self._table = table
+        self._open: dict[int, _Memory] = {}
+
+    def serves(self, address: str) -> bool:
+        """Whether a peer at this address may use regions."""
+        return self.anywhere or is_local(address)
+
+    def check_peer(self, address: str) -> None:
+        """Refuse a peer that may not use regions.
+
+        Raises:
+            Forbidden: It is on another machine.
+        """
+        if not self.serves(address):
+            raise Forbidden(
+                "Shared memory is for callers on the server's own machine, over its loopback address."
+            )
+
+    def register(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
+        """Register a region.
+
+        Raises:
+            RegionTaken: There is one of this name, or there are too many.
+            MalformedBody: The name is too long, or a number is negative.
+            InvalidInput: The shared memory cannot be opened, or is shorter.
+        """
+        self.check_new(name, size_bytes, offset_bytes)
+        memory = OpenMemory(key)
+        has_bytes = memory.size_bytes
+        if offset_bytes + size_bytes > has_bytes:
+            raise InvalidInput(
+                f"failed to register shared memory region {quoted(name)}: it would end at byte "
+                f"{offset_bytes + size_bytes}, and {quoted(key)} has {has_bytes}"
+            )
+        # This process opens it again when it is used: many more may be registered.
+        self._add(name, size_bytes, FilePlace(key, offset_bytes, memory.device, memory.inode))
+
+    def register_cuda(self, name: str, memory: CudaMemory) -> None:
+        """Register a region of a GPU's memory, as `CudaDevices.open` has opened it.
+
+        Raises:
+            RegionTaken, MalformedBody: As `register`.
+        """
+        self.check_new(name, memory.size_bytes)
+        self._open[self._add(name, memory.size_bytes, memory.place)] = memory
+
+    def check_new(self, name: str, size_bytes: int, offset_bytes: int = 0) -> None:
+        """Refuse a region that cannot be registered whatever its memory is.
+
+        Raises:
+            RegionTaken: There is one of this name.
+            MalformedBody: The name is too long, or a number is negative or larger than any memory.
+        """
+        if not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_BYTES:
+            raise MalformedBody(f"the name of a shared memory region has 1 to {_MAX_NAME_BYTES} bytes")
+        if not 0 < size_bytes < _MOST:
+            raise MalformedBody(f"shared memory region {quoted(name)} needs 'byte_size' > 0 and < 2^62")
+        if not 0 <= offset_bytes < _MOST:
+            raise MalformedBody(f"shared memory region {quoted(name)} needs 'offset' >= 0 and < 2^62")
+        self.look()
+        if name in self._table.registered:
+            raise _taken(name)
+
+    def _add(self, name: str, size_bytes: int, place: Place) -> int:
+        numbers = []
+
+        def add(registered: dict[str, Registration], number: int) -> None:
+            if name in registered:
+                raise _taken(name)
+            if len(registered) >= MAX_REGIONS:
+                raise RegionTaken(f"there are {MAX_REGIONS} shared memory regions: unregister some")
+            registered[name] = Registration(number, name, size_bytes, place)
+            numbers.append(number)
+
+        self._table.change(add)
+        return numbers[0]
+
+    def unregister(self, name: str | None, kind: type[Place] = FilePlace) -> None:
+        """Let a region go, or all of its kind; one that is not registered is none to let go."""
+
+        def remove(registered: dict[str, Registration], _: int) -> None:
+            for entry in list(registered.values()):
+                if isinstance(entry.place, kind) and name in (None, entry.name):
+                    del registered[entry.name]
+
+        if any(name in (None, entry.name) for entry in self._of_kind(kind)):
+            self._table.change(remove)
+        self._close_gone()
+
+    def status(self, name: str | None) -> list[dict[str, Any]]:
+        """Return what is registered of system shared memory, or one region of it, in the words of the protocol.
+
+        Raises:
+            NotFound: There is no such region.
+        """
+        return [
+            {
+                "name": entry.name,
+                "key": entry.place.key,
+                "offset": entry.place.offset_bytes,
+                "byte_size": entry.size_bytes,
+            }
+            for entry in self._listed(name, FilePlace, "system")
+            if isinstance(entry.place, FilePlace)
+        ]
+
+    def cuda_status(self, name: str | None) -> list[dict[str, Any]]:
+        """Return the same of memory of GPUs.
+
+        Raises:
+            NotFound: There is no such region.
+        """
+        return [
+            {"name": entry.name, "device_id": entry.place.device_id, "byte_size": entry.size_bytes}
+            for entry in self._listed(name, CudaPlace, "cuda")
+            if isinstance(entry.place, CudaPlace)
+        ]
+
+    def _listed(self, name: str | None, kind: type[Place], word: str) -> list[Registration]:
+        self.look()
+        found = [entry for entry in self._of_kind(kind) if name in (None, entry.name)]
+        if name is not None and not found:
+            raise NotFound(f"Unable to find {word} shared memory region: {quoted(name)}")
+        return found
+
+    def _of_kind(self, kind: type[Place]) -> list[Registration]:
+        return [entry for entry in self._table.registered.values() if isinstance(entry.place, kind)]
+
+    def cold_devices(self) -> set[int]:
+        """GPUs of whose memory some is registered, and which this process has not used yet; each is told once."""
+        return self.cuda.cold(
+            {
+                entry.place.device_id
+                for entry in self._of_kind(CudaPlace)
+                if isinstance(entry.place, CudaPlace)
+            }
+        )
+
+    def look(self) -> None:
+        """Let regions go whose owners have removed them; to be called once a second.
+
+        Nobody else could ever use what has no name any more, and this server would hold its memory.
+        """
+        gone = {entry.number for entry in self._table.registered.values() if not _is_there(entry)}
+        if gone:
+            self._forget(gone)
+        self._close_gone()
+
+    def read(self, span: RegionSpan) -> memoryview:
+        """Return a copy of a part of a region.
+
+        Raises:
+            InvalidInput: There is no such region, it does not have this part, or its owner has cut it off.
+        """
+        entry, memory = self._find(span)
+        content = memory.read(_begin(entry) + span.offset_bytes, span.size_bytes)
+        if content is None:
+            raise _cut_short(span)
+        return content
+
+    def check(self, span: RegionSpan) -> Registration:
+        """Return the registration of a region that has a part.
+
+        Raises:
+            InvalidInput: There is no such region, or it does not have this part.
+        """
+        return self._find(span)[0]
+
+    def write(self, span: RegionSpan, content: memoryview, registration: Registration) -> None:
+        """Write into a part of a region.
+
+        Args:
+            span: The part; the content may be shorter.
+            content: Bytes.
+            registration: What `check` has said when the request came: a later region of the same name is another.
+
+        Raises:
+            InvalidInput: As `check`; or its owner has cut it off, or another has the name.
+        """
+        entry, memory = self._find(span)
+        if entry.number != registration.number:
+            raise _unknown(span)
+        try:
+            written = memory.write(_begin(entry) + span.offset_bytes, content)
+        except OSError as error:
+            raise InvalidInput(
+                f"Unable to write shared memory region {quoted(span.region)}: {os.strerror(error.errno or 0)}"
+            ) from None
+        if not written:
+            raise _cut_short(span)
+
+    def _find(self, span: RegionSpan) -> tuple[Registration, _Memory]:
+        entry = self._table.registered.get(span.region)
+        if entry is None:
+            raise _unknown(span)
+        if span.offset_bytes + span.size_bytes > entry.size_bytes:
+            raise InvalidInput(
+                f"Invalid offset + byte size for shared memory region: {quoted(span.region)}: "
+                f"it has {entry.size_bytes} bytes"
+            )
+        memory = self._open.get(entry.number) or self._opened(entry)
+        if memory is None or not memory.linked:
+            self._forget({entry.number})
+            self._close_gone()
+            raise _unknown(span)
+        return entry, memory
+
+    def _opened(self, entry: Registration) -> _Memory | None:
+        """The memory of a region that another frontend has registered; None where it is another one by now."""
+        memory: _Memory
+        if isinstance(entry.place, CudaPlace):
+            memory = self.cuda.open(entry.place, entry.size_bytes)
+        else:
+            memory = OpenMemory(entry.place.key)
+            # Since then somebody else may have made shared memory of that name.
+            if (memory.device, memory.inode) != (entry.place.device, entry.place.inode):
+                return None
+        self._open[entry.number] = memory
+        return memory
+
+    def _forget(self, numbers: set[int]) -> None:
+        def remove(registered: dict[str, Registration], _: int) -> None:
+            for entry in list(registered.values()):
+                if entry.number in numbers:
+                    del registered[entry.name]
+
+        self._table.change(remove)
+
+    def _close_gone(self) -> None:
+        held = {entry.number for entry in self._table.registered.values()}
+        for number in self._open.keys() - held:
+            del self._open[number]
+
+
+class Reader:
+    """The regions that one request reads, and how much that may be.
+
+    Args:
+        regions: All of them.
+        most_bytes: The most that its inputs may have together.
+    """
+
+    __slots__ = ("_left_bytes", "_most_bytes", "_regions")
+
+    def __init__(self, regions: Regions, most_bytes: int) -> None:
+        self._regions = regions
+        self._left_bytes = self._most_bytes = most_bytes
+
+    def read(self, span: RegionSpan) -> memoryview:
+        """Return a copy of a part of a region.
+
+        Raises:
+            BodyTooLarge: The inputs are longer than a body may be.
+            InvalidInput: As `Regions.read`.
+        """
+        self._left_bytes -= span.size_bytes
+        if self._left_bytes < 0:
+            raise BodyTooLarge(
+                f"The inputs in shared memory are larger than {self._most_bytes / 2**20:.4g} MiB."
+            )
+        return self._regions.read(span)
+
+
+def _is_there(entry: Registration) -> bool:
+    place = entry.place
+    if isinstance(place, CudaPlace):
+        # CUDA has nothing that says it.
+        return True
+    with contextlib.suppress(OSError):
+        status = file_of(place.key).lstat()
+        return (status.st_dev, status.st_ino) == (place.device, place.inode)
+    return False
+
+
+def _begin(entry: Registration) -> int:
+    """Where a region begins in its memory."""
+    return entry.place.offset_bytes if isinstance(entry.place, FilePlace) else 0
+
+
+def _taken(name: str) -> RegionTaken:
+    return RegionTaken(f"shared memory region {quoted(name)} already in manager")
+
+
+def _unknown(span: RegionSpan) -> InvalidInput:
+    return InvalidInput(f"Unable to find shared memory region: {quoted(span.region)}")
+
+
+def _cut_short(span: RegionSpan) -> InvalidInput:
+    return InvalidInput(
+        f"Shared memory region {quoted(span.region)} has become shorter than it was registered"
+    )

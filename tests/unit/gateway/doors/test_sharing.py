@@ -1,0 +1,201 @@
+"""Who is to have a new connection, and how it gets there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.puppets import metric_memory
+
+from stoker.gateway.doors.sharing import ConnectionShare, Siblings, fewest
+
+
+@given(
+    st.integers(2, 9).flatmap(lambda n: st.lists(st.integers(0, n - 1), max_size=60).map(lambda at: (n, at)))
+)
+def test_connections_are_even_wherever_the_kernel_puts_them(arrivals: tuple[int, list[int]]) -> None:
+    """Nobody has more than one, or an eighth, above another; without the rule all could be with one."""
+    count, at = arrivals
+    has = [0] * count
+    for own in at:
+        taker = fewest(own, has)
+        has[own if taker is None else taker] += 1
+    assert max(has) - min(has) <= 1 + max(has) // 8
+
+
+@given(st.lists(st.none() | st.integers(0, 99), min_size=1, max_size=9), st.data())
+def test_nobody_is_given_a_connection_who_takes_none_or_has_as_many(
+    counts: Sequence[int | None], data: st.DataObject
+) -> None:
+    """Handing on costs something: it happens only if the other one has fewer, and is there."""
+    own = data.draw(st.integers(0, len(counts) - 1))
+    taker = fewest(own, counts)
+    if taker is not None:
+        has, there = counts[own], counts[taker]
+        assert has is not None
+        assert there is not None
+        assert there < has
+
+
+Frontend = tuple[ConnectionShare, list[socket.socket]]
+
+
+@pytest.fixture
+def frontends() -> Iterator[Callable[[], list[Frontend]]]:
+    """Three frontends in this process, which keep what they are given."""
+    with ExitStack() as stack:
+
+        def build() -> list[Frontend]:
+            memory = metric_memory()
+            pages = [memory.page(number) for number in range(3)]
+            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in pages]
+            for pair in pairs:
+                for sock in pair:
+                    stack.enter_context(sock)
+            made: list[Frontend] = []
+            for own, (mailbox, _) in enumerate(pairs):
+                kept: list[socket.socket] = []
+
+                async def keep(sock: socket.socket, kept: list[socket.socket] = kept) -> None:
+                    kept.append(stack.enter_context(sock))
+
+                siblings = Siblings(own, pages, mailbox, [door for _, door in pairs])
+                made.append((siblings.share("http", keep), kept))
+                siblings.start()
+            return made
+
+        yield build
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+
+
+@pytest.mark.anyio
+async def test_a_connection_goes_to_who_has_the_fewest(frontends: Callable[[], list[Frontend]]) -> None:
+    """It is the very connection; who hands on a burst does not give all of it to one that has not looked yet."""
+    (first, _), (second, of_second), (_, of_third) = frontends()
+    first.tell(3)
+    second.tell(1)
+    ends = [socket.socketpair() for _ in range(3)]
+    handed = [first.hand_on(there.fileno()) for _, there in ends]
+    await _turns()
+    assert handed == [True, True, True]
+    assert (len(of_second), len(of_third)) == (1, 2)
+    for here, there in ends:
+        there.close()
+        here.send(b"?")
+    heard = [sock.recv(1) for sock in (*of_second, *of_third)]
+    assert heard == [b"?"] * 3, "closing it where it was accepted does not end it"
+    for here, _ in ends:
+        here.close()
+
+
+@pytest.mark.anyio
+async def test_who_leaves_neither_gives_nor_gets(frontends: Callable[[], list[Frontend]]) -> None:
+    """What is under way to it is served nevertheless."""
+    (first, _), (second, of_second), (third, _) = frontends()
+    first.tell(3)
+    third.tell(3)
+    here, there = socket.socketpair()
+    with here, there:
+        assert first.hand_on(there.fileno())
+        second.leave()
+        second.tell(0)
+        await _turns()
+        assert len(of_second) == 1
+        assert not first.hand_on(there.fileno())
+        first.leave()
+        third.tell(0)
+        assert not first.hand_on(there.fileno())
+
+
+@pytest.mark.anyio
+async def test_a_full_mailbox_costs_nobody_a_connection(frontends: Callable[[], list[Frontend]]) -> None:
+    """One that does not look for a while is not given more than its mailbox holds."""
+    (first, _), (second, _), (third, of_third) = frontends()
+    second.leave()
+    here, there = socket.socketpair()
+    with here, there:
+        handed = 0
+        for _ in range(10_000):
+            first.tell(9)
+            third.tell(0)
+            if not first.hand_on(there.fileno()):
+                break
+            handed += 1
+        else:
+            pytest.fail("a mailbox that nobody reads takes everything")
+        while len(of_third) < handed:
+            await _turns()
+        assert len(of_third) == handed
+
+
+@pytest.fixture
+def no_descriptor_is_free() -> Callable[[], AbstractContextManager[None]]:
+    """Lets this process have the descriptors that it has, and no further one."""
+
+    @contextmanager
+    def limited() -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    return limited
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
+    frontends: Callable[[], list[Frontend]],
+    no_descriptor_is_free: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Who has no descriptor left for it says again how many it has, and is given the next one."""
+    (first, _), (_, of_second), (third, _) = frontends()
+    first.tell(1)
+    third.tell(1)
+    here, there = socket.socketpair()
+    with here, there:
+        await _turns()
+        assert first.hand_on(there.fileno())
+        assert not first.hand_on(there.fileno()), "the one on its way is counted"
+        with no_descriptor_is_free():
+            await _turns()
+        assert of_second == []
+        assert first.hand_on(there.fileno())
+        await _turns()
+        assert len(of_second) == 1
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_cannot_be_served_is_not_counted() -> None:
+    """Its caller is gone before it is taken, for instance: who has handed it on has counted it."""
+
+    async def fail(sock: socket.socket) -> None:
+        sock.close()
+        raise ConnectionResetError
+
+    page = metric_memory().page(0)
+    mailbox, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    here, there = socket.socketpair()
+    with mailbox, door, here, there:
+        siblings = Siblings(0, [page], mailbox, [door])
+        siblings.share("http", fail)
+        siblings.start()
+        page.add_connections("http", 1)
+        assert siblings.send(0, "http", there.fileno())
+        await _turns()
+        assert page.connections("http") == 0

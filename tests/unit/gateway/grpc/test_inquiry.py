@@ -1,0 +1,58 @@
+"""One infer request of gRPC: what it holds, and for how long."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, cast
+from weakref import ref
+
+import pytest
+
+from stoker.errors import NotReady
+from stoker.gateway.grpc.inquiry import Inquiry
+
+
+class Scored:
+    """What is under way: it knows who has asked."""
+
+    def __init__(self, inquiry: Inquiry) -> None:
+        self.inquiry = inquiry
+
+    def abandon(self) -> None:
+        """Nothing is to be ended."""
+
+
+class Scoring:
+    """Has something under way for whoever asks, and knows whether it is there still."""
+
+    last: ref[Scored]
+
+    def score(self, inquiry: Inquiry, content: bytes) -> Scored:
+        del content
+        scored = Scored(inquiry)
+        self.last = ref(scored)
+        return scored
+
+
+class Inquirer:
+    """Takes whatever it is told."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_has_been_answered_is_freed_at_once(refused: bool) -> None:
+    """With an answer or with an error: no collection of garbage is needed, as there may be none for long."""
+    inquiry, scoring = Inquiry(cast("Any", None), cast("Any", Inquirer()), None), Scoring()
+    gc.disable()
+    try:
+        inquiry.ask(scoring, b"")
+        if refused:
+            inquiry.refuse(NotReady("The device restarts."))
+        else:
+            inquiry(200, b"", b"")
+        del inquiry
+        assert scoring.last() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,93 @@
+"""Pipelines in a frontend's roster: where they are routed while models come and go, and who may ask them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.puppets import PuppetRuntime, metric_memory
+from tests.unit.gateway.test_gateway_models import Frontend, play
+
+from stoker.control.frontend_messages import Route
+from stoker.control.frontend_rules import PipelineRules, ServerRules
+from stoker.errors import NotReady, OutOfScope
+from stoker.gateway.assembly import access_of
+from stoker.gateway.describing.exposition import render
+from stoker.keys.callers import CallerBook
+from stoker.keys.keyring import Keyring
+from stoker.metrics.memory import MetricMemory
+from stoker.non_finite import WORDS
+from stoker.pipelines.definition import Pipeline, Step
+
+TWICE = Pipeline(
+    "twice",
+    (
+        Step("first", "digits", inputs={"x": "sent"}, outputs={"y": "once"}),
+        Step("second", "digits", inputs={"x": "once"}, outputs={"y": "answer"}),
+    ),
+)
+
+
+@pytest.fixture
+def memory() -> MetricMemory:
+    """Counters that nobody has counted yet."""
+    return metric_memory()
+
+
+def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
+    """It waits for its models, follows their versions in each request from then on, and says when one has gone."""
+    answers: list[tuple[int, Any]] = []
+
+    async def score(frontend: Frontend) -> None:
+        service = frontend.gateway.find("twice")
+        service.score(
+            b'{"data": [[1, 2]]}', None, lambda status, _, body: answers.append((status, json.loads(body))), 0
+        )
+        for _ in range(2):
+            for exchange in frontend.roster._exchanges.values():
+                exchange.ring()
+            frontend.turn_devices()
+            for exchange in frontend.roster._exchanges.values():
+                exchange._on_doorbell()
+
+    async def scene(frontend: Frontend) -> None:
+        gateway, roster = frontend.gateway, frontend.roster
+        roster.join(PipelineRules(TWICE, 5, 10**9, WORDS))
+        with pytest.raises(NotReady, match="step first: the model digits is not served"):
+            gateway.find("twice")
+        frontend.load(0, 3)
+        frontend.route(v3=0)
+        assert gateway.find("twice").ready
+        assert b"/api/v1/service/twice/score" in gateway.routes
+        await score(frontend)
+        frontend.load(1, 4, runtime=PuppetRuntime(answer=lambda inputs: [inputs[0] + 1]))
+        await score(frontend)
+        frontend.route(v3=0, v4=1)
+        await score(frontend)
+        roster.sweep()
+        assert b'stoker_ready_replicas{model="twice",version="1"} 1.0' in render(
+            memory, gateway.models, gateway.load
+        )
+        roster.route(Route("digits", None, {}, ()))
+        with pytest.raises(NotReady, match="step first: the model digits is not served"):
+            gateway.find("twice")
+        assert b"/api/v1/service/twice/score" not in gateway.routes
+        gateway.check_ready()
+
+    play(memory, scene)
+    assert answers == [(200, [[4, 8]]), (200, [[4, 8]]), (200, [[3, 4]])]
+
+
+def test_a_key_for_a_pipeline_opens_none_of_its_models(tmp_path: Path) -> None:
+    """Nor does one for its models open the pipeline: its author has chosen what may be asked."""
+    keys_dir = tmp_path / "keys"
+    for name in ("twice", "digits"):
+        Keyring(keys_dir, name).ensure()
+    key = CallerBook(keys_dir).add("ads", terms={"models": frozenset({"twice"})})
+    server = ServerRules(True, False, keys_dir, 1000, 1000, 1, 1 << 20)
+    bearer = b"Bearer " + key.encode()
+    assert access_of("twice", None, server).check(bearer).name == "ads"
+    with pytest.raises(OutOfScope):
+        access_of("digits", None, server).check(bearer)

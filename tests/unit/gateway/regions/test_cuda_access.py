@@ -1,0 +1,105 @@
+"""Who may register memory of a GPU, see what is registered, and let it go."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
+
+from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, RegionTaken, Unauthorized
+from stoker.gateway.protocols.cuda_memory import CudaMemoryAccess, register
+from stoker.gateway.regions.cuda_memory import CudaDevices
+from stoker.gateway.regions.regions import Regions
+from stoker.gateway.regions.table import CudaPlace, RegionTable
+from stoker.gpu.cuda_ipc import CudaIpc
+
+KEY, ADMIN, NOBODY = b"Bearer key", b"Bearer admin", b""
+NEAR, FAR = "127.0.0.1", "10.0.0.1"
+
+
+def gateway_with(regions: Regions | None) -> Any:
+    """A gateway with a service, whose key is `key`, and the admin key `admin`."""
+    service = SimpleNamespace(access=SimpleNamespace(allows=lambda given: given == KEY))
+    service.access.refusal = lambda *_: Unauthorized("no key")
+    callers = SimpleNamespace(open=False, allows=lambda given: given == ADMIN)
+    return SimpleNamespace(
+        metadata_need_key=True,
+        all_services=[service],
+        administration=SimpleNamespace(access=SimpleNamespace(refusal=None, callers=callers)),
+        regions=regions,
+    )
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    """Regions that take the admin key, with an allocation of 64 bytes that may be registered."""
+    gpus, fd = PuppetGpus(), os.memfd_create("regions")
+    gpus.allocate("a", 64)
+    cuda = PuppetCuda(gpus)
+    yield Regions(RegionTable(fd), needs_admin=True, cuda=CudaDevices(lambda: CudaIpc(cuda, cuda)))
+    os.close(fd)
+
+
+def add(regions: Regions) -> None:
+    """Register a region."""
+    place = CudaPlace(base64.b64encode(handle_of("a")).decode(), 0)
+    regions.register_cuda("r", regions.cuda.open(place, 64))
+
+
+def test_with_the_admin_key_alone(regions: Regions) -> None:
+    """Who has it registers and lets go; others see what there is, and can let go what is not there."""
+    access = CudaMemoryAccess(gateway_with(regions))
+    access.unregister(KEY, NEAR, None)
+    for given in (KEY, NOBODY):
+        with pytest.raises(Unauthorized, match="admin key"):
+            access.to_change(given, NEAR)
+    assert access.to_change(ADMIN, NEAR) is regions
+    add(regions)
+    assert [entry["name"] for entry in access.status(KEY, NEAR, "r")] == ["r"]
+    with pytest.raises(Unauthorized):
+        access.status(NOBODY, NEAR, None)
+    for name in ("r", None):
+        with pytest.raises(Unauthorized, match="admin key"):
+            access.unregister(KEY, NEAR, name)
+    with pytest.raises(Forbidden, match="Pages"):
+        access.unregister(KEY, NEAR, "r", from_page=True)
+    assert regions.cuda_status(None)
+    access.unregister(ADMIN, NEAR, "r")
+    assert regions.cuda_status(None) == []
+
+
+def test_on_another_machine_there_is_nothing(regions: Regions) -> None:
+    """To see or to let go, as where shared memory is off; registering is refused."""
+    add(regions)
+    for access in (CudaMemoryAccess(gateway_with(regions)), CudaMemoryAccess(gateway_with(None))):
+        assert access.status(KEY, FAR, None) == []
+        with pytest.raises(NotFound):
+            access.status(KEY, FAR, "r")
+        access.unregister(KEY, FAR, None)
+        with pytest.raises((Forbidden, NotSupported)):
+            access.to_change(ADMIN, FAR)
+    assert regions.cuda_status(None)
+
+
+@pytest.mark.anyio
+async def test_what_is_refused_before_cuda_is_asked(regions: Regions) -> None:
+    """Handles of another length, GPUs that none has, sizes that are none, and names that are taken."""
+    for handle, device_id, size_bytes in (
+        (b"short", 0, 64),
+        (handle_of("a"), -1, 64),
+        (handle_of("a"), 1 << 16, 64),
+        (handle_of("a"), 0, 0),
+        (handle_of("a"), 0, 1 << 62),
+    ):
+        with pytest.raises(MalformedBody) as refused:
+            await register(regions, "r", handle, device_id, size_bytes)
+        # A region of a GPU begins with its allocation.
+        assert "'offset'" not in str(refused.value)
+    await register(regions, "r", handle_of("a"), 0, 64)
+    with pytest.raises(RegionTaken):
+        await register(regions, "r", b"\1" * 64, 0, 64)
