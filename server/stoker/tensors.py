@@ -6,13 +6,14 @@ The batch axis is never part of a shape here: a row is one element of it, and th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from stoker.script_form import ScriptForm
+from stoker.sequences import ID_BYTES, TEXT_IDS, WORDS, Control
 from stoker.verdict import Verdict
 
 __all__ = [
@@ -123,6 +124,9 @@ class TensorSpec:
         return cls(value["name"], value["dtype"], tuple(value["shape"]), variable, labels, as_objects)
 
 
+_SEQUENCE: Final = TensorSpec("sequence", "int64", (WORDS,))
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """One tensor as a model declares it, with its batch axis.
@@ -166,11 +170,13 @@ class ModelTensors:
         inputs: The inputs.
         outputs: The outputs; sizes that the model does not declare are -1.
         batched: Whether the first axis of all of them is the batch, so that requests may be concatenated.
+        sequences: Whether requests go on from the state of a sequence, which is no input.
     """
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     batched: bool
+    sequences: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -238,6 +244,8 @@ class Signature:
         verdict: How it is known whether its rows may share a batch with those of others; None before it is found.
         signatures: The signatures of a SavedModel that are served, first the one that is meant where none is named;
             empty for other models. Where there are several, `takes` is `tensors`, and a row says which one it is for.
+        sequences: Whether a row goes on from the state of its sequence; then `takes` is `rows` or `body`.
+        controls: Inputs that the server fills with what it knows of a row's sequence; they are not in `inputs`.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -248,6 +256,23 @@ class Signature:
     # Not what rows look like: replicas of one model may have been tried differently long.
     verdict: Verdict | None = field(default=None, compare=False)
     signatures: tuple[NamedSignature, ...] = ()
+    sequences: bool = False
+    controls: tuple[Control, ...] = ()
+
+    @property
+    def id_dtype(self) -> str:
+        """As what the model is told the id of a sequence: a numpy dtype, or `string`; empty if it is not."""
+        return next((control.dtype for control in self.controls if control.kind == "id"), "")
+
+    @property
+    def stored_inputs(self) -> tuple[TensorSpec, ...]:
+        """What an arena holds of a row: its inputs and, behind them, what it says of its sequence.
+
+        Where the model is told its id, that stands before the words that name it.
+        """
+        if not self.sequences:
+            return self.inputs
+        return (*self.inputs, *map(_id_spec, filter(None, [self.id_dtype])), _SEQUENCE)
 
     @cached_property
     def named(self) -> tuple[NamedSignature, ...]:
@@ -272,7 +297,7 @@ class Signature:
             )
             for specs in (self.inputs, self.outputs)
         )
-        return ModelTensors(inputs, outputs, batched=True)
+        return ModelTensors(inputs, outputs, batched=True, sequences=self.sequences)
 
     @property
     def row_bytes(self) -> int:
@@ -284,6 +309,10 @@ class Signature:
         (answer,) = self.outputs
         return replace(self, outputs=(replace(answer, shape=(max(size_bytes, *answer.shape),)),))
 
+    def reads_as(self, other: Signature) -> bool:
+        """Whether what was read for the other one may be run here: they may differ in the room for answers."""
+        return self == other or (self.takes == "tensors" and self == replace(other, outputs=self.outputs))
+
     def to_json(self) -> dict[str, Any]:
         """Return the signature as JSON can hold it."""
         return {
@@ -294,6 +323,8 @@ class Signature:
             "tensors": None if self.tensors is None else self.tensors.to_json(),
             "verdict": None if self.verdict is None else self.verdict.to_json(),
             "signatures": [signature.to_json() for signature in self.signatures],
+            "sequences": self.sequences,
+            "controls": [asdict(control) for control in self.controls],
         }
 
     @classmethod
@@ -307,6 +338,8 @@ class Signature:
             ModelTensors.from_json(value["tensors"]) if value.get("tensors") else None,
             Verdict.from_json(value["verdict"]) if value.get("verdict") else None,
             tuple(NamedSignature.from_json(signature) for signature in value.get("signatures", ())),
+            bool(value.get("sequences", False)),
+            tuple(Control(**control) for control in value.get("controls", ())),
         )
 
     def __str__(self) -> str:
@@ -316,6 +349,14 @@ class Signature:
             sides = (self.tensors.inputs, self.tensors.outputs)
             return " -> ".join(", ".join(map(str, side)) for side in sides)
         return f"{_side(self.inputs)} -> {_side(self.outputs)}"
+
+
+def _id_spec(dtype: str) -> TensorSpec:
+    return (
+        TensorSpec("sequence_id", "uint8", (ID_BYTES,))
+        if dtype == TEXT_IDS
+        else TensorSpec("sequence_id", dtype, ())
+    )
 
 
 _SCRIPTS: Final = {

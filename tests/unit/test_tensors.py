@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.puppets import BODIES, STEADY, TEXTS
+from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 
 from stoker.script_form import ScriptForm
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec, check_batch
@@ -34,6 +34,17 @@ def test_variable_specifications_survive_json() -> None:
     """A body signature and one with JSON rows come back as they were."""
     for signature in (BODIES, TEXTS):
         assert Signature.from_json(json.loads(json.dumps(signature.to_json()))) == signature
+
+
+def test_what_was_read_for_another_signature_is_run_where_only_the_room_for_answers_differs() -> None:
+    """Other inputs, or other outputs of which a request may have named some, are those of another model."""
+    packed = dataclasses.replace(BODIES, takes="tensors")
+    assert packed.with_answers(1 << 30).reads_as(packed)
+    assert packed.reads_as(packed.with_answers(1 << 30))
+    assert TEXTS.reads_as(TEXTS)
+    for other in (ROWS, BODIES, packed, dataclasses.replace(TEXTS, inputs=BODIES.inputs)):
+        assert not TEXTS.reads_as(other)
+        assert not other.reads_as(TEXTS)
 
 
 @STEADY

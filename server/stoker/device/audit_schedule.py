@@ -29,7 +29,6 @@ class AuditSchedule:
         *,
         share: float | None = _SHARE,
         first_after_ns: int = _FIRST_AFTER_NS,
-        seed: int = _SEED,
     ) -> None:
         """Begin with no time in the account.
 
@@ -37,12 +36,12 @@ class AuditSchedule:
             rate: How many of all batches are audited, above 0 and at most 1.
             share: How much of the time that batches take audits may take; None does not limit it.
             first_after_ns: So long batches have to have run before the first audit.
-            seed: Chooses the batches: intervals differ, so that nothing that comes regularly is always missed.
         """
         self._most_gap = max(1, round(min(2 / rate, _LONG)) - 1)
         self._share = share
         self._first_after_ns = first_after_ns
-        self._random = random.Random(seed)  # noqa: S311  # nobody has to be surprised by it
+        # Intervals differ, so that nothing that comes regularly is always missed.
+        self._random = random.Random(_SEED)  # noqa: S311  # nobody has to be surprised by it
         self._computed_ns = 0
         self._audited_ns = 0
         self._under_way = False

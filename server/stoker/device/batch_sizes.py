@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from stoker.errors import LoadFailed
 from stoker.servable import Device, Servable
 
-__all__ = ["BatchSizes", "powers_of_two", "with_batch_sizes"]
+__all__ = ["BatchSizes", "powers_of_two", "timed_first", "with_batch_sizes"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,12 @@ class BatchSizes:
 def powers_of_two(max_batch_rows: int) -> tuple[int, ...]:
     """The powers of two below `max_batch_rows`, and that itself."""
     return (*(1 << power for power in range((max_batch_rows - 1).bit_length())), max_batch_rows)
+
+
+def timed_first(buckets: tuple[int, ...], max_batch_rows: int) -> tuple[int, ...]:
+    """The sizes of the batches that are timed before a model serves: its buckets, or one, two, half and all."""
+    sizes = buckets or (1, 2, max_batch_rows // 2, max_batch_rows)
+    return tuple(sorted({size for size in sizes if 0 < size <= max_batch_rows}))
 
 
 def with_batch_sizes(servable: Servable, device: Device) -> Servable:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from stoker.device.batch_sizes import timed_first
 from stoker.device.lifecycle import LoadedModel
 from stoker.isolation.samples import first_rows
 from stoker.runtimes.base import BufferedRuntime, Runtime
 
-__all__ = ["first_times", "full_batch"]
+__all__ = ["batch_inputs", "first_times", "full_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +31,12 @@ def first_times(
     Returns:
         Rows and nanoseconds of each batch; none of models whose rows are not made up.
     """
-    signature, most = loaded.runtime.signature, loaded.max_batch_rows
-    if signature.takes != "rows":
+    if loaded.runtime.signature.takes != "rows":
         return []
-    sizes = [size for size in loaded.sizes.buckets or (1, 2, most // 2, most) if 0 < size <= most]
     times = []
-    for size in sorted({*sizes}):
+    for size in timed_first(loaded.sizes.buckets, loaded.max_batch_rows):
         try:
-            inputs = _inputs(loaded, loaded.runtime, size)
+            inputs = batch_inputs(loaded, loaded.runtime, size)
             # Sizes without a bucket have not been run before.
             loaded.runtime.run(inputs)
             for _ in range(_TIMES):
@@ -58,12 +57,19 @@ def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:
     """
 
     def run() -> None:
-        runtime.run(_inputs(loaded, runtime, loaded.max_batch_rows))
+        runtime.run(batch_inputs(loaded, runtime, loaded.max_batch_rows))
 
     return run
 
 
-def _inputs(loaded: LoadedModel, runtime: Runtime, rows: int) -> list[Any]:
+def batch_inputs(loaded: LoadedModel, runtime: Runtime, rows: int) -> list[Any]:
+    """What a batch of made-up rows is for a runtime, or of the sample's, where the runtime reads it.
+
+    Args:
+        loaded: The model, whose signature takes `rows`.
+        runtime: One of its runtimes.
+        rows: How many.
+    """
     inputs: list[Any] = first_rows(loaded.signature.inputs, rows, loaded.sample)
     if isinstance(runtime, BufferedRuntime):
         for buffer, array in zip(runtime.buffers(), inputs, strict=True):

@@ -30,7 +30,7 @@ class Gathering:
             fills: Whether batches may have more rows than there are.
         """
         self._buffers: list[np.ndarray | None]
-        self._names = [spec.name for spec in runtime.signature.inputs]
+        self._names = [spec.name for spec in runtime.signature.stored_inputs]
         self._fills = fills
         self._runtime_reads_them = isinstance(runtime, BufferedRuntime)
         if isinstance(runtime, BufferedRuntime):
@@ -38,7 +38,7 @@ class Gathering:
         else:
             self._buffers = [
                 None if spec.variable else np.zeros((max_batch_rows, *spec.shape), spec.dtype)
-                for spec in runtime.signature.inputs
+                for spec in runtime.signature.stored_inputs
             ]
         # Per input how many rows at the start may be other than zero.
         self._used_rows = [max_batch_rows] * len(self._buffers)

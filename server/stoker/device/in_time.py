@@ -7,12 +7,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from stoker.device.in_order import DueOrder
+from stoker.device.lots import DUE, ENQUEUED, PLACED, Lot, Table, lots_of, split_into_lots
 from stoker.device.plans import BatchPolicy, Offer, Plan
 from stoker.device.ranked import Candidates, classes_of, pick, served_of
-from stoker.device.row_queue import DEADLINE, DUE, ENQUEUED, PLACED, Lot, RowQueue, lots_of
+from stoker.device.row_queue import RowQueue
 from stoker.device.service_times import ServiceTimes, filled, worthwhile
-from stoker.device.shares import tier_of
-from stoker.device.targets import Choice, choose, hopeless, largest_within
+from stoker.device.targets import Choice, choose, hopeless, largest_within, numbers_of
+from stoker.placed import tier_of
 
 __all__ = ["Decision", "carry_out", "decide", "offered"]
 
@@ -25,141 +27,150 @@ class Decision(NamedTuple):
     """What is to be done with a queue.
 
     Attributes:
-        choice: What leaves of `waiting`.
-        waiting: The rows that can be in time, as a table; None if all lots leave as they are.
+        choice: What leaves of the rows that are in order.
+        whole: Whether all rows that are not late leave as they are, or wait to.
         late_rows: How many of those that were late before leave too.
         cost_ns: Expected time of the batch.
         due_ns: Until when its first row is worth something.
         look_again_ns: When to look again.
-        picked: The places of its rows in `waiting`, ascending, where these are no run; `choice` has their number.
+        tier: The highest tier of the rows that leave, or wait to.
+        picked: The places of its rows in that order, ascending, where these are no run; `choice` has their number.
     """
 
     choice: Choice
-    waiting: np.ndarray | None
+    whole: bool
     late_rows: int
     cost_ns: int
     due_ns: int
     look_again_ns: int | None
+    tier: int = _NORMAL
     picked: np.ndarray | None = None
+
+
+class _Asked(NamedTuple):
+    """What a decision is asked for.
+
+    Attributes:
+        now_ns: The time.
+        free_ns: When the device is free.
+        policy: Settings of batching.
+        times: What batches take.
+        costs_ns: That, for 0 rows up to the most.
+        target_ns: The target of rows of which nothing is said; 0 for none.
+    """
+
+    now_ns: int
+    free_ns: int
+    policy: BatchPolicy
+    times: ServiceTimes
+    costs_ns: Sequence[int]
+    target_ns: int
 
 
 def decide(
     queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, free_ns: int
 ) -> Decision | None:
-    """Decide what leaves at `now_ns`, for a device that is free at `free_ns`; None if nothing waits."""
+    """Decide what leaves at `now_ns`, for a device that is free at `free_ns`; None if nothing waits.
+
+    Asked again before anything has come or left, it says the same without looking.
+    """
     if not queue.rows:
         return None
     costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
+    decided = queue.decided
+    if (
+        decided is not None
+        and decided[0].now_ns == now_ns
+        and decided[0].free_ns == free_ns
+        and decided[0].policy is policy
+        and decided[0].costs_ns is costs_ns
+    ):
+        known: Decision = decided[1]
+        return known
     target_ns = 0 if policy.target_ms is None else round(policy.target_ms * 1e6)
-    if queue.shares is None:
-        everything = _everything(queue, now_ns, policy, times, free_ns, costs_ns, target_ns)
-        if everything is not None:
-            return everything
-    waiting = _settle(queue, now_ns, policy, free_ns, costs_ns, target_ns)
-    count = waiting.shape[1]
+    asked = _Asked(now_ns, free_ns, policy, times, costs_ns, target_ns)
+    decision = _everything(queue, asked) if queue.shares is None else None
+    if decision is None:
+        decision = _some(queue, asked)
+    queue.decided = (asked, decision)
+    return decision
+
+
+def _some(queue: RowQueue, asked: _Asked) -> Decision:
+    """The decision where not all may leave."""
+    now_ns, free_ns, policy, times, costs_ns, _ = asked
+    order = _settle(queue, asked)
+    count = len(order.due_ns)
     if not count:
-        return _late_ones(queue, target_ns, costs_ns)
-    due = waiting[DUE]
+        return _late_ones(queue, asked.target_ns, costs_ns)
     if queue.shares is not None:
-        rows_to_rank = Candidates(np.arange(count), waiting[PLACED], due)
-        lasts_ns = due - waiting[ENQUEUED]
+        table = order.table()
+        rows_to_rank = Candidates(np.arange(count), table[PLACED], table[DUE])
+        lasts_ns = table[DUE] - table[ENQUEUED]
         picked = pick(queue.shares, rows_to_rank, lasts_ns, now_ns, free_ns, policy, times, costs_ns)
         if picked is not None:
-            return _ranked(queue, waiting, picked, now_ns, policy, costs_ns)
+            reason = "idle" if len(picked) == count else "largest"
+            choice = Choice(0, len(picked), "full" if len(picked) == policy.max_batch_rows else reason)
+            return _decision(queue, asked, choice, picked)
+    due = numbers_of(order.due_ns)
     rows = worthwhile(count, policy.buckets, times) if count <= policy.max_batch_rows else 0
     if rows and due[0] >= free_ns + costs_ns[rows]:
         choice = Choice(0, rows, "idle" if rows == count < policy.max_batch_rows else "full")
     else:
         choice = choose(due, free_ns, costs_ns)
         rows = choice.stop - choice.start
-        choice = choice._replace(stop=choice.start + worthwhile(rows, policy.buckets, times))
-    rows = choice.stop - choice.start
-    cost_ns, due_ns = costs_ns[rows], int(due[choice.start])
-    if choice.reason == "idle" and _waits(policy):
-        oldest_ns = int(waiting[ENQUEUED].min())
-        leaves_ns = _leaves_ns(policy, oldest_ns, due_ns - cost_ns)
-        if now_ns < leaves_ns:
-            return Decision(_NOTHING, waiting, 0, cost_ns, due_ns, leaves_ns)
-        choice = choice._replace(reason=_ended(policy, oldest_ns, now_ns))
-    late_rows = min(filled(rows, policy.buckets) - rows, queue.late.shape[1])
-    return Decision(choice, waiting, late_rows, cost_ns, due_ns, None)
+        if policy.buckets:
+            choice = choice._replace(stop=choice.start + worthwhile(rows, policy.buckets, times))
+    return _decision(queue, asked, choice)
 
 
-def _ranked(
-    queue: RowQueue,
-    waiting: np.ndarray,
-    picked: np.ndarray,
-    now_ns: int,
-    policy: BatchPolicy,
-    costs_ns: Sequence[int],
-) -> Decision:
-    """The decision where callers or tiers take turns."""
-    rows, cost_ns, due_ns = len(picked), costs_ns[len(picked)], int(waiting[DUE][picked].min())
-    whole = rows == waiting.shape[1]
-    reason = "full" if rows == policy.max_batch_rows else "idle" if whole else "largest"
-    if reason == "idle" and _waits(policy):
-        oldest_ns = int(waiting[ENQUEUED].min())
-        leaves_ns = _leaves_ns(policy, oldest_ns, due_ns - cost_ns)
-        if now_ns < leaves_ns:
-            return Decision(_NOTHING, waiting, 0, cost_ns, due_ns, leaves_ns)
-        reason = _ended(policy, oldest_ns, now_ns)
-    late_rows = min(filled(rows, policy.buckets) - rows, queue.late.shape[1])
-    return Decision(Choice(0, rows, reason), waiting, late_rows, cost_ns, due_ns, None, picked)
+def _decision(queue: RowQueue, asked: _Asked, choice: Choice, picked: np.ndarray | None = None) -> Decision:
+    """The decision for a batch of rows that are in order, unless it waits for company."""
+    order, rows, buckets = queue.order, choice.stop - choice.start, asked.policy.buckets
+    cost_ns = asked.costs_ns[rows]
+    due_ns = int(order.due_ns[choice.start if picked is None else picked[0]])
+    tier = _NORMAL
+    if queue.shares is not None:
+        which = slice(choice.start, choice.stop) if picked is None else picked
+        tier = tier_of(int(order.table()[PLACED][which].min()))
+    reason, waits_ns = _held(queue, asked, choice.reason, due_ns - cost_ns)
+    if waits_ns is not None:
+        return Decision(_NOTHING, False, 0, cost_ns, due_ns, waits_ns, tier)
+    late_rows = min(filled(rows, buckets) - rows, queue.late.rows) if buckets else 0
+    if reason != choice.reason:
+        choice = choice._replace(reason=reason)
+    return Decision(choice, False, late_rows, cost_ns, due_ns, None, tier, picked)
 
 
-def _everything(
-    queue: RowQueue,
-    now_ns: int,
-    policy: BatchPolicy,
-    times: ServiceTimes,
-    free_ns: int,
-    costs_ns: Sequence[int],
-    target_ns: int,
-) -> Decision | None:
-    """The decision where all that has come fits and is in time: nothing has to be sorted, or copied."""
-    cap, rows = policy.max_batch_rows, queue.rows
-    if (
-        rows > cap
-        or queue.longest_rows > cap
-        or queue.table.shape[1]
-        or queue.late.shape[1]
-        or queue.over.shape[1]
-    ):
+def _everything(queue: RowQueue, asked: _Asked) -> Decision | None:
+    """The decision where all that waits fits and is in time: nothing has to be sorted, or copied."""
+    now_ns, free_ns, policy, times, costs_ns, target_ns = asked
+    cap, late = policy.max_batch_rows, queue.late
+    rows = queue.rows - late.rows
+    if rows > cap or not rows or queue.longest_rows > cap or queue.over:
         return None
-    due_ns, oldest_ns = _first_due_ns(queue.lots, target_ns)
+    if late.rows and (policy.buckets or late.any_over(now_ns)):
+        return None
+    due_ns = queue.first_due_ns(target_ns)
     cost_ns = costs_ns[rows]
     if due_ns < free_ns + cost_ns or due_ns <= now_ns or worthwhile(rows, policy.buckets, times) < rows:
         return None
-    reason = "full" if rows == cap else "idle"
-    if reason == "idle" and _waits(policy):
-        leaves_ns = _leaves_ns(policy, oldest_ns, due_ns - cost_ns)
-        if now_ns < leaves_ns:
-            return Decision(_NOTHING, None, 0, cost_ns, due_ns, leaves_ns)
-        reason = _ended(policy, oldest_ns, now_ns)
-    return Decision(Choice(0, rows, reason), None, 0, cost_ns, due_ns, None)
+    reason, waits_ns = _held(queue, asked, "full" if rows == cap else "idle", due_ns - cost_ns)
+    if waits_ns is not None:
+        return Decision(_NOTHING, True, 0, cost_ns, due_ns, waits_ns)
+    return Decision(Choice(0, rows, reason), True, 0, cost_ns, due_ns, None)
 
 
-def _first_due_ns(lots: Sequence[Lot], target_ns: int) -> tuple[int, int]:
-    """The earliest time at which any of these rows is due, and when the first came; 0 if it is not so simple."""
-    if len(lots) == 1:
-        only = lots[0]
-        enqueued_ns, deadline_ns, targets = only.enqueued_ns, only.deadline_ns, only.target_ns
-    else:
-        enqueued_ns = np.concatenate([lot.enqueued_ns for lot in lots])
-        deadline_ns = np.concatenate([lot.deadline_ns for lot in lots])
-        told = [lot.target_ns for lot in lots if lot.target_ns is not None]
-        if told and len(told) < len(lots):
-            return 0, 0
-        targets = np.concatenate(told) if told else None
-    oldest_ns = int(enqueued_ns.min())
-    due_ns = int(deadline_ns.min())
-    if targets is not None:
-        return min(due_ns, int(targets.min())), oldest_ns
-    return min(due_ns, oldest_ns + target_ns) if target_ns else due_ns, oldest_ns
-
-
-def _waits(policy: BatchPolicy) -> bool:
-    return bool(policy.hold or policy.max_delay_ms)
+def _held(queue: RowQueue, asked: _Asked, reason: str, latest_ns: int) -> tuple[str, int | None]:
+    """Why a batch leaves that has to begin at `latest_ns`, and until when it waits for company if it does so."""
+    policy = asked.policy
+    if reason != "idle" or not (policy.hold or policy.max_delay_ms):
+        return reason, None
+    oldest_ns = queue.oldest_ns()
+    leaves_ns = _leaves_ns(policy, oldest_ns, latest_ns)
+    if asked.now_ns < leaves_ns:
+        return reason, leaves_ns
+    return _ended(policy, oldest_ns, asked.now_ns), None
 
 
 def _leaves_ns(policy: BatchPolicy, oldest_ns: int, latest_ns: int) -> int:
@@ -173,32 +184,55 @@ def _ended(policy: BatchPolicy, oldest_ns: int, now_ns: int) -> str:
     return "delay" if delayed else "deadline"
 
 
-def _settle(
-    queue: RowQueue, now_ns: int, policy: BatchPolicy, free_ns: int, costs_ns: Sequence[int], target_ns: int
-) -> np.ndarray:
-    """Put the rows where they belong that wait no more for their targets; returns the others, as a table."""
-    table = queue.sort_in(target_ns)
-    if queue.late.shape[1]:
-        queue.end_late(now_ns)
-    lost = hopeless(table, free_ns, costs_ns, queue.longest_rows)
-    if isinstance(lost, int):
-        if not lost:
-            return table
-        waiting, given_up = table[:, lost:], table[:, :lost]
-    else:
-        waiting, given_up = table[:, ~lost], table[:, lost]
-    queue.table = waiting
-    queue.give_up(given_up, free_ns + costs_ns[1], late=policy.late == "answer")
-    queue.all_hopeless = not waiting.shape[1] and int(given_up[DUE].max()) > free_ns
-    return waiting
+def _settle(queue: RowQueue, asked: _Asked) -> DueOrder:
+    """Put the rows where they belong that wait no more for their targets; returns the others."""
+    now_ns, free_ns, policy, _, costs_ns, target_ns = asked
+    order = queue.sort_in(target_ns)
+    if queue.late.rows:
+        queue.over += queue.late.take_over(now_ns)
+    due_ns = order.due_ns
+    until_ns = free_ns + costs_ns[1]
+    # Whoever has time for the longest request needs no closer look.
+    pressed_ns = until_ns if queue.longest_rows == 1 else free_ns + _needed_ns(queue.longest_rows, costs_ns)
+    if not len(due_ns) or due_ns[0] >= pressed_ns:
+        return order
+    late, lost = policy.late == "answer", int(due_ns.searchsorted(until_ns))
+    if lost:
+        queue.give_up(order.take_first(lost), until_ns, late=late)
+    if queue.longest_rows > 1:
+        pressed = int(order.due_ns.searchsorted(pressed_ns))
+        if pressed:
+            _lose_long(queue, pressed, free_ns, costs_ns, late=late)
+    if len(order.due_ns) < len(due_ns):
+        queue.all_hopeless = not len(order.due_ns) and bool(due_ns[-1] > free_ns)
+    return order
+
+
+def _needed_ns(rows: int, costs_ns: Sequence[int]) -> int:
+    cap = len(costs_ns) - 1
+    batches, rest = divmod(rows, cap)
+    return batches * costs_ns[cap] + costs_ns[rest]
+
+
+def _lose_long(queue: RowQueue, pressed: int, free_ns: int, costs_ns: Sequence[int], *, late: bool) -> None:
+    """Take those of the first rows out of whose requests too much is missing."""
+    head = DueOrder()
+    head.due_ns = queue.order.due_ns[:pressed]
+    head.parts.extend(queue.order.take_first(pressed))
+    table = head.table()
+    lost = hopeless(table, free_ns, costs_ns)
+    if lost.any():
+        queue.give_up([Table(table[:, lost])], free_ns + costs_ns[1], late=late)
+        table = table[:, ~lost]
+    queue.order.put_first(table)
 
 
 def _late_ones(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> Decision:
     """The decision where nobody else waits: those that are late, in batches that keep nobody waiting long."""
     limit = largest_within(target_ns // 2, costs_ns) if target_ns else len(costs_ns) - 1
-    rows = min(queue.late.shape[1], limit)
-    due_ns = int(queue.late[DEADLINE, :rows].min()) if rows else 0
-    return Decision(Choice(0, 0, "idle" if rows else ""), queue.table, rows, costs_ns[rows], due_ns, None)
+    rows = min(queue.late.rows, limit)
+    due_ns = queue.late.first_deadline_ns(rows) if rows else 0
+    return Decision(Choice(0, 0, "idle" if rows else ""), False, rows, costs_ns[rows], due_ns, None, _LATE)
 
 
 def offered(decision: Decision) -> Offer | None:
@@ -207,21 +241,8 @@ def offered(decision: Decision) -> Offer | None:
     rows = choice.stop - choice.start + decision.late_rows
     if not rows and decision.look_again_ns is None:
         return None
-    tier = _tier(decision) if rows > decision.late_rows or not rows else _LATE
     latest_ns = decision.due_ns - decision.cost_ns
-    return Offer(rows, decision.cost_ns, latest_ns, tier, choice.start > 0, decision.look_again_ns)
-
-
-def _tier(decision: Decision) -> int:
-    """The highest tier of the rows that leave, or wait to."""
-    if decision.waiting is None:
-        return _NORMAL
-    placed = decision.waiting[PLACED]
-    if decision.picked is not None:
-        placed = placed[decision.picked]
-    elif decision.choice.stop:
-        placed = placed[decision.choice.start : decision.choice.stop]
-    return tier_of(int(placed.min()))
+    return Offer(rows, decision.cost_ns, latest_ns, decision.tier, choice.start > 0, decision.look_again_ns)
 
 
 def carry_out(
@@ -229,42 +250,39 @@ def carry_out(
 ) -> Plan:
     """Remove from the queue what a decision that was just taken of it lets go."""
     choice = decision.choice
-    if decision.waiting is None:
-        batch = queue.take_all() if choice.stop else []
+    queue.decided = None
+    if decision.whole:
+        batch = queue.take_in_time() if choice.stop else []
         return Plan(batch, [], choice.reason, decision.look_again_ns)
-    waiting = decision.waiting
+    order, late = queue.order, policy.late == "answer"
     if decision.picked is not None:
-        batch = _take(queue, decision, waiting, policy, free_ns)
+        batch = _take(queue, decision.picked, free_ns + decision.cost_ns, late=late)
     else:
-        batch = lots_of(waiting[:, choice.start : choice.stop])
-        if choice.stop:
-            queue.table = waiting[:, choice.stop :]
         if choice.start:
             # They are over by the time at which this batch ends.
-            queue.give_up(
-                waiting[:, : choice.start], free_ns + decision.cost_ns, late=policy.late == "answer"
-            )
+            queue.give_up(order.take_first(choice.start), free_ns + decision.cost_ns, late=late)
+        batch = split_into_lots(order.take_first(choice.stop - choice.start)) if choice.stop else []
     if batch and queue.shares is not None:
-        left = classes_of(queue.table[PLACED])
+        left = classes_of(order.table()[PLACED]) if len(order) else {}
         queue.shares.charge(served_of(batch), left, decision.cost_ns, policy.weights, policy.tier_floor)
     if decision.late_rows:
-        batch += queue.take_late(decision.late_rows)
+        batch += split_into_lots(queue.late.take_first(decision.late_rows))
     if queue.all_hopeless:
         times.doubt()
         queue.all_hopeless = False
     over = queue.take_over()
-    queue.recount()
+    queue.rows = len(order.due_ns) + queue.late.rows
     return Plan(batch, over, choice.reason, decision.look_again_ns)
 
 
-def _take(
-    queue: RowQueue, decision: Decision, waiting: np.ndarray, policy: BatchPolicy, free_ns: int
-) -> list[Lot]:
-    """Remove the rows that were picked from the table, and those that are late by their batch."""
-    rest = np.ones(waiting.shape[1], bool)
-    rest[decision.picked] = False
-    lost = rest & (waiting[DUE] < free_ns + decision.cost_ns)
-    queue.table = waiting[:, rest & ~lost]
-    if lost.any():
-        queue.give_up(waiting[:, lost], free_ns + decision.cost_ns, late=policy.late == "answer")
-    return lots_of(waiting[:, decision.picked])
+def _take(queue: RowQueue, picked: np.ndarray, ends_ns: int, *, late: bool) -> list[Lot]:
+    """Remove the rows that were picked, and those that are late by their batch."""
+    table = queue.order.table()
+    rest = np.ones(table.shape[1], bool)
+    rest[picked] = False
+    in_time = int(table[DUE].searchsorted(ends_ns))
+    lost = rest[:in_time].nonzero()[0]
+    queue.order.replace(table.take(rest[in_time:].nonzero()[0] + in_time, axis=1))
+    if len(lost):
+        queue.give_up([Table(table.take(lost, axis=1))], ends_ns, late=late)
+    return lots_of(table.take(picked, axis=1))

@@ -26,6 +26,7 @@ from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import Finding, Taken, audit
 from stoker.isolation.batch_watch import BatchWatch
 from stoker.isolation.finite import all_finite, finite_rows
+from stoker.metrics.batch_facts import packed_facts
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.tensors import TensorSpec, check_batch
 
@@ -201,15 +202,16 @@ class Instance:
             return error
         if not self._joins:
             self._look(inputs, checked, rows, size)
+        facts = packed_facts(rows, size, batch.reason, lots)
         if size > rows:
             self.padding_rows += size - rows
         elif len(lots) == 1:
-            self._scatter(lanes[lots[0].lane], lots[0], checked, started_ns)
+            self._scatter(lanes[lots[0].lane], lots[0], checked, started_ns, facts)
             return None
         start = 0
         for lot in lots:
             stop = start + lot.rows
-            self._scatter(lanes[lot.lane], lot, [array[start:stop] for array in checked], started_ns)
+            self._scatter(lanes[lot.lane], lot, [array[start:stop] for array in checked], started_ns, facts)
             start = stop
         return None
 
@@ -232,14 +234,19 @@ class Instance:
             rows,
         )
 
-    def _scatter(self, lane: Lane, lot: Lot, outputs: list[Any], started_ns: int) -> None:
+    def _scatter(self, lane: Lane, lot: Lot, outputs: list[Any], started_ns: int, facts: int) -> None:
         arena = lane.arena
-        arena.done[lot.numbers] = (_OK, started_ns, self._clock_ns(), 0)
+        where: np.ndarray | slice = lot.numbers
+        if len(lot.numbers) == 1:
+            # An array with one number costs several times as much.
+            number = int(lot.numbers[0])
+            where = slice(number, number + 1)
+        arena.done[where] = (_OK, started_ns, self._clock_ns(), facts)
         for index, (spec, array) in enumerate(zip(self._outputs, outputs, strict=True)):
             if spec.variable:
                 self._scatter_texts(arena, index, lot.numbers.tolist(), array)
             else:
-                arena.outputs[index][lot.numbers] = array
+                arena.outputs[index][where] = array
         lane.send(lot.numbers)
 
     def _scatter_texts(
@@ -258,7 +265,7 @@ class Instance:
             arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
             arena.outcome[number] = Outcome.REFUSED
         else:
-            arena.outcome[number], arena.error_id[number] = _log_failure(error)
+            arena.outcome[number], arena.detail[number] = _log_failure(error)
             self._doubtful = True
 
     def _fail(self, batch: Batch, error: BaseException, started_ns: int) -> None:

@@ -114,6 +114,13 @@ class Batch(NamedTuple):
     turn: int | None = None
     turn_wait_ns: int = 0
 
+    def tell_turn(self) -> None:
+        """Tell all frontends how long it waited for its turn; before any of its rows is handed back."""
+        for lot in self.lots:
+            arena = self.lanes[lot.lane].arena
+            arena.turn_ns[lot.numbers] = self.turn_wait_ns
+            arena.turned[0] = True
+
     def split(self, most_rows: int) -> list[Batch]:
         """The same rows in batches of at most `most_rows`."""
         parts: list[Batch] = []

@@ -131,11 +131,13 @@ def _most_rows(servable: Servable, signature: Signature) -> int:
 def _instances(servable: Servable, device: Device, runtime: Runtime) -> int:
     forks = isinstance(runtime, ForkingRuntime)
     if servable.instances is None:
-        return GPU_INSTANCES if forks and device.kind == "cuda" else 1
+        # No script has to be made for several threads.
+        several = forks and device.kind == "cuda" and servable.framework != "script"
+        return GPU_INSTANCES if several else 1
     if servable.instances > 1 and not forks:
         raise LoadFailed(
-            f"{servable.name} cannot have {servable.instances} instances: an entry script runs on one thread; "
-            "leave instances out, or set replicas for several processes"
+            f"{servable.name} cannot have {servable.instances} instances: an entry script runs on one thread unless "
+            "it yields or is given state; leave instances out, or set replicas for several processes"
         )
     return servable.instances
 

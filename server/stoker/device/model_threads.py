@@ -17,6 +17,7 @@ from stoker.device.hang_watch import HangWatch
 from stoker.device.lanes import Lane
 from stoker.device.lifecycle import LoadedModel, fork, load
 from stoker.device.planner import BatchPolicy
+from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.turn_page import SlotFacts
 from stoker.device.turns import Turn, Turns
 from stoker.device.worker import Worker
@@ -182,7 +183,8 @@ class ModelThreads:
             tier_block_ms=terms.tier_block_ms,
             tier_floor=terms.tier_floor,
         )
-        worker = Worker(
+        kind: Callable[..., Worker] = SequenceWorker if loaded.signature.sequences else Worker
+        worker = kind(
             runtimes[0],
             policy,
             self._metrics,
@@ -219,11 +221,14 @@ class ModelThreads:
             return None
 
     def _audit_policy(self, loaded: LoadedModel) -> AuditPolicy | None:
-        """How it is audited; None for scripts, whose `run` may do more than compute, and where nothing is batched."""
+        """How it is audited; None for scripts, whose `run` may do more than compute, and where nothing is batched.
+
+        Nor is a model with state: its answers are not those to its inputs alone.
+        """
         verdict = loaded.signature.verdict
         if self._servable.framework == "script" or verdict is None or not verdict.batched:
             return None
-        if not self._audit_rate:
+        if not self._audit_rate or loaded.signature.sequences:
             return None
         schedule = AuditSchedule(self._audit_rate)
         return AuditPolicy(self._servable.name, verdict, schedule, self._on_verdict)

@@ -22,12 +22,15 @@ from typing import Final
 
 import numpy as np
 
+from stoker.device.in_order import cut
 from stoker.device.in_time import carry_out, decide, offered
+from stoker.device.lots import Lot, placed_of
 from stoker.device.plans import BatchPolicy, Offer, Plan
 from stoker.device.ranked import NEVER_NS, Candidates, classes_of, pick, served_of
-from stoker.device.row_queue import Lot, RowQueue, placed_of
+from stoker.device.row_queue import RowQueue
 from stoker.device.service_times import ServiceTimes, filled, worthwhile
-from stoker.device.shares import Shares, tier_of
+from stoker.device.shares import Shares
+from stoker.placed import tier_of
 
 __all__ = ["BatchPolicy", "Lot", "Offer", "Plan", "RowQueue", "ServiceTimes", "offer", "plan"]
 
@@ -84,9 +87,7 @@ def offer(
     if policy.target_ms is not None or queue.has_targets:
         decision = decide(queue, now_ns, policy, times, now_ns if free_ns is None else max(now_ns, free_ns))
         return None if decision is None else offered(decision)
-    tried = RowQueue(deque(queue.lots), queue.rows, queue.virtual_time)
-    if queue.shares is not None:
-        tried.shares = queue.shares.copy()
+    tried = queue.tried()
     planned = plan(tried, now_ns, policy, times)
     rows = sum(lot.rows for lot in planned.batch)
     if not rows and planned.look_again_ns is None:
@@ -108,7 +109,7 @@ def _in_turn(
 ) -> Plan:
     """What leaves where callers or tiers may have to take turns, without targets."""
     costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
-    tags = np.concatenate([lot.position + lot.arrived for lot in queue.lots])
+    tags = _tags(queue.lots)
     placed = np.concatenate([placed_of(lot) for lot in queue.lots])
     # In the order of tags those of one class run; stable, so that of equal ones the first to come is the first.
     order = np.argsort(tags, kind="stable")
@@ -154,56 +155,76 @@ def _wait_for_company(
 def _remove_hopeless(queue: RowQueue, now_ns: int, batch_ns: int) -> list[Lot]:
     """Remove the rows that have no time left for a batch; all stay if it is all of them: the time may be mistaken."""
     until_ns = now_ns + round(_MARGIN * batch_ns)
+    if queue.first_deadline_ns > until_ns:
+        return []
     if all(lot.deadline_ns.max() <= until_ns for lot in queue.lots):
         return []
     return _remove_expired(queue, until_ns)
 
 
 def _remove_expired(queue: RowQueue, now_ns: int) -> list[Lot]:
-    for lot in queue.lots:
-        if lot.deadline_ns.min() <= now_ns:
-            break
-    else:
+    if queue.first_deadline_ns > now_ns:
         return []
     expired: list[Lot] = []
-    kept: deque[Lot] = deque()
+    kept: list[Lot] = []
     for lot in queue.lots:
         late = lot.deadline_ns <= now_ns
         if late.any():
             expired.append(lot.part(late))
         if not late.all():
-            kept.append(lot.part(~late))
-    queue.lots, queue.rows = kept, sum(len(lot.numbers) for lot in kept)
+            kept.append(lot.part(~late) if late.any() else lot)
+    queue.keep_lots(kept)
+    queue.rows = sum(len(lot.numbers) for lot in kept)
     return expired
 
 
 def _take_fairest(queue: RowQueue, rows: int) -> list[Lot]:
     if queue.rows == rows:
         return queue.take_all()
-    tags = np.concatenate([lot.position + lot.arrived for lot in queue.lots])
+    tags = _tags(queue.lots)
+    if (tags[1:] >= tags[:-1]).all():
+        # The order of arrival.
+        _advance(queue, int(tags[rows - 1]))
+        batch: list[Lot] = cut(queue.lots, rows)
+        queue.leave(queue.lots, rows)
+        return batch
     # Stable, so that rows with equal tags keep the order of arrival.
     return _take(queue, np.argsort(tags, kind="stable")[:rows], tags)
+
+
+def _tags(lots: deque[Lot]) -> np.ndarray:
+    """The virtual start times of all rows, `int64[rows]`."""
+    tags: np.ndarray = np.concatenate([lot.position for lot in lots])
+    if lots[0].arrived == lots[-1].arrived:
+        tags += lots[0].arrived
+    else:
+        tags += np.repeat([lot.arrived for lot in lots], [len(lot.numbers) for lot in lots])
+    return tags
+
+
+def _advance(queue: RowQueue, tag: int) -> None:
+    # Only an overfull queue needs the virtual time: rows that arrive later compete with those left behind.
+    # It moves by one a batch at least, else a stream of small requests would keep it, and a large one, in place.
+    queue.virtual_time = max(queue.virtual_time + 1, tag)
 
 
 def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[Lot]:
     """Remove and return the rows at these places of all lots; `tags` are their virtual start times."""
     chosen = np.zeros(len(tags), bool)
     chosen[places] = True
-    # Only an overfull queue needs the virtual time: rows that arrive later compete with those left behind.
-    # It moves by one a batch at least, else a stream of small requests would keep it, and a large one, in place.
-    queue.virtual_time = max(queue.virtual_time + 1, int(tags[places].max()))
+    _advance(queue, int(tags[places].max()))
+    stops = np.cumsum([len(lot.numbers) for lot in queue.lots])
+    upto = np.concatenate(([0], chosen.cumsum()[stops - 1]))
     batch: list[Lot] = []
     rest: deque[Lot] = deque()
-    start = 0
-    for lot in queue.lots:
-        mask = chosen[start : start + len(lot.numbers)]
-        start += len(lot.numbers)
-        if mask.all():
+    for lot, stop, rows in zip(queue.lots, stops.tolist(), np.diff(upto).tolist(), strict=True):
+        if not rows:
+            rest.append(lot)
+        elif rows == len(lot.numbers):
             batch.append(lot)
-        elif mask.any():
+        else:
+            mask = chosen[stop - len(lot.numbers) : stop]
             batch.append(lot.part(mask))
             rest.append(lot.part(~mask))
-        else:
-            rest.append(lot)
-    queue.lots, queue.rows = rest, queue.rows - len(places)
+    queue.leave(rest, len(places))
     return batch

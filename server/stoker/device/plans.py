@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stoker.device.row_queue import Lot
+from stoker.device.lots import Lot
 from stoker.settings.lateness import Late
 
 __all__ = ["BatchPolicy", "Offer", "Plan"]

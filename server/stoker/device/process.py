@@ -42,9 +42,10 @@ from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.memory import MetricMemory, MetricPage
-from stoker.scripts.environment import enter_script_process, leave_script_process
+from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
 from stoker.servable import Device
-from stoker.system.logs import configure_logging
+from stoker.system.log_settings import LogSettings
+from stoker.system.logs import change_log_settings, configure_logging
 from stoker.system.process_end import write_stacks_when_asked
 from stoker.system.yielding import stop_yielding
 from stoker.verdict import Verdict
@@ -88,6 +89,10 @@ class _ModelHost:
             case UnloadModel(number):
                 # A batch may be under way for callers that have gone.
                 threading.Thread(target=self._unload, args=(number,), daemon=True).start()
+            case LogSettings():
+                change_log_settings(message)
+                if self.runs_script:
+                    set_script_log_level()
             case _:
                 assert_never(message)
 
@@ -100,6 +105,7 @@ class _ModelHost:
 
     def _load(self, start: StartDevice, metrics_fd: int, turns_fd: int) -> None:
         configure_logging(f"device {start.name}")
+        change_log_settings(start.log)
         page = MetricMemory(metrics_fd).page(start.page)
         os.close(metrics_fd)
         device, reason = enter_device(start.device, {model.servable.framework for model in start.models})

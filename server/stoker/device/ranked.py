@@ -10,21 +10,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from stoker.device.lots import Lot, placed_of
 from stoker.device.plans import BatchPolicy
-from stoker.device.row_queue import Lot, placed_of
 from stoker.device.service_times import ServiceTimes, worthwhile
-from stoker.device.shares import TIER_SHIFT, Shares, tier_of
-from stoker.device.targets import largest_feasible, largest_within
+from stoker.device.shares import Shares
+from stoker.device.targets import largest_feasible, largest_within, numbers_of
+from stoker.placed import CALLER_BITS, tier_of
 
 __all__ = ["NEVER_NS", "Candidates", "classes_of", "pick", "served_of"]
 
 NEVER_NS: Final = 1 << 61
 """When rows without targets are due."""
+_MANY: Final = 512
+"""So many rows and more are quicker sorted than counted one by one."""
 _LEAST_PART: Final = 4
 """A caller's own target makes batches as short as such a part of the model's would, at most."""
 
@@ -35,7 +39,7 @@ class Candidates(NamedTuple):
     Attributes:
         places: Where they are, in the order in which those of one class run, `int64[rows]`.
         placed: The class of each.
-        due: Until when each can be answered.
+        due: Until when each can be answered, ascending.
     """
 
     places: np.ndarray
@@ -45,6 +49,11 @@ class Candidates(NamedTuple):
     def where(self, mask: np.ndarray) -> Candidates:
         """Those where `mask`, `bool[rows]`, is set."""
         return Candidates(self.places[mask], self.placed[mask], self.due[mask])
+
+    def since(self, due_ns: int) -> Candidates:
+        """Those that are due then or later."""
+        first = int(self.due.searchsorted(due_ns))
+        return Candidates(self.places[first:], self.placed[first:], self.due[first:]) if first else self
 
 
 class _Turn(NamedTuple):
@@ -66,7 +75,15 @@ class _Turn(NamedTuple):
 
 
 def classes_of(placed: np.ndarray) -> dict[int, int]:
-    """How many rows there are of each class, those of higher tiers first."""
+    """How many rows there are of each class, those of higher tiers first; there is a row at least."""
+    first = int(placed.min())
+    if tier_of(first) == tier_of(int(placed.max())):
+        # Callers are few, and numbered from 0 on.
+        counts = np.bincount(placed - first)
+        values = counts.nonzero()[0]
+        return dict(zip((values + first).tolist(), counts[values].tolist(), strict=True))
+    if len(placed) <= _MANY:
+        return dict(sorted(Counter(placed.tolist()).items()))
     values, counts = np.unique(placed, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
@@ -103,36 +120,40 @@ def pick(
         nothing to choose then.
     """
     classes = classes_of(rows.placed)
-    tiers = rows.placed >> TIER_SHIFT
-    if policy.target_ms is not None:
-        lasts_ns = np.maximum(lasts_ns, round(policy.target_ms * 1e6) // _LEAST_PART)
-    shares.see(now_ns, {tier: int(lasts_ns[tiers == tier].min()) for tier in {*map(tier_of, classes)}})
-    top, lowest = tier_of(min(classes)), tier_of(max(classes))
-    missed = shares.target_above_ns(now_ns, top) is not None
+    tiers = sorted({tier_of(placed) for placed in classes})
+    at_least_ns = 0 if policy.target_ms is None else round(policy.target_ms * 1e6) // _LEAST_PART
+    least_ns = max(at_least_ns, int(lasts_ns.min()))
+    if len(tiers) == 1:
+        shares.see(now_ns, {tiers[0]: least_ns})
+    else:
+        of = rows.placed >> CALLER_BITS
+        shares.see(now_ns, {tier: max(at_least_ns, int(lasts_ns[of == tier].min())) for tier in tiers})
+    missed = shares.target_above_ns(now_ns, tiers[0]) is not None
     if len(classes) == 1 and not missed:
         return None
-    limit = largest_within(int(lasts_ns.min()) // 2, costs_ns) if len(classes) > 1 else len(costs_ns) - 1
-    block_ns = _block_ns(policy, shares.target_above_ns(now_ns, lowest))
+    limit = largest_within(least_ns // 2, costs_ns) if len(classes) > 1 else len(costs_ns) - 1
+    block_ns = _block_ns(policy, shares.target_above_ns(now_ns, tiers[-1]))
     turn = _Turn(shares, policy, costs_ns, free_ns, min(limit, largest_within(block_ns, costs_ns)))
-    chosen = _owed(turn, rows, tiers > top)
+    chosen = _owed(turn, rows, tiers[1:])
     if chosen is None:
-        chosen = _from_the_top(turn, rows, turn.block_rows if missed else limit)
-    places: np.ndarray = np.sort(chosen.places[: worthwhile(len(chosen.places), policy.buckets, times)])
+        chosen = _from_the_top(turn, rows, tiers, turn.block_rows if missed else limit)
+    places = chosen.places[: worthwhile(len(chosen.places), policy.buckets, times)].copy()
+    places.sort()
     return places
 
 
-def _from_the_top(turn: _Turn, rows: Candidates, limit: int) -> Candidates:
-    """A batch that begins with the highest tier, those rows first that matter most."""
-    tiers = rows.placed >> TIER_SHIFT
-    top = int(tiers.min())
-    chosen = _of_tier(turn, rows.where(tiers == top), limit)
-    for tier in range(top + 1, int(tiers.max()) + 1):
-        lower = rows.where(tiers == tier)
+def _from_the_top(turn: _Turn, rows: Candidates, tiers: Sequence[int], limit: int) -> Candidates:
+    """A batch of rows of these tiers that begins with the highest, those rows first that matter most."""
+    if len(tiers) == 1:
+        return _of_tier(turn, rows, limit)
+    of = rows.placed >> CALLER_BITS
+    chosen = _of_tier(turn, rows.where(of == tiers[0]), limit)
+    for tier in tiers[1:]:
         # As long as none of those above is late by it.
         longest = largest_within(int(chosen.due.min()) - turn.free_ns, turn.costs_ns)
         room = min(turn.block_rows, longest) - len(chosen.places)
-        if room > 0 and len(lower.places):
-            more = _of_tier(turn, lower, room, len(chosen.places))
+        if room > 0:
+            more = _of_tier(turn, rows.where(of == tier), room, len(chosen.places))
             chosen = Candidates(*(np.concatenate(both) for both in zip(chosen, more, strict=True)))
     return chosen
 
@@ -140,24 +161,27 @@ def _from_the_top(turn: _Turn, rows: Candidates, limit: int) -> Candidates:
 def _of_tier(turn: _Turn, rows: Candidates, room: int, beside: int = 0) -> Candidates:
     """The largest feasible batch of one tier, with so many rows in it already."""
     costs_ns = turn.costs_ns[beside : beside + room + 1]
-    count = largest_feasible(np.sort(rows.due).tolist(), turn.free_ns, costs_ns)
-    feasible = rows.where(rows.due >= turn.free_ns + costs_ns[count])
-    if count in (0, len(feasible.places)):
-        return feasible.where(np.full(len(feasible.places), bool(count)))
+    count = largest_feasible(numbers_of(rows.due), turn.free_ns, costs_ns)
+    if not count:
+        return rows.where(np.zeros(len(rows.places), bool))
+    feasible = rows.since(turn.free_ns + costs_ns[count])
+    if count == len(feasible.places):
+        return feasible
     row_ns = costs_ns[count] / (beside + count)
     parts = turn.shares.divide(classes_of(feasible.placed), count, row_ns, turn.policy.weights)
     taken = np.zeros(len(feasible.places), bool)
     for placed, part in parts.items():
-        taken[np.flatnonzero(feasible.placed == placed)[:part]] = True
+        taken[(feasible.placed == placed).nonzero()[0][:part]] = True
     return feasible.where(taken)
 
 
-def _owed(turn: _Turn, rows: Candidates, lower: np.ndarray) -> Candidates | None:
+def _owed(turn: _Turn, rows: Candidates, lower: Sequence[int]) -> Candidates | None:
     """A batch of lower tiers that is owed to them; None if it is not their turn."""
     owed_ns = turn.shares.owed_ns
-    if owed_ns <= 0 or not lower.any():
+    if owed_ns <= 0 or not lower:
         return None
-    batch = _from_the_top(turn, rows.where(lower), turn.block_rows)
+    of_lower = rows.where(rows.placed >= lower[0] << CALLER_BITS)
+    batch = _from_the_top(turn, of_lower, lower, turn.block_rows)
     # As little as is charged for them, where nothing is known yet.
     cost_ns = max(len(batch.places), turn.costs_ns[len(batch.places)])
     # Half of it: so they have as often more than their part as less.

@@ -117,6 +117,9 @@ class ServiceTimes:
 
     def _beside(self, beside: int) -> _Line | _Rings | None:
         """What was learned beside so many batches, or about so many: fewer first."""
+        first = self._learned[0]
+        if not beside and first is not None:
+            return first
         place = min(beside, _MOST_BESIDE)
         order = (*range(place, -1, -1), *range(place + 1, _MOST_BESIDE + 1))
         return next((self._learned[near] for near in order if self._learned[near] is not None), None)

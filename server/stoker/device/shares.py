@@ -8,26 +8,16 @@ served next. Who comes back after a pause has the time of those who went on: pau
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
+from stoker.placed import caller_of, tier_of
 
-__all__ = ["NORMAL", "TIER_SHIFT", "Shares", "tier_of"]
-
-TIER_SHIFT: Final = 16
-NORMAL: Final = 1 << TIER_SHIFT
-"""The class of rows of which nothing is said: of the tier normal and the caller 0."""
+__all__ = ["Shares"]
 
 _SEEN_NS: Final = 1_000_000_000
 """So long after its last row a tier is reckoned with."""
-_CALLERS: Final = (1 << TIER_SHIFT) - 1
-
-
-def tier_of(placed: int) -> int:
-    """The tier of a class."""
-    return placed >> TIER_SHIFT
 
 
 @dataclass(slots=True)
@@ -93,14 +83,27 @@ class Shares:
         if len(counts) == 1:
             return dict.fromkeys(counts, rows)
         classes = list(counts)
-        begins = np.array([self.virtual_ns(placed) for placed in classes])
-        steps = np.array([max(1.0, row_ns) / _weight(weights, placed) for placed in classes])
-        most = np.array([counts[placed] for placed in classes], float)
-        taken = _filled_to(_level(begins, steps, most, rows), begins, steps, most).astype(np.int64)
-        while (missing := rows - int(taken.sum())) > 0:
-            ends = np.where(taken < most, begins + taken * steps, np.inf)
-            taken[ends.argsort(kind="stable")[:missing]] += 1
-        return dict(zip(classes, taken.tolist(), strict=True))
+        virtual_ns = [self.virtual_ns(placed) for placed in classes]
+        # From the least on: after months a row is little beside the sum.
+        least_ns = min(virtual_ns)
+        begins = [begin_ns - least_ns for begin_ns in virtual_ns]
+        steps = [max(1.0, row_ns) / _weight(weights, placed) for placed in classes]
+        most = [counts[placed] for placed in classes]
+        lines = list(zip(begins, steps, most, strict=True))
+        level = _level(lines, rows)
+        # Whole rows that bring each up to there at most. Where times lie so far apart that a row is nothing beside
+        # them, the level is some rows off: there is room for no more all the same.
+        left, taken = rows, []
+        for begin, step, upto in lines:
+            more = min(left, int(min(max(0.0, (level - begin) / step), upto) + 1e-9))
+            taken.append(more)
+            left -= more
+        while (missing := rows - sum(taken)) > 0:
+            places = [place for place, upto in enumerate(most) if taken[place] < upto]
+            places.sort(key=lambda place: begins[place] + taken[place] * steps[place])
+            for place in places[:missing]:
+                taken[place] += 1
+        return dict(zip(classes, taken, strict=True))
 
     def charge(
         self,
@@ -121,44 +124,47 @@ class Shares:
         """
         row_ns = max(1.0, cost_ns / max(1, sum(served.values())))
         begun = {placed: self.virtual_ns(placed) for placed in {*served, *left}}
+        least_ns: dict[int, float] = {}
         for placed, virtual_ns in begun.items():
             tier = tier_of(placed)
-            others = [ns for other, ns in begun.items() if tier_of(other) == tier]
-            self.level_ns[tier] = max(self.level_ns.get(tier, 0.0), min(others))
+            least_ns[tier] = min(least_ns.get(tier, virtual_ns), virtual_ns)
             self.used_ns[placed] = virtual_ns + served.get(placed, 0) * row_ns / _weight(
                 policy_weights, placed
             )
+        for tier, least in least_ns.items():
+            self.level_ns[tier] = max(self.level_ns.get(tier, 0.0), least)
         self.waiting = frozenset(left)
-        self._owe(served, left, row_ns, tier_floor)
-
-    def _owe(
-        self, served: Mapping[int, int], left: Collection[int], row_ns: float, tier_floor: float
-    ) -> None:
-        highest = min(map(tier_of, {*served, *left}))
-        lower_rows = sum(rows for placed, rows in served.items() if tier_of(placed) > highest)
-        if not lower_rows and not any(tier_of(placed) > highest for placed in left):
+        if len(least_ns) == 1:
             self.owed_ns = min(0.0, self.owed_ns)
-            return
+        else:
+            self._owe(served, min(least_ns), row_ns, tier_floor)
+
+    def _owe(self, served: Mapping[int, int], highest: int, row_ns: float, tier_floor: float) -> None:
+        lower_rows = sum(rows for placed, rows in served.items() if tier_of(placed) > highest)
         all_ns = row_ns * sum(served.values())
         # What they have had beyond it is theirs: room that nobody else needs is no advance.
         self.owed_ns = max(-all_ns, self.owed_ns + tier_floor * all_ns - lower_rows * row_ns)
 
 
 def _weight(weights: Mapping[int, float], placed: int) -> float:
-    return weights.get(placed & _CALLERS, 1.0)
+    return weights.get(caller_of(placed), 1.0)
 
 
-def _filled_to(level: float, begins: np.ndarray, steps: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """How many whole rows of each class bring it up to a virtual time at most."""
-    filled: np.ndarray = np.floor(((level - begins) / steps).clip(0, most) + 1e-9)
-    return filled
+def _level(lines: Iterable[tuple[float, float, int]], rows: int) -> float:
+    """Up to which virtual time so many rows fill the classes, if rows could be cut.
 
-
-def _level(begins: np.ndarray, steps: np.ndarray, most: np.ndarray, rows: int) -> float:
-    """Up to which virtual time so many rows fill the classes, if rows could be cut."""
-    marks = np.sort(np.concatenate((begins, begins + most * steps)))
-    filled = ((marks[:, None] - begins) / steps).clip(0, most).sum(axis=1)
-    place = int(filled.searchsorted(rows))
-    before, after = filled[place - 1], filled[place]
-    part = (rows - before) / (after - before)
-    return float(marks[place - 1] + part * (marks[place] - marks[place - 1]))
+    Args:
+        lines: Of each class its virtual time, by how much a row moves it, and how many rows it has.
+        rows: Fewer than they have together.
+    """
+    marks = [
+        mark for begin, step, most in lines for mark in ((begin, 1 / step), (begin + most * step, -1 / step))
+    ]
+    marks.sort()
+    level = filled = rate = 0.0
+    for mark, change in marks:
+        more = rate * (mark - level)
+        if filled + more >= rows:
+            return level + (rows - filled) / rate
+        level, filled, rate = mark, filled + more, rate + change
+    return level

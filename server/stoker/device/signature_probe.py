@@ -20,7 +20,7 @@ from stoker.errors import LoadFailed, OperatorError, RepositoryError
 from stoker.models.frameworks import Detected
 from stoker.settings.image_input import ImageInput, read_image_input
 
-__all__ = ["learn_signature", "probe_signature"]
+__all__ = ["learn_signature"]
 
 _PROBED_ROWS: Final = 2
 _LARGEST_BATCH_S: Final = 0.5
@@ -70,7 +70,7 @@ def learn_signature(
         note("TensorFlow is not installed here, so the model is registered without its signature.")
         return None
     try:
-        signature, limit = probe_signature(copy, name, folder, image)
+        signature, limit = _probe_signature(copy, name, folder, image)
     except LoadFailed:
         limit = None
     if limit is None:
@@ -100,7 +100,7 @@ def _explain_failure(
         OperatorError: `check` refuses it.
     """
     try:
-        signature, _ = probe_signature(original, name, path if path.is_dir() else path.parent, image)
+        signature, _ = _probe_signature(original, name, path if path.is_dir() else path.parent, image)
     except LoadFailed as error:
         if not _MAY_LOAD_ELSEWHERE.search(str(error)):
             raise
@@ -115,7 +115,7 @@ def _explain_failure(
     )
 
 
-def probe_signature(
+def _probe_signature(
     model: Detected, name: str, model_dir: Path, image: ImageInput | None = None
 ) -> tuple[dict[str, Any], str]:
     """Load the model and run its first batches.

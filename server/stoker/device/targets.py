@@ -19,12 +19,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from stoker.device.row_queue import DUE, LANE, POSITION, SIZE
+from stoker.device.lots import DUE, LANE, POSITION, SIZE
 
-__all__ = ["Choice", "choose", "hopeless", "largest_feasible", "largest_within"]
+__all__ = ["Choice", "choose", "hopeless", "largest_feasible", "largest_within", "numbers_of"]
 
 _WORTH: Final = 0.75
 """What device time costs when batches are compared: so much of the rows that the largest batches do in it."""
+_MANY: Final = 2048
+"""Of so many rows it costs more to make Python's numbers of all times than to look at a few of them."""
 _LOOK_AHEAD: Final = 3
 """How many batches are looked ahead."""
 
@@ -42,29 +44,19 @@ class Choice(NamedTuple):
     reason: str
 
 
-def hopeless(table: np.ndarray, free_ns: int, costs_ns: Sequence[int], longest_rows: int) -> int | np.ndarray:
-    """Which rows cannot be answered in time.
+def numbers_of(times_ns: np.ndarray) -> Sequence[int]:
+    """Times as numbers of Python's, which a few of are looked at."""
+    return times_ns.tolist() if len(times_ns) <= _MANY else times_ns.data
+
+
+def hopeless(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.ndarray:
+    """Of which rows' requests what is missing takes too long, `bool[rows]`.
 
     Args:
-        table: The rows that wait, ascending in `DUE`.
+        table: Rows that wait, one at least, ascending in `DUE`.
         free_ns: When the device is free.
         costs_ns: Expected times of batches of 0 rows up to the most.
-        longest_rows: The most rows of any request among them; more is no fault.
-
-    Returns:
-        How many of the first rows these are, or, if they are others, `bool[rows]`.
     """
-    first = int(table[DUE].searchsorted(free_ns + costs_ns[1]))
-    if longest_rows == 1 or first == table.shape[1]:
-        return first
-    late = _too_long(table, free_ns, costs_ns)
-    late[:first] = True
-    count = int(np.count_nonzero(late))
-    return count if late[:count].all() else late
-
-
-def _too_long(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.ndarray:
-    """Of which rows' requests what is missing takes too long, `bool[rows]`."""
     position, size, lane = table[POSITION], table[SIZE], table[LANE]
     begins = np.empty(len(position), bool)
     begins[0] = True
@@ -78,24 +70,25 @@ def _too_long(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.nd
     return np.repeat(late, np.diff(starts, append=len(position)))
 
 
-def choose(due: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> Choice:
+def choose(due: Sequence[int], free_ns: int, costs_ns: Sequence[int]) -> Choice:
     """Which rows leave, where not all of them can or where one of them would be late.
 
     Args:
-        due: Until when each can be answered, `int64[rows]`, ascending; none is hopeless.
+        due: Until when each can be answered, ascending; none is hopeless.
         free_ns: When the device is free.
         costs_ns: Expected times of batches of 0 rows up to the most.
     """
     cap = len(costs_ns) - 1
     if len(due) >= cap and due[0] >= free_ns + costs_ns[cap]:
         return Choice(0, cap, "full")
-    times = due.tolist()
-    largest = _largest(times, 0, free_ns, costs_ns)
+    largest = _largest(due, 0, free_ns, costs_ns)
     if not largest[0]:
         return Choice(*largest, "full" if largest[1] == cap else "largest")
-    in_order = _in_order(times, 0, free_ns, costs_ns)
-    if _worth(times, free_ns, costs_ns, _in_order) > _worth(times, free_ns, costs_ns, _largest):
-        return Choice(*in_order, "order")
+    in_order = _in_order(due, 0, free_ns, costs_ns)
+    if in_order != largest:
+        worth = _worth(due, free_ns, costs_ns, _in_order, in_order)
+        if worth > _worth(due, free_ns, costs_ns, _largest, largest):
+            return Choice(*in_order, "order")
     return Choice(*largest, "largest")
 
 
@@ -104,7 +97,7 @@ def largest_within(limit_ns: int, costs_ns: Sequence[int]) -> int:
     return max(1, bisect_right(costs_ns, limit_ns) - 1)
 
 
-def largest_feasible(due: list[int], free_ns: int, costs_ns: Sequence[int]) -> int:
+def largest_feasible(due: Sequence[int], free_ns: int, costs_ns: Sequence[int]) -> int:
     """The most rows of which a batch is in time for all of its rows.
 
     Args:
@@ -116,46 +109,49 @@ def largest_feasible(due: list[int], free_ns: int, costs_ns: Sequence[int]) -> i
     return stop - start
 
 
-def _largest(times: list[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
+def _largest(due: Sequence[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
     """The largest feasible batch of the rows from `begin` on, as its first row and the one behind its last."""
-    end = len(times)
+    end = len(due)
     low, high = 0, min(len(costs_ns) - 1, end - begin)
-    start = end
+    rows = high
     while low < high:
-        rows = (low + high + 1) // 2
-        place = bisect_left(times, free_ns + costs_ns[rows], begin)
-        if end - place >= rows:
-            low, start = rows, place
+        # So many rows are in time if the first of the last of them is.
+        if due[end - rows] >= free_ns + costs_ns[rows]:
+            low = rows
         else:
             high = rows - 1
+        rows = (low + high + 1) // 2
+    start = bisect_left(due, free_ns + costs_ns[low], begin) if low else end
     return start, start + low
 
 
-def _in_order(times: list[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
+def _in_order(due: Sequence[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
     """The largest batch that begins with the first row that is not hopeless; as `_largest`."""
-    start = bisect_left(times, free_ns + costs_ns[1], begin)
-    if start == len(times):
+    start = bisect_left(due, free_ns + costs_ns[1], begin)
+    if start == len(due):
         return start, start
-    rows = bisect_right(costs_ns, times[start] - free_ns) - 1
-    return start, min(start + rows, len(times))
+    rows = bisect_right(costs_ns, due[start] - free_ns) - 1
+    return start, min(start + rows, len(due))
 
 
 def _worth(
-    times: list[int],
+    due: Sequence[int],
     free_ns: int,
     costs_ns: Sequence[int],
-    batch: Callable[[list[int], int, int, Sequence[int]], tuple[int, int]],
+    batch: Callable[[Sequence[int], int, int, Sequence[int]], tuple[int, int]],
+    first: tuple[int, int],
 ) -> float:
-    """How many rows are answered by batches made so, less what their time is worth."""
+    """How many rows are answered by batches made so, the first of which is known, less what their time is worth."""
     cap = len(costs_ns) - 1
     price = _WORTH * cap / max(1, costs_ns[cap])
-    begin, worth = 0, 0.0
-    for _ in range(_LOOK_AHEAD):
-        start, stop = batch(times, begin, free_ns, costs_ns)
+    worth = 0.0
+    start, stop = first
+    for ahead in range(_LOOK_AHEAD):
+        if ahead:
+            start, stop = batch(due, stop, free_ns, costs_ns)
         if start == stop:
             break
         cost_ns = costs_ns[stop - start]
         worth += stop - start - price * cost_ns
         free_ns += cost_ns
-        begin = stop
     return worth

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
 
 import numpy as np
 
-from stoker.arena import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
 from stoker.device.plans import BatchPolicy
-from stoker.device.row_queue import RowQueue
+from stoker.device.row_queue import Lot, RowQueue
+from stoker.placed import CALLER_BITS, CALLER_MASK, NORMAL, TIER_MASK, WEIGHT_BITS, caller_of
 
-__all__ = ["push_told"]
+__all__ = ["callers_of", "push_rows", "push_told"]
 
-_NORMAL: Final = NORMAL_TIER << CALLER_BITS
-_CALLER: Final = (1 << CALLER_BITS) - 1
-_TIER: Final = (1 << WEIGHT_BITS - CALLER_BITS) - 1
+
+def push_rows(
+    queue: RowQueue, lane: int, numbers: np.ndarray, queued: np.ndarray, policy: BatchPolicy, *, told: bool
+) -> None:
+    """Queue rows of a frontend; see `push_told`, which does it where the frontend says whose they are."""
+    if told:
+        push_told(queue, lane, numbers, queued, policy)
+    else:
+        queue.push(lane, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2])
 
 
 def push_told(
@@ -33,10 +39,10 @@ def push_told(
     if policy.target_ms is not None and not target_ns.all():
         target_ns = np.where(target_ns, target_ns, enqueued_ns + round(policy.target_ms * 1e6))
     # As long as nobody is told apart, the planner need not look at that.
-    apart = queue.shares is not None or bool((placed != _NORMAL).any())
+    apart = queue.shares is not None or bool((placed != NORMAL).any())
     if apart:
         for value in {*placed.tolist()}:
-            policy.weights[value & _CALLER] = (value >> WEIGHT_BITS) / 1000 or 1.0
+            policy.weights[caller_of(value)] = (value >> WEIGHT_BITS) / 1000 or 1.0
     queue.push(
         lane,
         numbers,
@@ -45,6 +51,19 @@ def push_told(
         deadline_ns,
         target_ns=None if policy.target_ms is None else target_ns,
         size=None if policy.target_ms is None else size,
-        tier=placed >> CALLER_BITS & _TIER if apart else None,
-        caller=placed & _CALLER if apart else None,
+        tier=placed >> CALLER_BITS & TIER_MASK if apart else None,
+        caller=placed & CALLER_MASK if apart else None,
     )
+
+
+def callers_of(lots: Sequence[Lot]) -> dict[int, int]:
+    """How many of these rows each caller has, by their numbers."""
+    counts: dict[int, int] = {}
+    for lot in lots:
+        if lot.placed is None:
+            counts[0] = counts.get(0, 0) + lot.rows
+            continue
+        of_lot = np.bincount(lot.placed & CALLER_MASK)
+        for caller in np.flatnonzero(of_lot).tolist():
+            counts[caller] = counts.get(caller, 0) + int(of_lot[caller])
+    return counts

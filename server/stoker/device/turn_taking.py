@@ -18,12 +18,13 @@ class TurnTaking:
 
     Attributes:
         wake_fd: Is readable when a turn was given; it is read when that is taken.
+        begun: Whether it has ever had a turn.
         waited_ns: How long the last turn was waited for.
     """
 
     def __init__(self, turn: Turn) -> None:
         self.wake_fd = turn.wake_fd
-        self.waited_ns = 0
+        self.begun, self.waited_ns = False, 0
         self._turn = turn
         self._offer_again_ns = 0
 
@@ -31,6 +32,16 @@ class TurnTaking:
     def needed(self) -> bool:
         """Whether batches take turns now, or this model has offered one."""
         return self._turn.needed or self._turn.offer is not None
+
+    @property
+    def free_ns(self) -> int:
+        """When a turn is expected to be free; 0 for now, or where nobody takes turns."""
+        return self._turn.free_ns if self._turn.needed else 0
+
+    @property
+    def other_ns(self) -> int:
+        """The longest batch that another model offers."""
+        return self._turn.other_ns if self._turn.needed else 0
 
     @property
     def given(self) -> bool:
@@ -44,7 +55,7 @@ class TurnTaking:
         turn = self._turn
         number = turn.take()
         if number is not None:
-            self.waited_ns = turn.waited_ns(now_ns)
+            self._begin(now_ns)
             return plan(queue, now_ns, policy, times)._replace(reason="turn"), number
         if turn.offer is not None and now_ns < self._offer_again_ns:
             return Plan([], [], "", self._offer_again_ns), None
@@ -56,11 +67,14 @@ class TurnTaking:
             return plan(queue, now_ns, policy, times, free_ns if turn.needed else None), None
         number = turn.ask(offered, now_ns)
         if number is not None:
-            self.waited_ns = turn.waited_ns(now_ns)
+            self._begin(now_ns)
             return plan(queue, now_ns, policy, times, free_ns), number
         # What comes until shortly before is in the next offer.
         self._offer_again_ns = free_ns - _REFRESH_NS
         return Plan([], [], "", self._offer_again_ns if self._offer_again_ns > now_ns else None), None
+
+    def _begin(self, now_ns: int) -> None:
+        self.begun, self.waited_ns = True, self._turn.waited_ns(now_ns)
 
     def end(
         self,

@@ -63,6 +63,11 @@ class Turn:
         """When a turn is expected to be free; 0 if one is."""
         return self._turns.free_ns
 
+    @property
+    def other_ns(self) -> int:
+        """The longest batch that another model offers; 0 if none does."""
+        return self._turns.longest_beside(self)
+
     def poller(self) -> select.epoll:
         """One that watches its eventfd."""
         poller = select.epoll()
@@ -139,6 +144,11 @@ class Turns:
     def free_ns(self) -> int:
         """When a turn is expected to be free; 0 if one is."""
         return self._page.free_ns
+
+    def longest_beside(self, turn: Turn) -> int:
+        """The longest batch that a model other than this one's offers; 0 if none does."""
+        offers = [slot.offer() for slot in self._known() if slot is not turn.slot]
+        return max((offer.cost_ns for offer in offers if offer is not None), default=0)
 
     def join(self, share: float, facts: SlotFacts) -> Turn:
         """Let a model take part.

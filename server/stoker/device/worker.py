@@ -25,9 +25,11 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
+from stoker.device.notice import Notice
 from stoker.device.occupancy import Occupancy
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
-from stoker.device.told_rows import push_told
+from stoker.device.punctuality import count_answers
+from stoker.device.told_rows import callers_of, push_rows
 from stoker.device.turn_taking import TurnTaking
 from stoker.device.turns import Turn
 from stoker.metrics.counters import ModelMetrics
@@ -91,7 +93,7 @@ class Worker:
         self._leader = threading.Lock()
         self._queue = RowQueue()
         self._times = ServiceTimes(self._sizes.buckets)
-        self._targets = policy.target_ms is not None
+        self._notice = None if policy.target_ms is None else Notice(self.instances, self._turn)
         self._poller = select.epoll() if turn is None else turn.poller()
         # Never changed, only replaced: a batch keeps the lanes of the moment when it left.
         self._lanes: dict[int, Lane] = {}
@@ -227,6 +229,8 @@ class Worker:
             todo = plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
         for lot in todo.expired:
             self._lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
+        if self._notice is not None:
+            self._notice.tell(self._queue, todo.batch, self._clock_ns(), self._cap.policy, self._times)
         left_rows = self._queue.rows
         self._metrics.set_queued_rows(left_rows)
         lots = todo.batch
@@ -278,7 +282,7 @@ class Worker:
             with self._arriving:
                 arrived, self._new_lanes = self._new_lanes, []
             self._lanes = self._lanes | {lane.open(self._poller): lane for lane in arrived}
-            self._limit_late_rows()
+            self._note_lanes()
             return
         lane = self._lanes[fd]
         if event & select.EPOLLHUP:
@@ -290,8 +294,10 @@ class Worker:
         if event & ~select.EPOLLOUT:
             self._receive(fd, lane)
 
-    def _limit_late_rows(self) -> None:
+    def _note_lanes(self) -> None:
         """Let late rows take no more than half of any frontend's arena: in the rest there is room for fresh ones."""
+        if self._notice is not None:
+            self._notice.set_pages(lane.arena.words("board") for lane in self._lanes.values())
         capacities = [lane.arena.capacity for lane in self._lanes.values()]
         self._queue.late_limit_rows = min(capacities, default=2) // 2
 
@@ -301,30 +307,32 @@ class Worker:
             self._drop(fd)
         elif len(numbers):
             try:
-                queued = lane.arena.queued[numbers]
+                queued = lane.arena.queued.take(numbers, axis=0)
             except IndexError:
                 logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
                 self._drop(fd)
             else:
-                if lane.told[0]:
-                    push_told(self._queue, fd, numbers, queued, self._cap.policy)
-                    return
-                self._queue.push(
-                    fd, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2]
-                )
+                self._take_in(fd, lane, numbers, queued)
+
+    def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
+        push_rows(self._queue, fd, numbers, queued, self._cap.policy, told=bool(lane.told[0]))
 
     def _drop(self, fd: int) -> None:
         self._queue.drop_lane(fd)
         self._lanes[fd].close()
         self._lanes = {key: lane for key, lane in self._lanes.items() if key != fd}
-        self._limit_late_rows()
+        self._note_lanes()
 
     def _run(self, instance: Instance, batch: Batch) -> None:
+        if self._turn is not None and self._turn.begun:
+            batch.tell_turn()
         sharing = self._occupancy.enter()
         started_ns = self._clock_ns()
         instance.run(batch, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
         self._occupancy.leave()
+        if self._notice is not None:
+            self._notice.ended()
         if batch.turn is not None:
             self._end_turn(batch.turn, elapsed_ns)
         # Counted only when the callers have their answers already.
@@ -342,8 +350,9 @@ class Worker:
     ) -> None:
         self._active_ns = started_ns + elapsed_ns
         size = self._sizes.filled(batch.rows)
-        if self._targets:
-            self._count_answers(batch, started_ns + elapsed_ns, elapsed_ns, sharing - 1)
+        if self._notice is not None:
+            expected_ns = self._times.expected_ns(size, sharing - 1)
+            count_answers(self._metrics, batch, self._cap.policy, started_ns, elapsed_ns, expected_ns)
             self._times.learn(size, elapsed_ns, sharing - 1)
         elif self._queue.shares is not None:
             self._times.learn(size, elapsed_ns, sharing - 1)
@@ -352,7 +361,7 @@ class Worker:
         # Beside others it has had a part of the device.
         self._metrics.learn_batch_time(size, elapsed_ns // sharing)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
-        self._metrics.count_busy(elapsed_ns // sharing)
+        self._metrics.count_busy(elapsed_ns // sharing, callers_of(batch.lots))
         if batch.turn is not None:
             self._metrics.observe_turn_wait(batch.turn_wait_ns)
         for lot in batch.lots:
@@ -366,13 +375,6 @@ class Worker:
         if self._auditor is not None:
             # Beside a row that runs alone there is only what fills its bucket up.
             instance.watch.takes = self._auditor.schedule.count(elapsed_ns) and not self._cap.separate
-
-    def _count_answers(self, batch: Batch, ended_ns: int, elapsed_ns: int, beside: int) -> None:
-        """Count how many of the rows were in time, and how well that was foreseen."""
-        expected_ns = self._times.expected_ns(self._sizes.filled(batch.rows), beside)
-        target_ns = round((self._cap.policy.target_ms or 0) * 1e6)
-        in_time = sum(int(np.count_nonzero(lot.due_ns(target_ns) >= ended_ns)) for lot in batch.lots)
-        self._metrics.count_answers(batch.rows, in_time, expected_ns / max(1, elapsed_ns))
 
     def _audit(self, instance: Instance, elapsed_ns: int) -> None:
         """Audit the row that was kept of the last batch, unless somebody waits for the device."""

@@ -16,10 +16,11 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 from stoker.gpu import probes
-from stoker.gpu.devices import Visible, confine, cpu_device, mig_hint, visible_devices
+from stoker.gpu.devices import confine, cpu_device, mig_hint
 from stoker.gpu.facts import Driver, Gpu, MigDevice
 from stoker.gpu.nvml import describe_driver, gpus
 from stoker.gpu.probes import RUNTIMES
+from stoker.gpu.visible import Visible, visible_devices
 from stoker.system.extras import how_to_install, onnx_missing
 from stoker.system.memory import main_memory
 

@@ -18,6 +18,7 @@ from importlib import util
 from pathlib import Path
 from typing import Final
 
+from stoker.gpu.libraries import library_folders
 from stoker.system.extras import how_to_install, installed_onnx_builds
 
 __all__ = ["RUNTIMES", "cuda_libraries", "preload_cuda", "probe"]
@@ -79,8 +80,7 @@ def cuda_libraries(version: str, folders: Sequence[str]) -> Iterator[Path]:
     # Each before those that need it. cuFFT has always had the number of CUDA less one.
     numbered = (("cublasLt", cuda), ("cublas", cuda), ("nvrtc", cuda), ("curand", 10), ("cufft", cuda - 1))
     names = [*(f"lib{name}.so.{number}" for name, number in numbered), f"libcudart.so.{cuda}", _CUDNN]
-    # Since CUDA 13 one folder has all but cuDNN; before, each package had one.
-    places = [place for folder in folders for place in sorted(Path(folder, "nvidia").glob("*/lib"))]
+    places = library_folders(folders)
     for name in names:
         found = [place / name for place in places if (place / name).is_file()]
         yield from found[:1]

@@ -22,10 +22,13 @@ from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_float16 import as_float16, check_float16
-from stoker.runtimes.onnx_sessions import OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.onnx_sequences import SequenceSession, check_batched
+from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.onnx_zipmap import with_tensors_for_maps
+from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
+from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 
 __all__ = ["load_onnx"]
@@ -37,21 +40,6 @@ _DEVICE_FAULT = re.compile("CUDA|CUDNN|CUBLAS|CUFFT")
 _PLACE = re.compile(r"\S*\.(?:h|cc|cpp):[0-9]+ ")
 _MOST_WORDS = 500
 _MAPS = "seq(map("
-_DTYPES = {
-    "tensor(bool)": "bool",
-    "tensor(int8)": "int8",
-    "tensor(int16)": "int16",
-    "tensor(int32)": "int32",
-    "tensor(int64)": "int64",
-    "tensor(uint8)": "uint8",
-    "tensor(uint16)": "uint16",
-    "tensor(uint32)": "uint32",
-    "tensor(uint64)": "uint64",
-    "tensor(float16)": "float16",
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(string)": "string",
-}
 
 
 def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
@@ -73,6 +61,8 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
         source, labels = _without_maps(source)
         sessions = dataclasses.replace(sessions, model=source)
         session = sessions.open()
+    if servable.sequence is not None:
+        return _load_with_state(servable, session, servable.sequence)
     inputs = _inputs(session, servable, source)
     if not inputs:
         raise LoadFailed(f"{servable.path} has no inputs")
@@ -98,6 +88,25 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
     runtime = as_runtime(servable, model.run, tensors, rows_runtime, partial(read_onnx, source))
     if servable.zipmap == "objects":
         _check_objects(servable, runtime.signature.model_tensors)
+    return runtime
+
+
+def _load_with_state(
+    servable: Servable, session: onnxruntime.InferenceSession, settings: SequenceSettings
+) -> Runtime:
+    """Load a model that keeps state for sequences; its rows are tried with states of all kinds beside each other."""
+    rows = SequenceSession(session, servable, settings)
+    inputs, outputs = (
+        tuple(_info(value, servable) for value in side) for side in (rows.get_inputs(), rows.get_outputs())
+    )
+
+    def rows_runtime(signature: Signature) -> Runtime:
+        copied = CopiedExecution(rows, signature)
+        return sequence_runtime(servable.name, copied, settings, rows.controls, servable.path.parent)
+
+    tensors = ModelTensors(inputs, outputs, batched=True)
+    runtime = as_runtime(servable, _SessionTensors(rows).run, tensors, rows_runtime, sampled=False)
+    check_batched(servable, runtime)
     return runtime
 
 
@@ -176,7 +185,7 @@ def _each(array: np.ndarray, convert: Any) -> np.ndarray:
 
 
 def _info(value: onnxruntime.NodeArg, servable: Servable) -> TensorInfo:
-    dtype = _DTYPES.get(value.type)
+    dtype = DTYPES.get(value.type)
     if dtype is None:
         raise LoadFailed(
             f"{value.name!r} of {servable.path} holds {value.type}, only numbers and strings are served"

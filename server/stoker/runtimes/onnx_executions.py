@@ -39,6 +39,8 @@ class CopiedExecution:
         self.signature = signature
         self._session = session
         self._options = options
+        # What the package puts around its own session looks up on each call what the signature says already.
+        self._run = getattr(session, "_sess", session).run
         self._input_names = [spec.name for spec in signature.inputs]
         self._output_names = [spec.name for spec in signature.outputs]
 
@@ -46,7 +48,7 @@ class CopiedExecution:
         """Run one batch; see `Runtime.run`."""
         feeds = dict(zip(self._input_names, inputs, strict=True))
         try:
-            outputs: list[np.ndarray] = self._session.run(self._output_names, feeds, self._options)
+            outputs: list[np.ndarray] = self._run(self._output_names, feeds, self._options)
         except Exception as error:
             raise_if_out_of_memory(error)
             raise

@@ -18,14 +18,31 @@ from stoker.runtimes.base import OutOfMemory
 from stoker.servable import Device, Servable
 from stoker.settings.acceleration import Acceleration
 
-__all__ = ["OnnxSessions", "cuda_options", "raise_if_out_of_memory", "tensorrt_options"]
+__all__ = ["DTYPES", "OnnxSessions", "cuda_options", "raise_if_out_of_memory", "tensorrt_options"]
 
 logger = logging.getLogger(__name__)
 
 CUDA: Final = "CUDAExecutionProvider"
 TENSORRT: Final = "TensorrtExecutionProvider"
 CPU: Final = "CPUExecutionProvider"
+_LFS: Final = b"version https://git-lfs"
 Provider = str | tuple[str, dict[str, str]]
+DTYPES: Final = {
+    "tensor(bool)": "bool",
+    "tensor(int8)": "int8",
+    "tensor(int16)": "int16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(uint8)": "uint8",
+    "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
+    "tensor(float16)": "float16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(string)": "string",
+}
+"""By the names of ONNX Runtime the dtypes of what is served."""
 
 # The arena, at its limit and without one; then CUDA's own calls and the libraries on top of it. What cuBLAS calls its
 # third error differs between versions of ONNX Runtime.
@@ -173,7 +190,8 @@ class OnnxSessions:
             session = onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
         except Exception as error:
             raise_if_out_of_memory(error)
-            raise LoadFailed(f"ONNX Runtime cannot load {self.servable.path}: {error}") from error
+            advice = _advice(self.servable.path, str(error))
+            raise LoadFailed(f"ONNX Runtime cannot load {self.servable.path}: {error}{advice}") from error
         wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
         if wanted not in session.get_providers():
             raise DeviceUnavailable(
@@ -200,6 +218,16 @@ class OnnxSessions:
         return tensorrt_options(
             self.servable.acceleration, engines, self.servable.batch_buckets or (), inputs
         )
+
+
+def _advice(path: Path, failure: str) -> str:
+    """What is the matter with a file that ONNX Runtime cannot even read; empty if it can."""
+    if "INVALID_PROTOBUF" not in failure and "No graph was found" not in failure:
+        return ""
+    with path.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            return " It is a pointer of Git LFS, and not the file: 'git lfs pull' fetches that."
+    return f" It is no ONNX file, or not the whole of one ({path.stat().st_size} bytes)."
 
 
 def _log_placement(name: str, session: onnxruntime.InferenceSession) -> None:

@@ -6,32 +6,43 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.batch_mark import BatchedInput
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
 from stoker.runtimes.base import Outputs, Runtime
+from stoker.runtimes.script_sequences import (
+    RowsWithStates,
+    SequenceBodyScript,
+    SequenceRowsScript,
+    script_states,
+)
 from stoker.runtimes.tensorflow import import_tensorflow
 from stoker.script_form import ScriptForm
 from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.containment import contain
-from stoker.scripts.coroutines import finish
+from stoker.scripts.coroutines import finish, share_loop
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.environment import script_folders, script_variables
 from stoker.scripts.results import encode_rows
+from stoker.scripts.sequence_arguments import STATE, STATES, refuse_states, sequence_arguments
 from stoker.scripts.tensorflow_v1 import first_v1_use, give_v1_api, read_uses
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
+from stoker.settings.sequence import SequenceSettings
 from stoker.system.request_log import SELF_CHECK, requests_in_log
+from stoker.system.tracebacks import frames_of_script
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec
 from stoker.verdict import Verdict
 from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptRequest
 
-__all__ = ["BatchedScript", "BodyScript", "load_script"]
+__all__ = ["BatchedScript", "BodyScript", "StreamingScript", "load_script"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +61,45 @@ def load_script(servable: Servable, device: Device, threads: int) -> Runtime:
     os.environ.update(script_variables(servable, device, threads, os.environ))
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     _prepare_tensorflow(servable, folders, device, threads)
+    if (servable.instances or 1) > 1:
+        # Before `init`: what that sets up belongs to the loop on which `run` goes on.
+        share_loop()
     script = EntryScript(servable.path, servable.model_dir)
     watchdog = Watchdog(servable.terms.timeout_ms)
     watchdog.start()
+    if servable.sequence is not None:
+        return _load_with_state(script, watchdog, servable, servable.sequence)
     if script.batched is not None:
+        refuse_states(script.run)
         script.initialise(finish)
-        runtime: Runtime = BatchedScript(script, watchdog, servable)
+        runtime: Runtime = BatchedScript(script.run, script.batched, watchdog, servable)
     else:
         calls = ScriptCalls(script.run, raw=script.raw, watchdog=watchdog)
         script.initialise(finish)
         batched = choose_batching(calls, servable, find_sample(servable, calls.form))
-        runtime = BodyScript(batched, servable.max_body_bytes, _verdict(batched.form, servable.batching))
+        several = calls.form.yields and (servable.instances or 1) > 1
+        kind = StreamingScript if several else BodyScript
+        runtime = kind(batched, servable.max_body_bytes, _verdict(batched.form, servable.batching))
     return runtime
+
+
+def _load_with_state(
+    script: EntryScript, watchdog: Watchdog, servable: Servable, settings: SequenceSettings
+) -> Runtime:
+    """Initialise a script that is given the state of sequences."""
+    states = script_states(settings)
+    if script.batched is not None:
+        run = RowsWithStates(script.run, sequence_arguments(script.run, STATES))
+        script.initialise(finish)
+        return SequenceRowsScript(BatchedScript(run, script.batched, watchdog, servable), run, states)
+    names = sequence_arguments(script.run, STATE)
+    calls = ScriptCalls(script.run, raw=script.raw, watchdog=watchdog, apart=names)
+    script.initialise(finish)
+    batched = choose_batching(calls, servable, None)
+    signature = BodyScript(
+        batched, servable.max_body_bytes, _verdict(batched.form, servable.batching)
+    ).signature
+    return SequenceBodyScript(calls, names, signature, states)
 
 
 def _prepare_tensorflow(servable: Servable, folders: Sequence[str], device: Device, threads: int) -> None:
@@ -100,19 +138,31 @@ class BodyScript:
         return [[answer.pack() for answer in self._calls.answers(requests)]]
 
 
+class StreamingScript(BodyScript):
+    """A `run` that yields its answers, several at the same time: each on a thread, which is an instance."""
+
+    def __init__(self, calls: BatchedCalls, max_body_bytes: int, verdict: Verdict | None = None) -> None:
+        super().__init__(calls, max_body_bytes, verdict)
+        self._made_of = calls, max_body_bytes, verdict
+
+    def fork(self) -> StreamingScript:
+        """The same script, for another thread."""
+        return StreamingScript(*self._made_of)
+
+
 class BatchedScript:
     """A `run` decorated with `stoker.batched`."""
 
-    def __init__(self, script: EntryScript, watchdog: Watchdog, servable: Servable) -> None:
-        taken = script.batched
-        assert taken is not None, "the caller has looked"
-        self._run = script.run
+    def __init__(
+        self, run: Callable[..., Any], taken: BatchedInput, watchdog: Watchdog, servable: Servable
+    ) -> None:
+        self._run = run
         self._watchdog = watchdog
         try:
             spec = TensorSpec("data", taken.dtype, taken.shape)
         except ValueError as error:
             raise LoadFailed(f"stoker.batched: {error}") from error
-        output = _learn_output(script.run, spec)
+        output = _learn_output(run, spec)
         self._texts = output.variable
         verdict = _declared(servable, self._tried, TensorInfo(spec.name, spec.dtype, (-1, *spec.shape)))
         self.signature = Signature((spec,), (output,), verdict=verdict)
@@ -168,11 +218,18 @@ def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:
     try:
         with requests_in_log(SELF_CHECK):
             result = run(zeros)
-        rows = len(result)
     except BaseException as error:
-        raise LoadFailed(f"run() fails on a batch of two rows of zeros: {error!r}") from error
-    if rows != 2:
-        raise LoadFailed(f"run() returned {rows} rows for a batch of 2")
+        lines = traceback.format_exception(type(error), error, frames_of_script(error))
+        raise LoadFailed(
+            f"run() fails on a batch of two rows of zeros: {error!r}\n{''.join(lines).rstrip()}"
+        ) from error
+    if not isinstance(result, Sized) or getattr(result, "shape", None) == ():
+        raise LoadFailed(
+            f"run() returned {type(result).__name__} for a batch of 2: it has to return an entry for each row, as an "
+            "array or a list"
+        )
+    if len(result) != 2:
+        raise LoadFailed(f"run() returned {len(result)} rows for a batch of 2")
     if isinstance(result, np.ndarray) and result.dtype.name in NUMERIC_DTYPES:
         return TensorSpec("result", result.dtype.name, result.shape[1:])
     return TensorSpec("result", "uint8", (_MAX_ROW_JSON_BYTES,), variable=True)

@@ -20,9 +20,9 @@ from stoker.runtimes.packed import Feeds, PackedRuntime
 from stoker.tensors import DEFAULT_SIGNATURE, NamedSignature
 from stoker.wire.packed import signature_of
 
-__all__ = ["EVERY", "SignaturesRuntime", "chosen_signatures"]
+__all__ = ["SignaturesRuntime", "chosen_signatures"]
 
-EVERY: Final = "*"
+_EVERY: Final = "*"
 """Stands for all signatures of a SavedModel."""
 
 
@@ -37,20 +37,20 @@ def chosen_signatures(path: Path, present: Sequence[str], wanted: Sequence[str])
     Raises:
         LoadFailed: One is not there, or which one is meant is not clear.
     """
-    missing = [name for name in wanted if name != EVERY and name not in present]
+    missing = [name for name in wanted if name != _EVERY and name not in present]
     if not present or missing:
         raise LoadFailed(
             f"{path} has no signature {missing[0] if missing else DEFAULT_SIGNATURE!r}, "
             f"it has: {', '.join(present) or 'none'}"
         )
-    named = [name for name in wanted if name != EVERY]
+    named = [name for name in wanted if name != _EVERY]
     if not named and DEFAULT_SIGNATURE not in present and len(present) > 1:
         raise LoadFailed(
             f"{path} has no signature {DEFAULT_SIGNATURE!r}, and several others: {', '.join(present)}; name the one "
             "to serve with the setting signature (--signature), the first of several is the default"
         )
     first = named or [DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in present else present[0]]
-    further = [name for name in present if name not in first] if EVERY in wanted else []
+    further = [name for name in present if name not in first] if _EVERY in wanted else []
     return [*first, *further]
 
 

@@ -92,6 +92,10 @@ def choose_batching(calls: ScriptCalls, servable: Servable, sample: Sample | Non
 
 def _choose(calls: ScriptCalls, servable: Servable, sample: Sample | None) -> BatchedCalls:
     wanted = servable.batching
+    if servable.sequence is not None:
+        return _one_by_one(calls, "run goes on from the state of a sequence")
+    if calls.form.yields:
+        return _one_by_one(calls, "run yields its answer piece by piece")
     if wanted == "none":
         return _one_by_one(calls, "asked for")
     if servable.max_batch_rows == 1:

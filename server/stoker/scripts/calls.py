@@ -7,26 +7,41 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, TypeVar
 
 from stoker.azure.flask_context import flask_context, uses_flask
-from stoker.errors import MalformedBody, ModelFailed, RequestError, ScoringTimeout, StokerError
+from stoker.errors import (
+    DeadlineExceeded,
+    MalformedBody,
+    ModelFailed,
+    RequestError,
+    ScoringTimeout,
+    StokerError,
+)
 from stoker.errors.serving import unforeseen
 from stoker.script_form import ScriptForm
 from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
 from stoker.scripts.forms import NO_HEAD, bind_form, request_headers
 from stoker.scripts.json_faults import json_fault
+from stoker.scripts.pieces import Pieces, is_yielded, yields
 from stoker.scripts.results import encode_result, is_response, response_answer
 from stoker.scripts.schema import failed_in_conversion
+from stoker.scripts.sequence_arguments import StateNotCopied
 from stoker.scripts.watchdog import Watchdog
 from stoker.system.request_log import requests_in_log
+from stoker.system.tracebacks import frames_of_script
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 
 __all__ = ["ScriptCalls"]
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+_PATIENCE_S: Final = 60.0
+"""How long a caller may take to read a piece where nothing else is said."""
 
 
 class ScriptCalls:
@@ -38,7 +53,12 @@ class ScriptCalls:
     """
 
     def __init__(
-        self, run: Callable[..., Any], *, raw: bool = False, watchdog: Watchdog | None = None
+        self,
+        run: Callable[..., Any],
+        *,
+        raw: bool = False,
+        watchdog: Watchdog | None = None,
+        apart: Collection[str] = (),
     ) -> None:
         """Bind a `run`.
 
@@ -46,18 +66,20 @@ class ScriptCalls:
             run: The script's `run`.
             raw: Whether `rawhttp` has decorated anything in this process.
             watchdog: Ends calls that last too long.
+            apart: Arguments that `answer` is given beside the request.
 
         Raises:
             LoadFailed: It cannot be called with what requests give.
         """
         self._run = run
         self._watchdog = watchdog
-        self._form, self._with_headers = bind_form(run, raw=raw)
+        self._form, self._with_headers = bind_form(run, raw=raw, apart=apart)
         described = self._form.described
         self.form: ScriptForm = dataclasses.replace(
             # A script that uses Flask may look at Flask's request.
             described,
-            wants_head=described.wants_head or self._with_headers or uses_flask(),
+            wants_head=described.wants_head or self._with_headers or uses_flask() or yields(run),
+            yields=yields(run),
         )
         """How it is called, without a choice of batching."""
 
@@ -94,11 +116,8 @@ class ScriptCalls:
             ScoringTimeout: It took too long and was interrupted.
             Exception: Whatever `run` raised; what is no Exception, such as `sys.exit()`, is a RuntimeError.
         """
-        watchdog = self._watchdog
         try:
-            if watchdog is None:
-                return contain(lambda: self._call(arguments, request))
-            return contain(lambda: watchdog.guard(lambda: self._call(arguments, request)))
+            return self._guarded(lambda: self._call(arguments, request))
         except Exception as error:
             if self.form.kind == "schema" and failed_in_conversion(self._run, error):
                 raise RequestError(str(error)) from error
@@ -135,19 +154,49 @@ class ScriptCalls:
         told = error if isinstance(error, ScoringTimeout) else ModelFailed(error_id=error_id)
         return _told(told, failed=True, error_id=error_id)
 
-    def answer(self, request: ScriptRequest) -> ScriptAnswer:
-        """Score one request; never raises."""
+    def answer(
+        self, request: ScriptRequest, more: Callable[[], Mapping[str, Any]] | None = None
+    ) -> ScriptAnswer:
+        """Score one request; never raises.
+
+        Args:
+            request: The request.
+            more: Makes the arguments that are not in it; None if there are none.
+        """
         with requests_in_log(request.request_id):
             try:
                 arguments = self.arguments(request)
                 try:
+                    if more is not None:
+                        arguments.update(self._guarded(more))
                     begun_ns = time.perf_counter_ns()
                     result = self.invoke(arguments, request)
+                    if self.form.yields and is_yielded(result):
+                        return self._answer_yielded(result, request, begun_ns)
                     return self.encode(result, time.perf_counter_ns() - begun_ns)
                 finally:
                     self._form.release(arguments)
             except Exception as error:  # noqa: BLE001  # told to the caller
                 return self.refusal(error, request)
+
+    def _answer_yielded(self, yielded: Any, request: ScriptRequest, begun_ns: int) -> ScriptAnswer:
+        """Send what `run` yields to whoever waits for its pieces; or answer with its only one, or all as one list."""
+        pieces = Pieces(yielded, self._watchdog)
+        head = request.head or NO_HEAD
+        body = b""
+        with flask_context(head, request.body):
+            if not head.stream:
+                body = pieces.only() if head.only_piece else pieces.whole()
+            else:
+                patience_s = _PATIENCE_S if self._watchdog is None else self._watchdog.timeout_ms / 1000
+                if not pieces.send(head.stream, patience_s):
+                    return _told(DeadlineExceeded("The caller did not read what was sent."))
+        return ScriptAnswer(body, exec_ns=time.perf_counter_ns() - begun_ns)
+
+    def _guarded(self, function: Callable[[], _Result]) -> _Result:
+        """Call what runs code of the script."""
+        watchdog = self._watchdog
+        return contain(function if watchdog is None else lambda: watchdog.guard(function))
 
     def _call(self, arguments: dict[str, Any], request: ScriptRequest | None) -> Any:
         if not uses_flask():
@@ -158,14 +207,16 @@ class ScriptCalls:
 
     def _fault(self, error: BaseException, request: ScriptRequest) -> str | None:
         """What is wrong with a body that a script, which takes text, could not read."""
-        if self.form.kind != "string" or isinstance(error, ScoringTimeout):
+        if self.form.kind != "string" or isinstance(error, (ScoringTimeout, StateNotCopied)):
             return None
         return json_fault(request.body.decode(errors="replace").removeprefix("\ufeff"))
 
 
 def _log_failure(what: str, error: BaseException) -> str:
     error_id = f"{secrets.randbits(63):016x}"
-    logger.error("error id %s: %s", error_id, what, exc_info=error)
+    # Without a frame of the script it is what the server did with the result.
+    frames = frames_of_script(error) or error.__traceback__
+    logger.error("error id %s: %s", error_id, what, exc_info=(type(error), error, frames))
     return error_id
 
 

@@ -11,17 +11,19 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from stoker.azure import finder
 from stoker.azure.raw_http import raw_http_requested
-from stoker.batched import BatchedInput, batched_input
+from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
 from stoker.scripts.former_names import provide_former_names
 from stoker.scripts.load_advice import load_advice
+from stoker.system.tracebacks import frames_of_script
 
 __all__ = ["EntryScript"]
 
@@ -73,10 +75,24 @@ class EntryScript:
         _call(lambda: finish(self._init()), f"init() of {self._path} raised", self._model_dir)
 
 
+class _SourceLoader(SourceFileLoader):
+    """Compiles a script each time it is executed.
+
+    A folder `__pycache__` beside it would be in the folder of somebody's model, and what is in that is taken for the
+    script's for as long as its time, in whole seconds, and its size are the same.
+    """
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Say nothing, which is what keeps Python from looking for what it has compiled."""
+        raise OSError(f"{path} is compiled anew")
+
+
 def _execute(path: Path, model_dir: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    # What is compiled already Python loads as it does.
+    own = _SourceLoader(_MODULE, str(path)) if path.suffix in SOURCE_SUFFIXES else None
+    spec = importlib.util.spec_from_file_location(_MODULE, path, loader=own)
     if spec is None or spec.loader is None or not path.is_file():
-        raise LoadFailed(f"{path} is not a Python file")
+        raise LoadFailed(f"{path} is not a Python file{'' if path.exists() else ': it does not exist'}")
     module = importlib.util.module_from_spec(spec)
     # Pickle and dataclasses look a class's module up by name.
     sys.modules[_MODULE] = module
@@ -90,7 +106,8 @@ def _call(function: Callable[[], object], failure: str, model_dir: Path) -> None
         function()
     # Whatever it is: a script that exits while it loads, or has itself cancelled, has failed to load.
     except BaseException as error:
-        lines = [*traceback.format_exception(error), load_advice(error)]
+        frames = frames_of_script(error)
+        lines = [*traceback.format_exception(type(error), error, frames), load_advice(error)]
         raise LoadFailed(f"{failure}:\n{''.join(lines)}{_listing(model_dir)}") from error
 
 

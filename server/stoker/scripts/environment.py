@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from stoker.collecting.model_data import open_model_data
 from stoker.errors import LoadFailed
 from stoker.scripts.json_reading import quicken_json_loads
 from stoker.servable import Device, Servable
+from stoker.system.logs import log_settings
 from stoker.system.request_log import open_request_log
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "leave_script_process",
     "script_folders",
     "script_variables",
+    "set_script_log_level",
 ]
 
 logger = logging.getLogger(__name__)
@@ -84,18 +87,29 @@ def enter_script_process(servable: Servable) -> None:
     """Make this process, which is to do nothing else, one of an entry script; called before it is loaded.
 
     What `enter_script_folder` does, and what the script prints becomes log lines, which carry the ids of requests.
-    The variable AZUREML_LOG_LEVEL is heeded.
+    The variable AZUREML_LOG_LEVEL is heeded, and there are no arguments.
 
     Raises:
         LoadFailed: AML_APP_ROOT is no folder.
     """
     enter_script_folder(servable)
-    open_request_log()
+    # Not those of this process, which a script that parses arguments would take for its own.
+    sys.argv = [str(servable.path)]
+    open_request_log({"model": servable.name, "version": str(servable.version)})
     level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
-    if level in logging.getLevelNamesMapping():
-        logging.getLogger().setLevel(level)
-    elif level:
+    if level and level not in logging.getLevelNamesMapping():
         logger.warning("AZUREML_LOG_LEVEL %s is not a level of Python's logging", level)
+    elif level or log_settings().verbose_level:
+        set_script_log_level()
+
+
+def set_script_log_level() -> None:
+    """Let what a script and its modules log be written from the level on that AZUREML_LOG_LEVEL says, else INFO.
+
+    Where the log is verbose, all of it is.
+    """
+    level = logging.getLevelNamesMapping().get(os.environ.get("AZUREML_LOG_LEVEL", "").upper(), logging.INFO)
+    logging.getLogger().setLevel(logging.DEBUG if log_settings().verbose_level else level)
 
 
 def enter_script_folder(servable: Servable) -> None:

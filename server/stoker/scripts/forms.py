@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol
 
 from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
@@ -82,9 +83,20 @@ class _RawForm:
 class _SchemaForm:
     """`@input_schema`: the members of a JSON object by name, converted by the decorators."""
 
-    def __init__(self, run: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    def __init__(
+        self, run: Callable[..., Any], parameters: list[inspect.Parameter], apart: Collection[str]
+    ) -> None:
         self.described = schema_form(run)
         self._parameters = parameters
+        # A description of our own, which lists the arguments that no decorator describes too.
+        schema = self.described.input_schema or {}
+        for name in apart:
+            if schema.get("properties", {}).pop(name, None):
+                raise LoadFailed(
+                    f"the decorators of run() say that {name!r} is in its requests, and it is of their sequence: "
+                    "give that member another name"
+                )
+            schema.get("example", {}).pop(name, None)
 
     def data(self, request: ScriptRequest) -> dict[str, Any]:
         head = request.head
@@ -116,12 +128,13 @@ def parameters_of(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         raise LoadFailed(f"run() must be a Python function: {error}") from error
 
 
-def bind_form(run: Callable[..., Any], *, raw: bool) -> tuple[Form, bool]:
+def bind_form(run: Callable[..., Any], *, raw: bool, apart: Collection[str] = ()) -> tuple[Form, bool]:
     """Find out how `run` is called, and whether it wants the argument `request_headers`.
 
     Args:
         run: The script's `run`.
         raw: Whether `rawhttp` has decorated anything in this process.
+        apart: Arguments that it gets from elsewhere than its request.
 
     Raises:
         LoadFailed: `run` takes what no request can give; the texts are those of the Azure inference server.
@@ -131,20 +144,30 @@ def bind_form(run: Callable[..., Any], *, raw: bool) -> tuple[Form, bool]:
         raise LoadFailed("run() cannot accept positional-only arguments, *args, or **kwargs.")
     if not takes:
         raise LoadFailed("run() needs to accept an argument for input data.")
-    parameters = [parameter for parameter in takes.values() if parameter.name != _HEADERS]
+    parameters = [
+        parameter
+        for parameter in takes.values()
+        if parameter.name != _HEADERS and parameter.name not in apart
+    ]
     if not parameters:
-        raise LoadFailed(f'run() needs to accept an argument other than "{_HEADERS}".')
+        given = " and ".join(f'"{name}"' for name in takes)
+        raise LoadFailed(f"run() needs to accept an argument other than {given}.")
     with_headers = _HEADERS in takes
     if is_decorated(run):
         if raw:
             raise LoadFailed("run() cannot be decorated with both @rawhttp and @input_schema")
-        return _SchemaForm(run, parameters), with_headers
+        return _SchemaForm(run, parameters, apart), with_headers
     data, *others = parameters
     for parameter in others:
         if parameter.default is inspect.Parameter.empty:
+            kept = (
+                " The setting sequence: {} gives it the state of a sequence."
+                if parameter.name == "state"
+                else ""
+            )
             raise LoadFailed(
                 f"run() has a second argument without a default: {parameter.name!r}. It is called with the request "
-                f"as {data.name!r} and nothing else."
+                f"as {data.name!r} and nothing else.{kept}"
             )
     return (_RawForm(data.name) if raw else _StringForm(data.name)), with_headers
 
@@ -152,13 +175,17 @@ def bind_form(run: Callable[..., Any], *, raw: bool) -> tuple[Form, bool]:
 def request_headers(head: RequestHead | None) -> dict[str, str]:
     """Return the headers as scripts of Azure get them.
 
-    Names are in Title-Case, repeated ones are joined by commas, names with an underscore are left out.
+    Names are in Title-Case, repeated ones are joined by commas, names with an underscore are left out. Where it has
+    been said how long the caller waits, `X-Request-Timeout-Ms` is what is left of that now.
     """
     headers: dict[str, str] = {}
     for name, value in [] if head is None else head.headers:
         if "_" not in name:
             title = name.title()
             headers[title] = f"{headers[title]},{value}" if title in headers else value
+    if head is not None and head.deadline_ns:
+        left_ms = (head.deadline_ns - time.monotonic_ns()) / 1e6
+        headers["X-Request-Timeout-Ms"] = str(max(round(left_ms), 1))
     return headers
 
 

@@ -26,13 +26,13 @@ from stoker.scripts.variations import variations
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 from stoker.wire.merging import row_count, row_texture
 
-__all__ = ["check_mergeable", "check_merging", "merge_key"]
+__all__ = ["check_mergeable", "check_merging"]
 
 _ROWS: Final = 6
 _SLOW_RUN_S: Final = 0.1
 
 
-def merge_key(body: bytes) -> str | None:
+def _merge_key(body: bytes) -> str | None:
     """Return the only key of a body whose rows can be merged with those of others, or None."""
     try:
         content = json.loads(body)
@@ -63,7 +63,7 @@ def check_merging(calls: ScriptCalls, sample: Sample, max_rows: int) -> tuple[Me
         Disproved: They do not.
     """
     check_mergeable(calls)
-    key = merge_key(sample.body)
+    key = _merge_key(sample.body)
     if key is None:
         raise Disproved(f"{sample.source} is not an object with one key that holds a list")
     check_models(calls, sample, max_rows)

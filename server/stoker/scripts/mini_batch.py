@@ -19,6 +19,7 @@ from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.forms import parameters_of
 from stoker.scripts.schema import is_decorated
+from stoker.system.tracebacks import frames_of_script
 
 __all__ = ["MiniBatchScript", "Tally", "enter_folder", "lines_of"]
 
@@ -91,9 +92,10 @@ class MiniBatchScript:
         self.tally.items += len(mini_batch)
         try:
             lines = lines_of(finish(self._run(mini_batch)))
-        except (Exception, SystemExit):
+        except (Exception, SystemExit) as error:
             # The command must not end as if all had been scored.
-            logger.exception("run() raised: %d items have no result", len(mini_batch))
+            raised = (type(error), error, frames_of_script(error) or error.__traceback__)
+            logger.error("run() raised: %d items have no result", len(mini_batch), exc_info=raised)  # noqa: TRY400
             self.tally.failed += len(mini_batch)
             return
         if len(lines) < len(mini_batch):

@@ -1,13 +1,19 @@
 """Which of several models runs next."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 
-from hypothesis import given
+import numpy as np
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.device import planner
 from stoker.device.arbiter import Arbiter, pick
-from stoker.device.planner import Offer
+from stoker.device.planner import BatchPolicy, Offer, RowQueue, ServiceTimes
+
+MS = 1_000_000
+CAP = 64
 
 
 def offer(cost_ns: int, latest_ns: int, rows: int = 1, tier: int = 1) -> Offer:
@@ -131,3 +137,112 @@ def test_names_and_units_of_time_do_not_matter(offers: list[tuple[int, int, int,
     assert chosen_of(offers, names, times) == place
     assert chosen_of(offers, names[::-1]) == place
     assert offers[::-1][chosen_of(offers[::-1], names)] == offers[place]
+
+
+def test_a_model_that_loses_rows_anyway_lets_others_go_ahead() -> None:
+    """Those that have used less, and would have to begin at its end, when more of their rows may wait."""
+    offers = {"flood": offer(50, 1)._replace(losing=True), "b": offer(5, 59), "c": offer(5, 100)}
+    assert pick(0, offers, {"flood": 100, "b": 0, "c": 0}) == "b"
+    # Who loses nothing is in nobody's way, and who has used as much has no more right.
+    assert pick(0, offers | {"flood": offer(50, 1)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
+    assert pick(0, offers, {"flood": 100, "b": 60, "c": 0}) == "flood"
+    assert pick(0, offers | {"b": offer(5, 60)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
+    # Behind one another, as large as they may be by then, they would begin too late, though each could alone.
+    beside = {"b": offer(10, 75), "c": offer(10, 85)}
+    assert pick(0, offers | beside, {"flood": 100, "b": 0, "c": 0}) == "c"
+
+
+def taught(batch_ms: float, row_ms: float) -> ServiceTimes:
+    """What has learned a line exactly."""
+    times = ServiceTimes()
+    for _ in range(4):
+        for rows in (1, 2, CAP // 2, CAP):
+            times.learn(rows, round((batch_ms + row_ms * rows) * MS))
+    return times
+
+
+@dataclass
+class Shared:
+    """Models of one device whose batches take what was learned: the first asks three times what it can do.
+
+    Attributes:
+        row_ms: Time of each row.
+        rows_of_batch: How many rows take as long as a batch of none.
+        due_after: How many full batches after it came each row is due.
+    """
+
+    row_ms: float
+    rows_of_batch: float
+    due_after: int
+    queues: list[RowQueue] = field(default_factory=list)
+    lost: int = 0
+
+    def __post_init__(self) -> None:
+        self.times = taught(self.row_ms * self.rows_of_batch, self.row_ms)
+        self.full_ns = self.times.costs_ns(CAP)[CAP]
+        self.policy = BatchPolicy(CAP, target_ms=self.due_after * self.full_ns / MS, late="refuse")
+
+    def push(self, model: int, at_ns: np.ndarray) -> None:
+        """Queue requests of one row each."""
+        nothing = np.zeros(len(at_ns), np.int64)
+        self.queues[model].push(0, nothing.astype(np.int32), nothing, at_ns, at_ns + 10**12)
+
+    def run(self, comes_ns: list[list[int]]) -> None:
+        """Let the rows of all models but the first come, and run until they have left."""
+        self.queues = [RowQueue() for _ in range(len(comes_ns) + 1)]
+        arbiter = Arbiter({str(model): 1.0 for model in range(len(self.queues))})
+        coming = [list(times) for times in comes_ns]
+        before_ns, now_ns = -self.full_ns, 0
+        while any(coming) or any(queue.rows for queue in self.queues[1:]):
+            flood = 3 * CAP * (now_ns - before_ns) // self.full_ns
+            self.push(0, np.linspace(before_ns, now_ns, flood, dtype=np.int64))
+            before_ns = now_ns
+            for model, times in enumerate(coming, 1):
+                here = [at_ns for at_ns in times if at_ns <= now_ns]
+                del times[: len(here)]
+                self.push(model, np.array(here, np.int64))
+            now_ns += self.run_one(arbiter, now_ns)
+
+    def run_one(self, arbiter: Arbiter, now_ns: int) -> int:
+        """Let the batch run that is chosen; returns how long it takes."""
+        offers = {}
+        for model, queue in enumerate(self.queues):
+            said = planner.offer(queue, now_ns, self.policy, self.times)
+            if said is not None:
+                offers[str(model)] = said
+            elif queue.rows:
+                self.take(model, now_ns)
+        chosen = arbiter.choose(now_ns, offers)
+        assert chosen is not None
+        arbiter.charge(chosen, offers[chosen].cost_ns)
+        self.take(int(chosen), now_ns)
+        return offers[chosen].cost_ns
+
+    def take(self, model: int, now_ns: int) -> None:
+        """Let the planner have its way; count what the others lose."""
+        planned = planner.plan(self.queues[model], now_ns, self.policy, self.times)
+        if model:
+            self.lost += sum(lot.rows for lot in planned.expired)
+
+
+@settings(STEADY, max_examples=10)
+@given(
+    st.sampled_from([0.25, 0.5, 1.0]),
+    st.sampled_from([4.0, 6.8, 8.0]),
+    st.integers(4, 6),
+    st.lists(st.lists(st.sampled_from([1, 1.5, 3, 8]), min_size=1, max_size=12), min_size=1, max_size=6),
+)
+@example(1.0, 8.0, 6, [[1, 1], [1, 1, 1.5, 1]])
+@example(
+    0.5, 4.0, 5, [[1], [3, 1.5, 8, 8, 8, 3, 3, 3], [1.5, 1.5, 1.5, 1.5, 3, 1.5, 8, 1, 8], [8, 8, 8, 1, 1]]
+)
+def test_a_small_model_loses_nothing_to_one_that_cannot_have_enough(
+    row_ms: float, rows_of_batch: float, due_after: int, pauses: list[list[float]]
+) -> None:
+    """As long as no more of its rows come while a full batch runs than double the time of its own."""
+    shared = Shared(row_ms, rows_of_batch, due_after)
+    least_ns = shared.full_ns / (rows_of_batch + 1) * len(pauses)
+    # First the large one has the device alone: who has used nothing yet has no more right than others.
+    comes_ns = [(np.cumsum(each) * least_ns + 6 * shared.full_ns).astype(int).tolist() for each in pauses]
+    shared.run(comes_ns)
+    assert not shared.lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.puppets import HandClock, Joined
 
 from stoker.device.hang_watch import HangWatch
@@ -51,5 +52,5 @@ def test_a_watch_that_is_stopped_looks_no_more() -> None:
     watch.start()
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "hang watch of digits")
     watch.stop()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()

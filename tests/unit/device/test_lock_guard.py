@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.patience import PROGRAM_S
+
 from stoker.device.lock_guard import LockGuard
 
 _FORKS = """
@@ -90,13 +92,15 @@ def test_a_process_that_a_script_forks_has_no_timer() -> None:
 
 def test_a_forked_process_ends_when_it_exits() -> None:
     """It would wait for a thread of its parent for ever."""
-    forked = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, timeout=30, check=False)
+    forked = subprocess.run(
+        [sys.executable, "-c", _FORKS], capture_output=True, timeout=PROGRAM_S, check=False
+    )
     assert (forked.returncode, forked.stdout) == (0, b"5\n"), forked.stderr
 
 
 def test_a_process_that_keeps_the_lock_ends_with_its_stacks() -> None:
     """No thread of Python runs any more then, so its exit code is the only one that C code gives."""
-    held = subprocess.run([sys.executable, "-c", _HOLDS], capture_output=True, timeout=30, check=False)
+    held = subprocess.run([sys.executable, "-c", _HOLDS], capture_output=True, timeout=PROGRAM_S, check=False)
     assert held.returncode == 1
     assert b"Timeout" in held.stderr
     assert b"in match" in held.stderr

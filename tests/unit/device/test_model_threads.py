@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.puppets import BODIES, ROWS, PuppetRuntime, double
+from tests.patience import PATIENCE_S
+from tests.puppets import BODIES, ROWS, PuppetRuntime, double, metric_memory
 
 from stoker.device import lifecycle
 from stoker.device.canary import Canary
@@ -169,9 +169,7 @@ def test_who_gets_a_canary(
 @contextmanager
 def threads_of(servable: Servable, audit_rate: float = 0.0) -> Iterator[tuple[ModelThreads, MetricMemory]]:
     """The threads of a model, which are stopped afterwards."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
+    memory = metric_memory()
     model = ModelThreads(servable, 0, memory.page(64).model(0), audit_rate)
     yield model, memory
     model.stop()
@@ -255,7 +253,7 @@ def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> 
 
     def serve(_: Worker, instance: Instance | None = None) -> None:
         told.append(begins.is_set())
-        served.wait(10)
+        served.wait(PATIENCE_S)
 
     monkeypatch.setattr(Worker, "serve", serve)
     loading(monkeypatch, ForkingPuppet())
@@ -263,7 +261,7 @@ def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> 
         model.start(GPU, 1)
         begins.set()
         model.serve()
-        served.wait(10)
+        served.wait(PATIENCE_S)
     assert told == [True, True]
 
 
@@ -272,11 +270,9 @@ def test_a_fork_that_fails_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> No
     runtime = ForkingPuppet()
     runtime.forks_fail = True
     loading(monkeypatch, runtime)
-    fd = MetricMemory.create()
-    model = ModelThreads(dataclasses.replace(MODEL, instances=2), 0, MetricMemory(fd).page(64).model(0))
-    os.close(fd)
+    model = ModelThreads(dataclasses.replace(MODEL, instances=2), 0, metric_memory().page(64).model(0))
     with pytest.raises(LoadFailed, match="fails on a batch of 8 rows"):
         model.start(CPU, 1)
     for thread in model._threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()

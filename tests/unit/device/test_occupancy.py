@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.live_server import wait_until
+from tests.patience import PATIENCE_S
 
 from stoker.device.occupancy import Occupancy
 
@@ -55,7 +56,7 @@ def test_a_batch_is_alone_only_when_the_others_have_ended() -> None:
     wait_for_waiters(occupancy, 1)
     order.append("the other one ends")
     occupancy.leave()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert order == ["the other one ends", "alone"]
 
 
@@ -74,7 +75,7 @@ def test_no_batch_begins_while_one_is_alone() -> None:
         wait_for_waiters(occupancy, 1)
         order.append("alone")
     occupancy.leave()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert order == ["alone", "the next one begins"]
 
 
@@ -85,7 +86,7 @@ def test_several_that_want_to_be_alone_are_so_in_turn() -> None:
 
     def run() -> None:
         occupancy.enter()
-        all_begun.wait(10)
+        all_begun.wait(PATIENCE_S)
         with occupancy.alone():
             inside.append(1)
             most.append(len(inside))
@@ -94,7 +95,7 @@ def test_several_that_want_to_be_alone_are_so_in_turn() -> None:
 
     threads = [on_thread(run) for _ in range(3)]
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert most == [1, 1, 1]
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.unit.device.test_in_time import MS, NEVER, rows_of, taught
 
+from stoker.device.lots import placed_of
 from stoker.device.planner import BatchPolicy, Plan, RowQueue, ServiceTimes, offer, plan
-from stoker.device.row_queue import placed_of
 from stoker.metrics.layout import REASONS, TARGET_REASONS
 
 HIGH, USUAL, LOW = 0, 1, 2
@@ -136,6 +136,34 @@ def test_what_holds_of_every_plan(
         before = len(world.waiting)
         world.look()
         assert len(world.waiting) < before, "nothing idles that could run"
+
+
+@settings(STEADY, max_examples=25)
+@given(curves, st.lists(requests, max_size=14), st.integers(2, 50))
+def test_numbers_of_callers_do_not_matter(
+    curve: tuple[int, int, int], arriving: list[Request], times: int
+) -> None:
+    """Callers with other numbers, in the same order, which is that of equals, have the same rows in each batch."""
+    worlds = []
+    for factor in (1, times):
+        world = World(BatchPolicy(curve[2], target_ms=50, late="refuse"), taught(*curve))
+        for asked in arriving:
+            if asked.pause_ms:
+                world.now_ns += asked.pause_ms * MS
+                world.look()
+            world.arrive(asked.rows, asked.caller * factor, asked.tier, asked.target_ms)
+        while world.waiting:
+            world.look()
+        worlds.append(world)
+    renamed = [
+        (
+            begun_ns,
+            cost_ns,
+            Counter({(tier, caller * times): rows for (tier, caller), rows in classes.items()}),
+        )
+        for begun_ns, cost_ns, classes in worlds[0].batches
+    ]
+    assert renamed == worlds[1].batches
 
 
 @STEADY

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
@@ -89,6 +89,16 @@ def test_what_is_expected_of_a_bucket_was_measured(times_ns: list[int]) -> None:
     assert times.expected_ns(3) in times_ns[-64:]
     # A larger one is not known yet.
     assert times.expected_ns(8) == 2 * times.expected_ns(4)
+
+
+@settings(STEADY, max_examples=30)
+@given(st.lists(st.tuples(st.integers(1, MOST), st.integers(1, 50 * MS)), min_size=1, max_size=100))
+def test_what_is_expected_is_not_below_all_that_was_measured(batches: list[tuple[int, int]]) -> None:
+    """Without buckets too: some of the last batches took no longer than is expected of as many rows."""
+    times = ServiceTimes()
+    for rows, elapsed_ns in batches:
+        times.learn(rows, elapsed_ns)
+    assert any(elapsed_ns <= times.expected_ns(rows) + 1 for rows, elapsed_ns in batches[-64:])
 
 
 def test_only_one_size_says_little_of_others() -> None:

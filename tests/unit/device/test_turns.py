@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.puppets import HandClock, Joined, PuppetRuntime, PuppetTicket
+from tests.unit.gateway.rows.test_exchange import JoiningTicket
 
 from stoker.device.overlap import WORTH, gain
 from stoker.device.planner import BatchPolicy, Offer
@@ -272,6 +273,40 @@ def test_workers_take_turns(device: Device) -> None:
         assert second.totals().target_dispatches()["turn"] == 1
         assert [sum(joined.totals().turn_waits().counts) for joined in (first, second)] == [1, 1]
         assert turns.join(1, FACTS).ask(offer(), device.clock()) == 0
+
+
+@pytest.mark.parametrize("kind", [PuppetTicket, JoiningTicket])
+def test_requests_are_told_how_long_their_batch_waited(device: Device, kind: type[PuppetTicket]) -> None:
+    """Each only for as long as it was there, and nothing of it once no turns are taken any more."""
+    turns = device.process()
+    policy = BatchPolicy(16, target_ms=1000)
+    with (
+        Joined(policy=policy, turn=turns.join(1, FACTS)) as first,
+        Joined(policy=policy, turn=turns.join(1, FACTS)) as second,
+    ):
+        waited: list[PuppetTicket] = []
+
+        def meanwhile() -> None:
+            for rows in (1, 2):
+                waited.append(second.submit(*range(rows), ticket=kind()))
+                second.turn_frontends()
+                second.turn_device()
+                second.clock.advance_ms(4)
+
+        first.runtime.during = meanwhile
+        free = first.submit(7, ticket=kind())
+        first.settle()
+        second.settle()
+        assert [ticket.turn_ns for ticket in (free, *waited)] == [0, 8 * MS, 4 * MS]
+        assert [ticket.started_ns - ticket.enqueued_ns for ticket in waited] == [8 * MS, 4 * MS]
+        first.worker._close()
+        # In the same rows.
+        alone = second.submit(*range(3), ticket=kind())
+        second.turn_frontends()
+        second.clock.advance_ms(50)
+        second.settle()
+        assert {*alone.row_numbers} == {number for ticket in waited for number in ticket.row_numbers}
+        assert alone.turn_ns == 0
 
 
 def test_rows_that_nobody_wants_any_more_give_their_turn_back(device: Device) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 from tests.puppets import (
     BODIES,
     STEADY,
@@ -25,6 +26,7 @@ from tests.puppets import (
 from stoker.arena import AWAKE_NS
 from stoker.device.planner import BatchPolicy
 from stoker.errors import DeadlineExceeded, DeviceLost, InvalidInput, ModelFailed, ScoringTimeout
+from stoker.metrics.batch_facts import BatchFacts
 from stoker.metrics.layout import BATCH_BOUNDS_ROWS
 from stoker.runtimes.base import RowFailure
 from stoker.tensors import Signature, TensorSpec
@@ -264,6 +266,23 @@ def test_a_full_batch_leaves_and_the_rest_follows_at_once() -> None:
         assert [len(batch) for batch in joined.runtime.batches] == [4, 4, 1]
 
 
+def test_each_row_tells_its_batch() -> None:
+    """Its rows over all frontends, the requests that began in it, and why it left."""
+    told: list[BatchFacts | None] = []
+    with Joined(policy=BatchPolicy(4), capacity=32, frontends=2) as joined:
+        for frontend, rows in ((0, 2), (1, 1), (0, 3)):
+            ticket = PuppetTicket()
+            ticket.then = lambda ticket=ticket: told.append(ticket.batch)  # type: ignore[misc]
+            joined.exchanges[frontend].submit(ticket, rows_of(*range(rows)))
+        joined.settle()
+        # Whose rows are in both batches is told the last one.
+        assert sorted(filter(None, told)) == [
+            BatchFacts(2, 0, 1, "idle"),
+            BatchFacts(4, 0, 3, "full"),
+            BatchFacts(4, 0, 3, "full"),
+        ]
+
+
 def test_a_backlog_of_single_rows_is_served_without_looking_around() -> None:
     """A model that takes rows one by one gets the next one at once, though each of them came alone."""
     with Joined(policy=BatchPolicy(1), capacity=32) as joined:
@@ -462,7 +481,7 @@ def test_a_busy_device_gathers_what_comes_meanwhile() -> None:
         thread.start()
         first = joined.submit(1)
         joined.turn_frontends()
-        assert runtime.entered.wait(30)
+        assert runtime.entered.wait(PATIENCE_S)
         later = [joined.submit(number) for number in (2, 3, 4)]
         joined.turn_frontends()
         runtime.hold.set()
@@ -474,7 +493,7 @@ def test_a_busy_device_gathers_what_comes_meanwhile() -> None:
         joined.wait_for(newcomer)
         assert ends(newcomer) == [doubled(5)]
         joined.worker.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -489,7 +508,7 @@ def test_rows_that_cannot_be_in_time_are_refused_at_once() -> None:
         answered = ends(*tickets)
         assert [end for end in answered if end is not DeadlineExceeded] == [doubled(0), doubled(1)]
         totals = joined.totals()
-        assert (totals.in_target_rows, totals.answered_rows) == (2, 2)
+        assert (totals.in_target_rows()["normal"], totals.answered_rows()["normal"]) == (2, 2)
         assert totals.target_dispatches() == {"largest": 1, "order": 0, "turn": 0}
         assert sum(totals.expected_over_actual().counts) == 1
 
@@ -503,5 +522,18 @@ def test_late_rows_are_answered_behind_the_others() -> None:
         joined.settle()
         assert ends(*tickets) == [doubled(number) for number in range(5)]
         totals = joined.totals()
-        assert (totals.in_target_rows, totals.answered_rows) == (2, 5)
+        assert (totals.in_target_rows()["normal"], totals.answered_rows()["normal"]) == (2, 5)
         assert [len(batch) for batch in joined.runtime.batches] == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_of_single_numbers_are_handed_back(count: int) -> None:
+    """A row without axes, alone or beside others: how one row is stored differs from how several are."""
+    number = TensorSpec("y", "float32", ())
+    signature = Signature((TensorSpec("x", "float32", (2,)),), (number,))
+    runtime = PuppetRuntime(signature, lambda inputs: [inputs[0][:, 0] * 2])
+    with Joined(runtime) as joined:
+        tickets = [joined.submit(first) for first in range(count)]
+        joined.settle()
+        assert ends(*tickets) == [[2.0 * first] for first in range(count)]
+        assert [len(batch) for batch in runtime.batches] == [count]

@@ -392,13 +392,26 @@ def test_a_model_without_inputs_is_refused(tmp_path: Path) -> None:
     assert "has no inputs" in refusal(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"no model", None])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    """An empty file, another file, and no file at all."""
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (b"", "It is no ONNX file, or not the whole of one (0 bytes)."),
+        (b"no model", "It is no ONNX file, or not the whole of one (8 bytes)."),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",
+            "'git lfs pull' fetches that.",
+        ),
+        (None, "File doesn't exist"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None, advice: str) -> None:
+    """An empty file, another file, what Git has in the place of a large one, and no file at all."""
     path = tmp_path / "tiny.onnx"
     if content is not None:
         path.write_bytes(content)
-    assert f"ONNX Runtime cannot load {path}: " in refusal(path)
+    said = refusal(path)
+    assert f"ONNX Runtime cannot load {path}: " in said
+    assert said.endswith(advice)
 
 
 def test_a_bad_row_raises_and_the_session_lives_on(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from tests.tiny_models import write_mlp, write_pictures, write_script
 
 from stoker.commands import serve
 from stoker.errors import InvalidSettings, LoadFailed
-from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.placement import place
 from stoker.runtimes.base import Runtime
@@ -42,7 +41,7 @@ from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.summary import batching_lines
 from stoker.tensors import Signature
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
-from stoker.wire.merging import row_count
+from stoker.wire.script_rows import script_row
 from stoker.workspace import Workspace
 
 SCRIPTS = Path(__file__).parents[2] / "entry_scripts"
@@ -230,11 +229,7 @@ def scored(runtime: Runtime, bodies: Sequence[bytes]) -> list[ScriptAnswer]:
     """The answers to bodies that wait together, packed as a frontend packs them."""
     form = runtime.signature.script
     assert form is not None
-    rows = [
-        row_count(simdjson.Parser(), body, form.merge_key) if form.batching == "merge" else 0
-        for body in bodies
-    ]
-    packed = [ScriptRequest(b"id", body, count).pack() for body, count in zip(bodies, rows, strict=True)]
+    packed = [script_row(simdjson.Parser(), form, b"id", body, None) for body in bodies]
     return [ScriptAnswer.unpack(answer) for answer in runtime.run([packed])[0]]
 
 
@@ -381,11 +376,11 @@ def test_a_result_written_as_json_is_divided(tmp_path: Path) -> None:
             assert answers[n] == json.dumps(result)
 
 
-def test_frontends_count_rows_only_for_merging() -> None:
+def test_rows_are_counted_only_for_merging() -> None:
     """The count is part of the request that goes to the device."""
 
     def rows(form: ScriptForm, body: bytes) -> int:
-        return ScriptRequest.unpack(ScriptDialect("digits", form).pack(b"id", body, None)).rows
+        return ScriptRequest.unpack(script_row(simdjson.Parser(), form, b"id", body, None)).rows
 
     merged = ScriptForm(batching="merge")
     assert rows(merged, b'{"data": [[1], [2], [3]]}') == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from stoker.azure.aml_request import AMLRequest
 from stoker.azure.aml_response import AMLResponse
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.forms import request_headers
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
 
 pytestmark = pytest.mark.usefixtures("without_flask")
@@ -144,6 +146,14 @@ def test_a_run_may_take_the_headers() -> None:
     ]
 
 
+def test_a_run_is_told_what_is_left_of_its_callers_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said when the request came has become less since, and is at least a millisecond."""
+    monkeypatch.setattr("stoker.scripts.forms.time.monotonic_ns", lambda: 1_000_000_000)
+    for deadline_ns, left_ms in ((1_150_000_000, "150"), (1_000_000_001, "1"), (900_000_000, "1")):
+        head = RequestHead("POST", "/score", "", [("x-request-timeout-ms", "200")], "", deadline_ns)
+        assert request_headers(RequestHead.from_json(head.to_json())) == {"X-Request-Timeout-Ms": left_ms}
+
+
 def test_a_request_without_a_head_has_no_headers() -> None:
     """Requests that the server makes itself, to try a script out, have none."""
 
@@ -260,6 +270,17 @@ def test_an_exception_is_told_to_nobody_but_the_log(
     assert record.levelno == logging.ERROR
     assert content["error_id"] in record.message
     assert "in run" in caplog.text
+
+
+def test_the_log_shows_an_exception_from_the_script_on(caplog: pytest.LogCaptureFixture) -> None:
+    """How the server came to call it is nothing that its author can mend."""
+
+    def run(raw_data: str) -> None:
+        raise ValueError("no rows")
+
+    ask(ScriptCalls(run), b"[]")
+    begins, *_ = re.findall(r"Traceback \(most recent call last\):\n +File .*, in (\w+)", caplog.text)
+    assert begins == "run"
 
 
 def test_a_result_that_cannot_be_read_does_not_end_the_process(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """The entry-script contract: how a script is executed, what it must have, and what is said where it has not."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 import stoker
 from stoker.azure import aml_request
-from stoker.batched import BatchedInput, batched_input
+from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
 from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
@@ -66,6 +67,18 @@ def run(raw_data):
     assert script.run("body") == [["entry_module:score.py"], "body"]
     assert script.batched is None
     assert not script.raw
+
+
+def test_a_script_that_has_changed_within_a_second_is_executed_anew(load: Load, tmp_path: Path) -> None:
+    """What Python would take for compiled already, by its size and its time; and nothing is left beside it."""
+    text = "def init(): ...\ndef run(data): return {}\n"
+    script = tmp_path / "scripts" / "score.py"
+    assert load(text.format(1)).run("") == 1
+    times = script.stat()
+    script.write_text(text.format(2))
+    os.utime(script, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert EntryScript(script, tmp_path).run("") == 2
+    assert not (script.parent / "__pycache__").exists()
 
 
 def test_an_init_that_is_a_coroutine_is_finished(load: Load) -> None:
@@ -192,9 +205,19 @@ def test_a_script_that_fails_to_load_shows_the_model_folder(
     """Most failures of `init` are a path that is not there: the traceback and the folder's files say which."""
     message = refusal(load, text)
     assert failure in message.splitlines()[0]
-    assert "Traceback" in message
     assert reason in message
     assert message.endswith(f"The model folder {model_dir} holds:\n  deep/labels.txt\n  model.bin")
+
+
+def test_a_traceback_begins_in_the_script(load: Load, tmp_path: Path) -> None:
+    """How the server came to call it is nothing that its author can mend; a syntax error has no frame at all."""
+    begins = (
+        f'Traceback (most recent call last):\n  File "{tmp_path / "scripts" / "score.py"}", line 2, in init\n'
+    )
+    assert begins in refusal(load, "def init():\n    1 / 0\ndef run(data): ...")
+    said = refusal(load, "def init(): ...\ndef run(data)\n    return data").splitlines()
+    assert said[1].endswith('score.py", line 2')
+    assert said[2:5] == ["    def run(data)", "                 ^", "SyntaxError: expected ':'"]
 
 
 def test_an_empty_and_a_missing_model_folder_are_said(load: Load, tmp_path: Path) -> None:

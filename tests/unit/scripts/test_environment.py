@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from stoker.errors import LoadFailed
 from stoker.scripts.environment import (
@@ -19,8 +20,11 @@ from stoker.scripts.environment import (
     leave_script_process,
     script_folders,
     script_variables,
+    set_script_log_level,
 )
 from stoker.servable import Device, Servable
+from stoker.system.log_settings import LogSettings
+from stoker.system.logs import LimitedHandler, LineFormatter, LineLimit, change_log_settings
 from stoker.terms import Terms
 
 CPU = Device("cpu", 0, "a processor")
@@ -113,6 +117,7 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
     monkeypatch.setattr(
         os, "environ", {k: v for k, v in os.environ.items() if k not in ("AML_APP_ROOT", "AZUREML_LOG_LEVEL")}
     )
+    monkeypatch.setattr(sys, "argv", ["device", "--control-fd", "3"])
     root, printed = logging.getLogger(), logging.getLogger("stoker.script.print")
     filters = {handler: handler.filters[:] for handler in root.handlers}
     level = root.level
@@ -132,6 +137,13 @@ def test_relative_files_are_found_beside_the_script(servable: Servable, process:
     assert os.environ["AML_APP_ROOT"] == str(servable.path.parent)
 
 
+def test_a_script_that_parses_arguments_finds_none(servable: Servable, process: pytest.MonkeyPatch) -> None:
+    """Those of the device process are none of its business, and `parse_args` would end it for them."""
+    servable.path.parent.mkdir()
+    enter_script_process(servable)
+    assert sys.argv == [str(servable.path)]
+
+
 def test_an_app_root_that_is_not_there_is_refused(servable: Servable, process: pytest.MonkeyPatch) -> None:
     """With its path."""
     with pytest.raises(LoadFailed, match=r"AML_APP_ROOT cannot be entered: .*code"):
@@ -147,6 +159,21 @@ def test_the_log_level_of_azure_is_heeded(
     os.environ["AZUREML_LOG_LEVEL"] = text
     enter_script_process(servable)
     assert logging.getLogger().level == level
+
+
+def test_a_verbose_log_has_all_that_a_script_says(
+    process: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the level of Azure is, which holds again when the log is as before."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [LimitedHandler(LineLimit(), LineFormatter("device"))])
+    os.environ["AZUREML_LOG_LEVEL"] = "ERROR"
+    levels = []
+    for verbose_level in (1, 0):
+        change_log_settings(LogSettings(verbose_level=verbose_level))
+        set_script_log_level()
+        levels.append(root.level)
+    assert levels == [logging.DEBUG, logging.ERROR]
 
 
 def test_an_unknown_log_level_is_said(
@@ -174,7 +201,9 @@ def test_functions_for_the_end_that_hang_are_not_waited_for(
 ) -> None:
     """A function that does not return within the time costs no more than that time."""
     ended = threading.Event()
-    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.wait(60) or pytest.fail("it was waited for"))
+    monkeypatch.setattr(
+        atexit, "_run_exitfuncs", lambda: ended.wait(PATIENCE_S) or pytest.fail("it was waited for")
+    )
     leave_script_process(ended.set, within_s=0.01)
     assert ended.is_set()
     assert "registered by atexit do not return" in caplog.text

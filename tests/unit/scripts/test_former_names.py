@@ -10,7 +10,6 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from stoker.scripts.former_names import FORMER_NAMES, provide_former_names, withdraw_former_names
 
@@ -28,6 +27,9 @@ def names() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def aged_pickle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pickle with the names that scikit-learn 0.20 would have written, its own joblib's among them."""
+    # Here, as each test process imports this file, whichever tests it runs.
+    from sklearn.linear_model import LogisticRegression
+
     file = tmp_path_factory.mktemp("aged") / "model.pkl"
     joblib.dump(LogisticRegression().fit(X, Y), file, protocol=2)
     content = file.read_bytes()
@@ -43,6 +45,8 @@ def aged_pickle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_pickle_of_its_age_is_loaded(aged_pickle: Path) -> None:
     """The class is that of today, its arrays are read by joblib, and it predicts."""
+    from sklearn.linear_model import LogisticRegression
+
     namespace: dict[str, Any] = {}
     exec("from sklearn.externals import joblib", namespace)
     model = namespace["joblib"].load(aged_pickle)

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +17,9 @@ import pytest
 from stoker.device.lifecycle import load, load_runtime
 from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
-from stoker.runtimes.base import Runtime
+from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BatchedScript, BodyScript, load_script
+from stoker.scripts import coroutines
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.tensors import TensorSpec
@@ -206,8 +208,16 @@ def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
         ),
         ("sys.exit(1)", "run() fails on a batch of two rows of zeros: SystemExit(1)"),
         ("raise KeyboardInterrupt", "run() fails on a batch of two rows of zeros: KeyboardInterrupt()"),
-        ("return None", "run() fails on a batch of two rows of zeros: TypeError"),
-        ("return 5", "run() fails on a batch of two rows of zeros: TypeError"),
+        ("return None", "run() returned NoneType for a batch of 2: it has to return an entry for each row"),
+        (
+            "return data.sum()",
+            "run() returned float32 for a batch of 2: it has to return an entry for each row",
+        ),
+        (
+            "return np.array(5)",
+            "run() returned ndarray for a batch of 2: it has to return an entry for each row",
+        ),
+        ("1 / 0", "    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero"),
         ("return data[:1]", "run() returned 1 rows for a batch of 2"),
         ("return []", "run() returned 0 rows for a batch of 2"),
         ("return {'a': 1}", "run() returned 1 rows for a batch of 2"),
@@ -403,3 +413,38 @@ def test_a_decorated_script_whose_rows_see_each_other_is_warned_of(
     assert mixed is not None
     assert (mixed.how, mixed.batched) == ("declared", True)
     assert "is decorated with stoker.batched, so its requests are batched, though beside a row" in caplog.text
+
+
+def test_instances_of_a_script_that_yields_share_one_loop(
+    servable: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That on which `init` has been, for streams on any thread; by default there is no instance but one."""
+    text = """
+import asyncio
+async def init():
+    global loop
+    loop = asyncio.get_running_loop()
+async def run(raw_data):
+    yield asyncio.get_running_loop() is loop
+"""
+    monkeypatch.setattr(coroutines, "_shared", [])
+    assert not isinstance(load_script(servable(text), CPU, 1), ForkingRuntime)
+    assert not coroutines._shared
+    coroutines._thread.loop.close()
+    del coroutines._thread.loop
+    runtime = load_script(dataclasses.replace(servable(text), instances=2), CPU, 1)
+    assert isinstance(runtime, ForkingRuntime)
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(lambda one: answers(one, b"")[0].body, [runtime, runtime.fork()]))
+    assert told == [b"[true]"] * 2
+    coroutines._shared[0].close()
+
+
+def test_a_script_that_returns_has_one_instance(servable: Write) -> None:
+    """Its operator is told what helps."""
+    text = "def init(): ...\ndef run(raw_data):\n    return 1\n"
+    with pytest.raises(
+        LoadFailed, match="unless it yields or is given state; leave instances out, or set replicas"
+    ):
+        load(dataclasses.replace(servable(text), instances=2), CPU, 1)
+    coroutines._shared.pop().close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.puppets import HandClock
 
 from stoker.errors import ScoringTimeout
@@ -54,7 +55,7 @@ class Watched:
         thread = threading.Thread(target=live)
         self._threads.append(thread)
         thread.start()
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE_S)
         return thread
 
     def look_after_ms(self, elapsed_ms: float) -> None:
@@ -65,7 +66,7 @@ class Watched:
     def join(self) -> None:
         """Wait for the calls to end."""
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -146,7 +147,7 @@ def test_except_exception_does_not_swallow_the_interruption(watched: Watched) ->
 def test_a_call_that_goes_on_ends_the_process(watched: Watched) -> None:
     """In native code, or with a bare `except`: the supervisor starts another process."""
     release = threading.Event()
-    watched.call(lambda: release.wait(30))
+    watched.call(lambda: release.wait(PATIENCE_S))
     watched.look_after_ms(100)
     watched.look_after_ms(4999)
     assert watched.ends == 0

@@ -1,0 +1,300 @@
+"""Rows that wait, as parts: a lot as it came, or a table of rows of several lots.
+
+A *table* has one column a row, `int64[FIELDS, rows]`. What leaves is mostly a run of rows, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from stoker.placed import NORMAL
+
+__all__ = [
+    "DEADLINE",
+    "DUE",
+    "ENQUEUED",
+    "LANE",
+    "NUMBER",
+    "PLACED",
+    "POSITION",
+    "SIZE",
+    "Lot",
+    "Part",
+    "Table",
+    "due_of",
+    "greatest",
+    "joined",
+    "least",
+    "lots_of",
+    "placed_of",
+    "sized",
+    "split_into_lots",
+]
+
+NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE, PLACED = range(8)
+_FIELDS: Final = 8
+_FEW: Final = 32
+"""So many numbers are quicker to go through one by one."""
+
+
+class Lot(NamedTuple):
+    """Rows of one lane (one frontend's arena).
+
+    Attributes:
+        lane: Key of the lane.
+        numbers: Row numbers, `int32[rows]`.
+        position: Place of each row within its request, `int64[rows]`.
+        enqueued_ns: When the frontend queued them, `int64[rows]`.
+        deadline_ns: When their callers stop waiting, `int64[rows]`; 0 for cancelled rows.
+        arrived: The queue's virtual time when they arrived.
+        target_ns: Until when their answers are worth something, `int64[rows]`, 0 where that is their deadline; None
+            if nothing was said of any.
+        size: Rows of the whole request of each, `int64[rows]`; None if all of them are in this lot.
+        placed: Tier and caller of each, `tier << 16 | caller` as `int64[rows]`; None if nothing is said of any.
+    """
+
+    lane: int
+    numbers: np.ndarray
+    position: np.ndarray
+    enqueued_ns: np.ndarray
+    deadline_ns: np.ndarray
+    arrived: int
+    target_ns: np.ndarray | None = None
+    size: np.ndarray | None = None
+    placed: np.ndarray | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows."""
+        return len(self.numbers)
+
+    def part(self, mask: np.ndarray) -> Lot:
+        """The rows where the boolean `mask` is set."""
+        return self._picked(mask)
+
+    def between(self, start: int, stop: int) -> Lot:
+        """The rows from place `start` up to before place `stop`."""
+        if start == 0 and stop == len(self.numbers):
+            return self
+        return self._picked(slice(start, stop))
+
+    def _picked(self, which: np.ndarray | slice) -> Lot:
+        return Lot(
+            self.lane,
+            self.numbers[which],
+            self.position[which],
+            self.enqueued_ns[which],
+            self.deadline_ns[which],
+            self.arrived,
+            None if self.target_ns is None else self.target_ns[which],
+            None if self.size is None else self.size[which],
+            None if self.placed is None else self.placed[which],
+        )
+
+    def due_ns(self, target_ns: int) -> np.ndarray:
+        """Until when their answers are worth something, `int64[rows]`; `target_ns` after they came if not said."""
+        if self.target_ns is None:
+            return (
+                np.minimum(self.enqueued_ns + target_ns, self.deadline_ns) if target_ns else self.deadline_ns
+            )
+        due_ns = np.minimum(self.target_ns, self.deadline_ns)
+        return due_ns if self.target_ns.all() else np.where(self.target_ns, due_ns, self.deadline_ns)
+
+
+class Table(NamedTuple):
+    """Rows of several lots, in an order of their own.
+
+    Attributes:
+        columns: What is known of each, `int64[FIELDS, rows]`.
+    """
+
+    columns: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """How many rows."""
+        return int(self.columns.shape[1])
+
+    @property
+    def deadline_ns(self) -> np.ndarray:
+        """When their callers stop waiting, `int64[rows]`."""
+        deadline_ns: np.ndarray = self.columns[DEADLINE]
+        return deadline_ns
+
+    @property
+    def enqueued_ns(self) -> np.ndarray:
+        """When the frontends queued them, `int64[rows]`."""
+        enqueued_ns: np.ndarray = self.columns[ENQUEUED]
+        return enqueued_ns
+
+    def part(self, mask: np.ndarray) -> Table:
+        """The rows where the boolean `mask` is set."""
+        return Table(self.columns[:, mask])
+
+    def between(self, start: int, stop: int) -> Table:
+        """The rows from place `start` up to before place `stop`."""
+        return Table(self.columns[:, start:stop])
+
+
+Part = Lot | Table
+
+
+def split_into_lots(parts: Iterable[Part]) -> list[Lot]:
+    """Parts as lots."""
+    lots: list[Lot] = []
+    for part in parts:
+        if isinstance(part, Lot):
+            lots.append(part)
+        else:
+            lots += lots_of(part.columns)
+    return lots
+
+
+def lots_of(table: np.ndarray) -> list[Lot]:
+    """The rows of a table as lots, one for each lane."""
+    lanes = table[LANE]
+    if not len(lanes):
+        return []
+    first = int(lanes[0])
+    if (lanes == first).all():
+        return [_lot(first, table)]
+    table = table.take(lanes.argsort(kind="stable"), axis=1)
+    lanes = table[LANE]
+    ends = [*((lanes[1:] != lanes[:-1]).nonzero()[0] + 1).tolist(), len(lanes)]
+    starts = [0, *ends]
+    return [_lot(int(lanes[start]), table[:, start:end]) for start, end in zip(starts, ends, strict=False)]
+
+
+def _lot(lane: int, table: np.ndarray) -> Lot:
+    return Lot(
+        lane,
+        table[NUMBER].astype(np.int32),
+        table[POSITION],
+        table[ENQUEUED],
+        table[DEADLINE],
+        0,
+        table[DUE],
+        table[SIZE],
+        table[PLACED],
+    )
+
+
+def placed_of(part: Part) -> np.ndarray:
+    """Tier and caller of each row, `int64[rows]`."""
+    if isinstance(part, Table):
+        placed: np.ndarray = part.columns[PLACED]
+        return placed
+    return np.full(part.rows, NORMAL) if part.placed is None else part.placed
+
+
+def due_of(
+    lots: Sequence[Lot], target_ns: int, first_deadline_ns: int, first_target_ns: int
+) -> tuple[np.ndarray, bool]:
+    """Until when the answers of lots are worth something, as `Lot.due_ns`, and whether that ascends.
+
+    Args:
+        lots: The lots.
+        target_ns: The target of rows of which nothing was said.
+        first_deadline_ns: No deadline is earlier.
+        first_target_ns: No target that was said is earlier.
+    """
+    told = [lot.target_ns for lot in lots if lot.target_ns is not None]
+    if len(told) < len(lots) or first_target_ns <= 0:
+        due_ns = _due_of_some(lots, told, target_ns)
+        return due_ns, _ascends(due_ns)
+    due_ns = told[0] if len(told) == 1 else np.concatenate(told)
+    ascends = _ascends(due_ns)
+    # The last one is the greatest then.
+    if (due_ns[-1] if ascends else due_ns.max()) <= first_deadline_ns:
+        return due_ns, ascends
+    due_ns = np.minimum(due_ns, np.concatenate([lot.deadline_ns for lot in lots]))
+    return due_ns, _ascends(due_ns)
+
+
+def _due_of_some(lots: Sequence[Lot], told: Sequence[np.ndarray], target_ns: int) -> np.ndarray:
+    """Until when the answers of lots are worth something, where targets were not said of all rows."""
+    due_ns: np.ndarray
+    if told:
+        due_ns = np.concatenate([lot.due_ns(target_ns) for lot in lots])
+        return due_ns
+    due_ns = np.concatenate([lot.deadline_ns for lot in lots])
+    if target_ns:
+        due_ns = np.minimum(np.concatenate([lot.enqueued_ns for lot in lots]) + target_ns, due_ns)
+    return due_ns
+
+
+def _ascends(times_ns: np.ndarray) -> bool:
+    # To count costs half of what asking for all or any does, where there are few.
+    return not np.count_nonzero(times_ns[1:] < times_ns[:-1])
+
+
+def joined(parts: Iterable[Part], due_ns: np.ndarray) -> np.ndarray:
+    """Parts as one table, in the order in which they are.
+
+    Args:
+        parts: The rows; a single table among them is not copied.
+        due_ns: Until when each can be answered.
+    """
+    tables: list[np.ndarray] = []
+    lots: list[Lot] = []
+    for part in parts:
+        if isinstance(part, Lot):
+            lots.append(part)
+            continue
+        if lots:
+            tables.append(_table_of(lots))
+            lots = []
+        tables.append(part.columns)
+    if lots:
+        tables.append(_table_of(lots))
+    table = tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
+    table[DUE] = due_ns
+    return table
+
+
+def sized(lots: Iterable[Lot]) -> list[Lot]:
+    """Whole lots, all of which say how many rows the request of each row has."""
+    return [lot if lot.size is not None else lot._replace(size=_sizes(lot.position)) for lot in lots]
+
+
+def least(numbers: np.ndarray) -> int:
+    """The least of some numbers."""
+    return min(numbers.tolist()) if len(numbers) <= _FEW else int(numbers.min())
+
+
+def greatest(numbers: np.ndarray) -> int:
+    """The greatest of some numbers."""
+    return max(numbers.tolist()) if len(numbers) <= _FEW else int(numbers.max())
+
+
+def _table_of(lots: Sequence[Lot]) -> np.ndarray:
+    """Lots as a table without `DUE`, in the order in which they are."""
+    counts = [len(lot.numbers) for lot in lots]
+    table = np.empty((_FIELDS, sum(counts)), np.int64)
+    table[LANE] = np.array([lot.lane for lot in lots]).repeat(counts)
+    np.concatenate([lot.numbers for lot in lots], out=table[NUMBER], casting="unsafe")
+    np.concatenate([lot.position for lot in lots], out=table[POSITION])
+    np.concatenate([lot.enqueued_ns for lot in lots], out=table[ENQUEUED])
+    np.concatenate([lot.deadline_ns for lot in lots], out=table[DEADLINE])
+    sizes = [lot.size for lot in lots if lot.size is not None]
+    if len(sizes) == len(lots):
+        np.concatenate(sizes, out=table[SIZE])
+    else:
+        # What said nothing is of requests of one row each: see `sized`.
+        np.concatenate(
+            [np.ones(len(lot.numbers), np.int64) if lot.size is None else lot.size for lot in lots],
+            out=table[SIZE],
+        )
+    table[PLACED] = NORMAL
+    if any(lot.placed is not None for lot in lots):
+        np.concatenate([placed_of(lot) for lot in lots], out=table[PLACED])
+    return table
+
+
+def _sizes(position: np.ndarray) -> np.ndarray:
+    """How many rows each row's request has, all of which are here: their places are told."""
+    ends = np.append(np.flatnonzero(np.diff(position) != 1), len(position) - 1)
+    return np.repeat(position[ends] + 1, np.diff(ends, prepend=-1))

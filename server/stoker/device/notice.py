@@ -1,0 +1,104 @@
+"""What a model's worker tells frontends of its queue, so that they can refuse what would be too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Final
+
+import numpy as np
+
+from stoker.board import LATER_BATCHES, BoardWriter
+from stoker.device.planner import BatchPolicy, Lot, RowQueue, ServiceTimes
+from stoker.device.turn_taking import TurnTaking
+from stoker.placed import caller_of, tier_of
+
+__all__ = ["Notice", "classes_on_board", "later_on_board", "tiers_on_board"]
+
+_NOTHING: Final = (0,) * LATER_BATCHES
+_BATCHES: Final = np.arange(1, LATER_BATCHES + 1)
+
+
+def tiers_on_board(waiting: Mapping[int, int]) -> list[int]:
+    """How many rows wait, by tier."""
+    tiers = [0, 0, 0]
+    for placed, rows in waiting.items():
+        tiers[tier_of(placed)] += rows
+    return tiers
+
+
+def classes_on_board(waiting: Mapping[int, int], policy: BatchPolicy) -> dict[int, tuple[int, float]]:
+    """Rows and weight of those who wait, by their class; nothing where only those who have no name wait, in one tier.
+
+    Of one class with a name it is said: whoever comes beside it does not wait behind all of it.
+    """
+    if len(waiting) < 2 and not any(map(caller_of, waiting)):
+        return {}
+    return {placed: (rows, policy.weights.get(caller_of(placed), 1.0)) for placed, rows in waiting.items()}
+
+
+def later_on_board(queue: RowQueue, free_ns: int, full_ns: int) -> Sequence[int]:
+    """How many rows are due one full batch after the device is free or later, two, and so on.
+
+    Those that are not in order yet are taken to be due as late as any.
+    """
+    due_ns = queue.order.due_ns
+    if not len(due_ns) and not queue.lots:
+        return _NOTHING
+    unsorted = sum([len(lot.numbers) for lot in queue.lots])
+    later: list[int] = (unsorted + len(due_ns) - due_ns.searchsorted(free_ns + full_ns * _BATCHES)).tolist()
+    return later
+
+
+class Notice:
+    """The board of one model, written to the pages of all frontends.
+
+    Args:
+        instances: What runs its batches.
+        turn: Its part in the turns of its device; None if it takes none.
+    """
+
+    def __init__(self, instances: Sized, turn: TurnTaking | None = None) -> None:
+        self._instances, self._turn = instances, turn
+        self._writer = BoardWriter()
+        self._pages: list[memoryview] = []
+        self._costs_ns: list[int] = []
+        self._ends_ns: list[int] = []
+
+    def set_pages(self, pages: Iterable[memoryview]) -> None:
+        """Set where it is written."""
+        self._pages = list(pages)
+
+    def ended(self) -> None:
+        """Take note that a batch has ended; any thread may call it."""
+        if self._ends_ns:
+            self._ends_ns.remove(min(self._ends_ns))
+
+    def tell(
+        self, queue: RowQueue, leaving: Sequence[Lot], now_ns: int, policy: BatchPolicy, times: ServiceTimes
+    ) -> None:
+        """Tell all frontends.
+
+        Args:
+            queue: What waits.
+            leaving: The batch that leaves now; empty if none does.
+            now_ns: The time.
+            policy: Settings of batching.
+            times: What batches take.
+        """
+        costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
+        if costs_ns is not self._costs_ns:
+            self._costs_ns = costs_ns
+            self._writer.set_times(len(costs_ns) - 1, costs_ns)
+        if leaving:
+            self._ends_ns.append(now_ns + costs_ns[sum(lot.rows for lot in leaving)])
+        instances = len(self._instances)
+        free_ns, other_ns = 0 if len(self._ends_ns) < instances else min(self._ends_ns), 0
+        if self._turn is not None:
+            free_ns, other_ns = max(free_ns, self._turn.free_ns), self._turn.other_ns
+        waiting = queue.waiting
+        self._writer.set_queue(
+            tiers_on_board(waiting),
+            classes_on_board(waiting, policy),
+            later_on_board(queue, max(now_ns, free_ns), costs_ns[-1]),
+        )
+        self._writer.write(self._pages, now_ns, free_ns, parallel=instances, other_ns=other_ns)

@@ -1,0 +1,106 @@
+"""Which row of each sequence may run: one at a time, in the order in which they have come.
+
+A row is not queued before the one in front of it has been handed back, whatever became of that: so no batch has two
+rows of a sequence, and a row goes on from the state of the one before it. The planner knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from stoker.runtimes.sequence_states import Key, SequenceStates
+
+__all__ = ["Decision", "SequenceGate", "SequenceRow"]
+
+_Lane = TypeVar("_Lane")
+
+
+class SequenceRow(NamedTuple, Generic[_Lane]):
+    """A row of a sequence.
+
+    Attributes:
+        lane: Where it came from.
+        number: Its number there.
+        key: The sequence.
+        start: Whether it begins the sequence.
+    """
+
+    lane: _Lane
+    number: int
+    key: Key
+    start: bool
+
+
+Decision = tuple[SequenceRow[_Lane], Literal["unknown", "full"] | None]
+"""A row whose turn has come, and why it may not run; None if it may."""
+
+
+class SequenceGate(Generic[_Lane]):
+    """The rows of sequences that are in a device process. One thread at a time uses it.
+
+    Args:
+        states: The sequences that there are.
+    """
+
+    def __init__(self, states: SequenceStates) -> None:
+        self._states = states
+        self._lines: dict[Key, deque[SequenceRow[_Lane]]] = {}
+        """The rows of each sequence that are here; the first one runs, or waits to."""
+        self._running: dict[tuple[_Lane, int], Key] = {}
+
+    @property
+    def busy(self) -> Container[Key]:
+        """The sequences of which rows are here."""
+        return self._lines
+
+    def arrive(self, row: SequenceRow[_Lane]) -> list[Decision[_Lane]]:
+        """Take a row in; returns what is decided now."""
+        line = self._lines.get(row.key)
+        if line is not None:
+            line.append(row)
+            return []
+        self._lines[row.key] = deque([row])
+        return self._next(row.key)
+
+    def hand_back(self, lane: _Lane, number: int) -> list[Decision[_Lane]]:
+        """Take note that a row is over; returns what is decided now. Rows that did not pass are none here."""
+        key = self._running.pop((lane, number), None)
+        if key is None:
+            return []
+        self._states.settle(key)
+        self._lines[key].popleft()
+        return self._next(key)
+
+    def drop_lane(self, lane: _Lane) -> list[Decision[_Lane]]:
+        """Forget the rows of a lane, whose frontend has gone.
+
+        Sequences of which one was about to run end: whether it has, nobody can be told any more.
+        """
+        decisions = []
+        for key, line in list(self._lines.items()):
+            first, *others = line
+            kept = [row for row in others if row.lane is not lane]
+            if first.lane is not lane:
+                self._lines[key] = deque([first, *kept])
+                continue
+            del self._running[lane, first.number]
+            self._states.forget(key)
+            self._lines[key] = deque(kept)
+            decisions += self._next(key)
+        return decisions
+
+    def _next(self, key: Key) -> list[Decision[_Lane]]:
+        """Let the first row of a sequence run that may; those in front of it are refused."""
+        line, decisions = self._lines[key], []
+        while line:
+            row = line[0]
+            refusal = self._states.admit(key, start=row.start)
+            decisions.append((row, refusal))
+            if refusal is None:
+                self._running[row.lane, row.number] = key
+                return decisions
+            line.popleft()
+        del self._lines[key]
+        return decisions

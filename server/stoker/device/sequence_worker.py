@@ -1,0 +1,123 @@
+"""The worker of a model with state: rows of one sequence are queued one after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.arena import Outcome
+from stoker.device.lanes import Batch, Lane
+from stoker.device.sequence_gate import Decision, SequenceGate, SequenceRow
+from stoker.device.worker import Worker
+from stoker.runtimes.sequence_states import KeepsStates
+from stoker.sequences import START
+
+__all__ = ["SequenceWorker"]
+
+_REFUSED: Final = {"unknown": Outcome.UNKNOWN_SEQUENCE, "full": Outcome.TOO_MANY_SEQUENCES}
+
+
+class _SequenceLane(Lane):
+    """A lane that tells which rows are handed back, whatever has become of them; on any thread."""
+
+    def __init__(self, lane: Lane, on_back: Callable[[Lane, np.ndarray], None]) -> None:
+        super().__init__(lane.arena, lane.doorbell)
+        self._on_back = on_back
+
+    def send(self, numbers: np.ndarray) -> None:
+        """Hand rows back."""
+        # Before the frontend hears of it: it may use their numbers again at once.
+        self._on_back(self, numbers)
+        super().send(numbers)
+
+
+class SequenceWorker(Worker):
+    """Serves a model with state; see `SequenceGate`."""
+
+    def __init__(self, runtime: KeepsStates, *arguments: Any, **options: Any) -> None:
+        """Make the first instance; see `Worker`."""
+        super().__init__(runtime, *arguments, **options)
+        self._states = runtime.states
+        self._gate: SequenceGate[Lane] = SequenceGate(self._states)
+        self._counted = self._states.counts
+        # Filled by all instances, emptied by the leader.
+        self._back: deque[tuple[Lane, np.ndarray]] = deque()
+
+    def add_lane(self, lane: Lane) -> None:
+        """Serve a frontend's rows from now on; callable from any thread."""
+        super().add_lane(_SequenceLane(lane, self._note_back))
+
+    def _note_back(self, lane: Lane, numbers: np.ndarray) -> None:
+        self._back.append((lane, numbers))
+        if self._occupancy.several:
+            # The leader may be asleep.
+            with self._arriving:
+                self._wake()
+
+    def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
+        del fd, queued
+        # A number may have been handed back, and be another row by now.
+        self._take_back()
+        words = lane.arena.inputs[-1][numbers].tolist()
+        self._carry_out(
+            decision
+            for number, (first, second, flags) in zip(numbers.tolist(), words, strict=True)
+            for decision in self._gate.arrive(SequenceRow(lane, number, (first, second), bool(flags & START)))
+        )
+
+    def _carry_out(self, decisions: Iterable[Decision[Lane]]) -> bool:
+        """Queue rows, and hand those back that may not run; returns whether any was queued."""
+        queued: dict[int, tuple[Lane, list[int]]] = {}
+        for row, refusal in decisions:
+            if refusal is None:
+                queued.setdefault(id(row.lane), (row.lane, []))[1].append(row.number)
+            else:
+                row.lane.hand_back(np.array([row.number], np.uint32), _REFUSED[refusal], self._clock_ns())
+        for lane, listed in queued.values():
+            numbers = np.array(listed, np.uint32)
+            super()._take_in(lane.doorbell.fileno(), lane, numbers, lane.arena.queued[numbers])
+        return bool(queued)
+
+    def _drop(self, fd: int) -> None:
+        lane = self._lanes[fd]
+        self._take_back()
+        super()._drop(fd)
+        self._carry_out(self._gate.drop_lane(lane))
+
+    def _wait_s(self, most_s: float | None) -> float | None:
+        wait_s, due_ns = super()._wait_s(most_s), self._states.first_expiry_ns
+        if due_ns is None:
+            return wait_s
+        left_s = max(0, due_ns - self._clock_ns()) / 1e9
+        return left_s if wait_s is None else min(wait_s, left_s)
+
+    def _lead(self, most_s: float | None) -> Any:
+        self._let_pass()
+        todo = super()._lead(most_s)
+        if not isinstance(todo, Batch):
+            # What was handed back without being run lets others pass, which nobody rings for.
+            self._let_pass()
+        return todo
+
+    def _take_back(self) -> bool:
+        """Queue the rows that were behind those that have been handed back; returns whether there were any."""
+        decisions: list[Decision[Lane]] = []
+        while self._back:
+            lane, numbers = self._back.popleft()
+            for number in numbers.tolist():
+                decisions += self._gate.hand_back(lane, number)
+        return self._carry_out(decisions)
+
+    def _let_pass(self) -> None:
+        """Queue the rows whose turn has come, and end the sequences that are idle."""
+        if self._take_back():
+            self._look_again_ns = 0
+        self._states.expire(self._gate.busy)
+        counts, before = self._states.counts, self._counted
+        if counts != before:
+            more = (now - then for now, then in zip(counts[1:], before[1:], strict=True))
+            self._metrics.count_sequences(counts.live, *more)
+            self._counted = counts

@@ -1,0 +1,140 @@
+"""The states of sequences: who has which, and for how long."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+from tests.puppets import HandClock
+
+from stoker.runtimes.sequence_states import Key, SequenceStates
+from stoker.sequences import END, START
+
+FIRST, SECOND, THIRD = (1, 10), (3, 10), (5, 10)
+IDLE_MS = 100
+
+
+def states(clock: HandClock | None = None, most: int = 2) -> SequenceStates:
+    """Of one number each."""
+    return SequenceStates([np.zeros(1, np.float32)], most, IDLE_MS * 1_000_000, clock or HandClock())
+
+
+def run(kept: SequenceStates, *rows: tuple[Key, int], more: float = 1) -> list[float]:
+    """Run a batch of rows that add to their states; returns what they went on from."""
+    words = np.array([[*key, flags] for key, flags in rows])
+    taken = kept.take(words, len(rows))
+    kept.leave(taken, [taken.arrays[0] + more])
+    for key, _ in rows:
+        kept.settle(key)
+    return [float(number) for number in taken.arrays[0][:, 0]]
+
+
+def step(kept: SequenceStates, key: Key, flags: int = 0) -> float | str:
+    """Admit one row and run it."""
+    refusal = kept.admit(key, start=bool(flags & START))
+    return refusal or run(kept, (key, flags))[0]
+
+
+def test_each_goes_on_from_its_own_state() -> None:
+    """Rows of different sequences run as one batch, and each finds what its sequence has left."""
+    kept = states()
+    assert [step(kept, FIRST, START), step(kept, SECOND, START), step(kept, SECOND)] == [0, 0, 1]
+    assert run(kept, (FIRST, 0), (SECOND, 0)) == [1, 2]
+    assert run(kept, (SECOND, START), (FIRST, 0)) == [0, 2]
+    assert run(kept, (SECOND, 0)) == [1]
+
+
+def test_rows_of_no_sequence_begin_anew_and_leave_nothing() -> None:
+    """Those that fill a batch up, and whole batches of a warm-up."""
+    kept = states()
+    step(kept, FIRST, START)
+    assert run(kept, ((0, 0), 0), (FIRST, 0), ((0, 0), 0), more=5) == [0, 1, 0]
+    kept.leave(kept.take(None, 3), [np.ones((3, 1), np.float32)])
+    assert run(kept, ((0, 0), 0), (FIRST, 0)) == [0, 6]
+    assert kept.counts == (1, 1, 0, 0)
+
+
+def test_what_was_not_started_or_has_ended_is_unknown() -> None:
+    """A row without the flag does not begin a sequence, neither a new one nor one that is over."""
+    kept = states()
+    assert step(kept, FIRST) == "unknown"
+    step(kept, FIRST, START)
+    assert step(kept, FIRST, END) == 1
+    assert step(kept, FIRST) == "unknown"
+    assert step(kept, FIRST, START | END) == 0
+    assert step(kept, FIRST) == "unknown"
+    assert kept.counts == (0, 2, 2, 0)
+
+
+def test_one_of_which_no_row_was_run_has_not_begun() -> None:
+    """Its place is free again; one that was begun before goes on from where it was."""
+    kept = states(most=1)
+    assert kept.admit(FIRST, start=True) is None
+    assert kept.admit(SECOND, start=True) == "full"
+    kept.settle(FIRST)
+    assert step(kept, SECOND, START) == 0
+    assert kept.admit(SECOND, start=True) is None
+    kept.settle(SECOND)
+    assert step(kept, SECOND) == 1
+
+
+def test_idle_ones_end() -> None:
+    """After their last row, but not while one is here; those that were used later are kept."""
+    clock = HandClock()
+    kept = states(clock)
+    assert kept.first_expiry_ns is None
+    step(kept, FIRST, START)
+    clock.advance_ms(IDLE_MS / 2)
+    step(kept, SECOND, START)
+    assert kept.first_expiry_ns == clock() + IDLE_MS * 500_000
+    clock.advance_ms(IDLE_MS / 2)
+    kept.expire({FIRST})
+    assert kept.counts.live == 2
+    clock.advance_ms(IDLE_MS / 2)
+    kept.expire(())
+    assert (step(kept, FIRST), step(kept, SECOND)) == (1, "unknown")
+    assert kept.counts == (1, 2, 0, 1)
+
+
+def test_a_batch_leaves_nothing_to_a_sequence_that_was_forgotten_meanwhile() -> None:
+    """Nor to another one that has begun under the same name since."""
+    kept = states(most=1)
+    step(kept, FIRST, START)
+    taken = kept.take(np.array([[*FIRST, 0]]), 1)
+    kept.forget(FIRST)
+    kept.leave(taken, [np.full((1, 1), 7, np.float32)])
+    assert step(kept, FIRST) == "unknown"
+    step(kept, FIRST, START)
+    kept.leave(taken, [np.full((1, 1), 7, np.float32)])
+    assert step(kept, FIRST) == 1
+
+
+def test_objects_are_let_go_with_their_sequence() -> None:
+    """What a script has kept does not wait for the next sequence that takes its place."""
+    states = SequenceStates([np.array(None, object)], 1, IDLE_MS * 1_000_000, HandClock())
+    kept = Kept()
+    alive = weakref.ref(kept)
+    assert states.admit(FIRST, start=True) is None
+    array = np.empty(1, object)
+    array[0] = kept
+    states.leave(states.take(np.array([[*FIRST, START]]), 1), [array])
+    del kept, array
+    assert states.take(np.array([[*FIRST, 0]]), 1).arrays[0][0] is alive()
+    states.forget(FIRST)
+    assert alive() is None
+
+
+def test_a_sequence_begins_with_what_was_said() -> None:
+    """And anew with the same."""
+    states = SequenceStates([np.array([5.0])], 2, IDLE_MS * 1_000_000, HandClock())
+    assert states.admit(FIRST, start=True) is None
+    words = np.array([[*FIRST, START]])
+    for _ in range(2):
+        taken = states.take(words, 1)
+        assert taken.arrays[0].tolist() == [[5]]
+        states.leave(taken, [np.array([[6.0]])])
+    assert states.take(np.array([[*FIRST, 0]]), 1).arrays[0].tolist() == [[6]]
+
+
+class Kept:
+    """What a script keeps."""

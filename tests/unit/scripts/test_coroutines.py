@@ -1,0 +1,68 @@
+"""Coroutines of scripts on a loop that several threads share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import wait
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from tests.patience import PATIENCE_S
+
+from stoker.scripts import coroutines
+from stoker.scripts.coroutines import SharedLoop
+
+MARK: ContextVar[str] = ContextVar("mark")
+
+
+@pytest.fixture
+def loop() -> Iterator[SharedLoop]:
+    """A loop that ends with the test."""
+    made = SharedLoop()
+    yield made
+    made.close()
+
+
+def test_what_is_awaited_comes_back_with_its_errors(loop: SharedLoop) -> None:
+    """It runs elsewhere, in the context of who waits; an error like the one for time that has passed is its own."""
+
+    async def told() -> tuple[str, int]:
+        return MARK.get(), threading.get_ident()
+
+    MARK.set("mine")
+    mark, thread = loop.finish(told())
+    assert (mark, thread == threading.get_ident()) == ("mine", False)
+
+    async def fails() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        loop.finish(fails())
+
+
+def test_who_is_interrupted_cancels_what_he_waits_for(
+    loop: SharedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not go on in the time of others; that of others goes on."""
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def lasts() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    def interrupted(*_: Any) -> Any:
+        assert begun.wait(PATIENCE_S)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(coroutines, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.finish(lasts())
+    assert cancelled.wait(PATIENCE_S)
+    monkeypatch.setattr(coroutines, "wait", wait)
+    assert loop.finish(asyncio.sleep(0, "on")) == "on"

@@ -1,0 +1,452 @@
+"""Entry scripts with state: what `run` is given, and when what it makes of that counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.device.lifecycle import load
+from stoker.errors import LoadFailed, ScoringTimeout
+from stoker.runtimes.script_sequences import SequenceBodyScript, SequenceRowsScript
+from stoker.scripts.watchdog import Watchdog
+from stoker.sequences import END, START, SequenceStep
+from stoker.servable import Device, Servable
+from stoker.settings.sequence import read_sequence
+from stoker.wire.envelope import HEAD_ROOM_BYTES, RequestHead, ScriptAnswer, ScriptRequest
+
+pytestmark = pytest.mark.usefixtures("without_flask")
+
+CPU = Device("cpu", 0, "a processor")
+Load = Callable[..., Any]
+MOST_BYTES = 1000
+
+REMEMBERS = """
+import json
+import threading
+
+def init(): ...
+
+def run(raw_data, state, sequence_start, sequence_end):
+    said = json.loads(raw_data)
+    heard = state.setdefault("heard", [])
+    heard.append(said)
+    if said == "raise":
+        raise ValueError("no")
+    if said == "exit":
+        raise SystemExit(1)
+    if said == "unwritable":
+        return object()
+    if said == "long":
+        return "x" * 400000
+    if said == "lock":
+        state["lock"] = threading.Lock()
+    return [heard, sequence_start, sequence_end]
+"""
+ADDS = """
+import stoker
+import numpy as np
+
+def init(): ...
+
+@stoker.batched(shape=(2,), dtype="float32")
+def run(data, states):
+    sums = []
+    for row, state in zip(data, states):
+        state["sum"] = state.get("sum", np.zeros(2, np.float32))
+        state["sum"] += row
+        sums.append(state["sum"].copy())
+    if (data == 13).any():
+        raise ValueError("unlucky")
+    return np.array(sums)
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Load a script with state; what that does to the process is undone afterwards."""
+    environ = {name: value for name, value in os.environ.items() if name != "AML_APP_ROOT"}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(Watchdog, "start", lambda self: None)
+
+    def load_it(text: str, sequence: dict[str, Any] | None = None, **more: Any) -> Any:
+        script = tmp_path / "score.py"
+        script.write_text(text)
+        kept = None if more.pop("stateless", False) else read_sequence(sequence or {})
+        servable = Servable("m", 1, "script", script, tmp_path, 8, MOST_BYTES, sequence=kept, **more)
+        return load(servable, CPU, 1).runtime
+
+    yield load_it
+    sys.modules.pop("entry_module", None)
+
+
+def words(name: int | str, flags: int = 0) -> np.ndarray:
+    """What a row says of its sequence."""
+    return np.array([SequenceStep(name, bool(flags & START), bool(flags & END)).words("")])
+
+
+def ask(runtime: SequenceBodyScript, said: Any, name: int, flags: int = 0, head: Any = None) -> ScriptAnswer:
+    """One request, as the worker of a model with state has it run."""
+    row = words(name, flags)
+    first, second, _ = row[0].tolist()
+    assert runtime.states.admit((first, second), start=bool(flags & START)) is None
+    ((packed,),) = runtime.run([[ScriptRequest(b"id", json.dumps(said).encode(), 0, head).pack()], row])
+    runtime.states.settle((first, second))
+    return ScriptAnswer.unpack(packed)  # type: ignore[arg-type]  # a text, no failure
+
+
+def told(answer: ScriptAnswer) -> Any:
+    """What a request is answered with 200."""
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+def test_run_goes_on_from_what_its_last_answer_has_left(loaded: Load) -> None:
+    """Each sequence from its own, which is empty at first; and it is told where in that it is."""
+    runtime = loaded(REMEMBERS)
+    assert runtime.signature.sequences
+    assert told(ask(runtime, 1, 7, START)) == [[1], True, False]
+    assert told(ask(runtime, 2, 8, START)) == [[2], True, False]
+    assert told(ask(runtime, 3, 7)) == [[1, 3], False, False]
+    assert told(ask(runtime, 4, 7, END)) == [[1, 3, 4], False, True]
+    assert told(ask(runtime, 5, 8, START)) == [[5], True, False]
+    assert runtime.states.counts == (1, 3, 1, 0)
+
+
+@pytest.mark.parametrize("said", ["raise", "exit", "unwritable", "long"])
+def test_an_error_has_changed_nothing(loaded: Load, said: str) -> None:
+    """Whatever `run` had put into its state by then, and in what it holds; nor has a sequence begun by one."""
+    runtime = loaded(REMEMBERS)
+    told(ask(runtime, 1, 7, START))
+    failed = ask(runtime, said, 7)
+    assert (failed.status >= 400) or len(failed.pack()) > MOST_BYTES + HEAD_ROOM_BYTES
+    assert told(ask(runtime, 2, 7)) == [[1, 2], False, False]
+    ask(runtime, said, 8, START)
+    assert runtime.states.counts.live == 1
+
+
+def test_a_response_with_the_status_of_an_error_has_changed_nothing(loaded: Load) -> None:
+    """Its caller is told an error, whoever has written it."""
+    runtime = loaded(
+        """
+from azureml.contrib.services.aml_response import AMLResponse
+
+def init(): ...
+
+def run(raw_data, state):
+    state["n"] = state.get("n", 0) + 1
+    return AMLResponse(str(state["n"]), 409 if raw_data == "0" else 201)
+"""
+    )
+    assert [ask(runtime, said, 7, START * (not place)).body for place, said in enumerate((1, 0, 1))] == [
+        b"1",
+        b"2",
+        b"2",
+    ]
+
+
+def test_a_state_that_cannot_be_copied_is_told(loaded: Load, caplog: pytest.LogCaptureFixture) -> None:
+    """By the request behind it, with what it is; the sequence can be begun anew."""
+    runtime = loaded(REMEMBERS)
+    told(ask(runtime, "lock", 7, START))
+    assert ask(runtime, 1, 7).status == 500
+    assert "the state of the sequence holds what cannot be copied" in caplog.text
+    assert told(ask(runtime, 1, 7, START)) == [[1], True, False]
+
+
+def test_a_state_that_cannot_be_copied_is_no_fault_of_the_body(
+    loaded: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A script may take texts that are no JSON, and `run` has not seen this one."""
+    runtime = loaded(
+        """
+import threading
+
+def init(): ...
+
+def run(raw_data, state):
+    state["lock"] = threading.Lock()
+    return raw_data
+"""
+    )
+    text = ScriptRequest(b"id", b"hello", 0, None).pack()
+    first, second, _ = words(7)[0].tolist()
+    assert runtime.states.admit((first, second), start=True) is None
+    statuses = [
+        ScriptAnswer.unpack(runtime.run([[text], words(7, flags)])[0][0]).status for flags in (START, 0)
+    ]
+    assert statuses == [200, 500]
+    assert "the state of the sequence holds what cannot be copied" in caplog.text
+
+
+NEVER_COPIED = """
+import threading
+import stoker
+
+begun = threading.Event()
+
+class Endless:
+    def __deepcopy__(self, memo):
+        begun.set()
+        while True:
+            pass
+
+def init(): ...
+"""
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["requests", "rows"])
+def test_a_copy_of_a_state_takes_its_time_from_its_request(loaded: Load, *, batched: bool) -> None:
+    """What takes too long to be copied is interrupted as `run` is: the script would answer nobody any more."""
+    run = (
+        "@stoker.batched(shape=(), dtype='int64')\ndef run(data, states):\n"
+        "    states[0]['endless'] = Endless()\n    return data"
+        if batched
+        else "def run(raw_data, state):\n    state['endless'] = Endless()\n    return 1"
+    )
+    runtime = loaded(NEVER_COPIED + run)
+    watchdog = (runtime._inner if batched else runtime._calls)._watchdog
+    begun = sys.modules["entry_module"].begun
+
+    def interrupt() -> None:
+        assert begun.wait(20)
+        watchdog._clock_ns = lambda: time.monotonic_ns() + watchdog.timeout_ms * 1_000_000
+        watchdog.look()
+
+    first, second, _ = words(7)[0].tolist()
+    assert runtime.states.admit((first, second), start=True) is None
+    content = np.array([0]) if batched else [ScriptRequest(b"id", b"0", 0, None).pack()]
+    runtime.run([content, words(7, START)])
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt)
+        if batched:
+            with pytest.raises(ScoringTimeout):
+                runtime.run([content, words(7)])
+        else:
+            ((packed,),) = runtime.run([content, words(7)])
+            assert json.loads(ScriptAnswer.unpack(packed).body)["code"] == "scoring_timeout"
+        interrupted.result()
+
+
+def test_coroutines_and_decorated_scripts_have_state(loaded: Load) -> None:
+    """`async def run`, and one whose members the decorators name, with the request's headers beside them."""
+    runtime = loaded(
+        """
+async def init(): ...
+
+async def run(raw_data, state):
+    state["n"] = state.get("n", 0) + 1
+    return state["n"]
+"""
+    )
+    assert [told(ask(runtime, 0, 7, flags)) for flags in (START, 0)] == [1, 2]
+    runtime = loaded(
+        """
+from inference_schema.schema_decorators import input_schema
+from inference_schema.parameter_types.standard_py_parameter_type import StandardPythonParameterType
+
+def init(): ...
+
+@input_schema("number", StandardPythonParameterType(1))
+def run(number, state, request_headers):
+    state["sum"] = state.get("sum", 0) + number
+    return [state["sum"], request_headers]
+"""
+    )
+    assert runtime.signature.script.input_schema["example"] == {"number": 1, "request_headers": ""}
+    head = RequestHead("POST", "/score", "", [("content-type", "application/json")], "")
+    sums = [told(ask(runtime, {"number": 4}, 7, flags, head)) for flags in (START, 0)]
+    assert sums == [[total, {"Content-Type": "application/json"}] for total in (4, 8)]
+
+
+def test_what_is_yielded_counts_when_it_was_all_yielded(loaded: Load) -> None:
+    """Behind the last piece the state is kept; a failure behind some pieces leaves it as it was."""
+    runtime = loaded(
+        """
+def init(): ...
+
+def run(raw_data, state):
+    for number in range(2):
+        state["n"] = state.get("n", 0) + 1
+        yield state["n"]
+    if raw_data == "13":
+        raise ValueError("unlucky")
+"""
+    )
+    assert told(ask(runtime, 0, 7, START)) == [1, 2]
+    assert ask(runtime, 13, 7).status == 500
+    assert told(ask(runtime, 0, 7)) == [3, 4]
+
+
+def test_rows_of_a_batch_have_a_state_each(loaded: Load) -> None:
+    """A decorated `run` gets one a row; a batch that fails leaves all of them as they were."""
+    runtime = loaded(ADDS)
+    assert isinstance(runtime, SequenceRowsScript)
+    said = np.concatenate([words(name, START) for name in (1, 2)] + [np.zeros((1, 3), np.int64)])
+    for first, second, _ in said[:2].tolist():
+        assert runtime.states.admit((first, second), start=True) is None
+    rows = np.array([[1, 1], [2, 2], [9, 9]], np.float32)
+    assert np.asarray(runtime.run([rows, said])[0]).tolist() == rows.tolist()
+    said[:, 2] = 0
+    with pytest.raises(ValueError, match="unlucky"):
+        runtime.run([np.array([[1, 1], [13, 13], [9, 9]], np.float32), said])
+    again = runtime.fork().run([rows, said])[0]
+    assert np.asarray(again).tolist() == [[2, 2], [4, 4], [9, 9]]
+    assert runtime.states.counts.live == 2
+
+
+def test_a_batch_may_have_other_states_put_into_its_list(loaded: Load) -> None:
+    """As many as there are rows; else it fails."""
+    runtime = loaded(
+        """
+import stoker
+
+def init(): ...
+
+@stoker.batched(shape=(), dtype="int64")
+def run(data, states):
+    if (data == 13).any():
+        states.append({})
+    states[0] = {"last": int(data[0]), "before": states[0].get("last")}
+    return [states[0]["before"]] * len(data)
+"""
+    )
+    first, second, _ = words(1)[0].tolist()
+    assert runtime.states.admit((first, second), start=True) is None
+    assert runtime.run([np.array([5]), words(1, START)]) == [[b"null"]]
+    with pytest.raises(ValueError, match="has left 2 states for a batch of 1"):
+        runtime.run([np.array([13]), words(1)])
+    assert runtime.run([np.array([6]), words(1)]) == [[b"5"]]
+
+
+def test_a_run_that_is_interrupted_has_changed_nothing(loaded: Load) -> None:
+    """However far it had come; its caller is told that it took too long."""
+    runtime = loaded(
+        """
+import threading
+
+begun = threading.Event()
+
+def init(): ...
+
+def run(raw_data, state):
+    state["n"] = state.get("n", 0) + 1
+    if raw_data == "13":
+        begun.set()
+        while True:
+            pass
+    return state["n"]
+"""
+    )
+    told(ask(runtime, 0, 7, START))
+    watchdog, begun = runtime._calls._watchdog, sys.modules["entry_module"].begun
+
+    def interrupt() -> None:
+        assert begun.wait(20)
+        watchdog._clock_ns = lambda: time.monotonic_ns() + watchdog.timeout_ms * 1_000_000
+        watchdog.look()
+
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt)
+        assert json.loads(ask(runtime, 13, 7).body)["code"] == "scoring_timeout"
+        interrupted.result()
+    watchdog._clock_ns = time.monotonic_ns
+    assert told(ask(runtime, 0, 7)) == 2
+
+
+def test_rows_know_where_in_their_sequence_they_are(loaded: Load) -> None:
+    """As arrays of truth values; a row whose text is too long for its caller has changed nothing."""
+    runtime = loaded(
+        """
+import stoker
+
+def init(): ...
+
+@stoker.batched(shape=(), dtype="int64")
+def run(data, sequence_end, states, sequence_start):
+    for state in states:
+        state["n"] = state.get("n", 0) + 1
+    return [
+        "x" * (1 << 20) if number else [state["n"], bool(start), bool(end)]
+        for number, state, start, end in zip(data, states, sequence_start, sequence_end)
+    ]
+"""
+    )
+    for name in (1, 2):
+        first, second, _ = words(name)[0].tolist()
+        assert runtime.states.admit((first, second), start=True) is None
+    both = np.concatenate([words(1, START), words(2, START | END)])
+    assert runtime.run([np.array([0, 0]), both]) == [[b"[1,true,false]", b"[1,true,true]"]]
+    (text,) = runtime.run([np.array([1]), words(1)])[0]
+    assert len(text) > 1 << 20
+    assert runtime.run([np.array([0]), words(1)]) == [[b"[2,false,false]"]]
+
+
+def test_several_instances_have_the_same_states(loaded: Load, tmp_path: Path) -> None:
+    """Which is said in the settings; without, one request runs after the other, on a GPU too."""
+    first = loaded(REMEMBERS, instances=2)
+    servable = Servable(
+        "m", 1, "script", tmp_path / "score.py", tmp_path, 8, MOST_BYTES, sequence=read_sequence({})
+    )
+    assert load(servable, Device("cuda", 0, "a GPU"), 1).instances == 1
+    second = first.fork()
+    told(ask(first, 1, 7, START))
+    assert told(ask(second, 2, 7)) == [[1, 2], False, False]
+
+
+@pytest.mark.parametrize(
+    ("run", "complaint"),
+    [
+        (
+            "def run(raw_data):\n    return 1",
+            r"no argument 'state', .* write run\(raw_data, state\), or leave",
+        ),
+        ("def run(state):\n    return 1", 'other than "state"'),
+        (
+            "import stoker\n@stoker.batched(shape=())\ndef run(data, state):\n    return data",
+            r"no argument 'states', .* write run\(data, states\)",
+        ),
+        (
+            "from inference_schema.schema_decorators import input_schema\n"
+            "from inference_schema.parameter_types.standard_py_parameter_type import StandardPythonParameterType\n"
+            "@input_schema('state', StandardPythonParameterType(1))\n"
+            "@input_schema('other', StandardPythonParameterType(1))\n"
+            "def run(other, state):\n    return 1",
+            "give that member another name",
+        ),
+    ],
+)
+def test_a_script_that_takes_no_state_is_refused(loaded: Load, run: str, complaint: str) -> None:
+    """When it is loaded, with what to write."""
+    with pytest.raises(LoadFailed, match=complaint):
+        loaded(f"{run}\ndef init(): ...\n")
+
+
+@pytest.mark.parametrize(
+    ("run", "complaint"),
+    [
+        ("def run(raw_data, state):\n    return 1", r"'state'.* The setting sequence: \{\} gives it"),
+        (
+            "import stoker\n@stoker.batched(shape=())\ndef run(data, states):\n    return data",
+            r"'states', .* give it the setting sequence: \{\}",
+        ),
+    ],
+)
+def test_a_script_that_takes_state_is_told_how_to_get_it(loaded: Load, run: str, complaint: str) -> None:
+    """Where its deployment says nothing of sequences; one whose argument has a default is as ever."""
+    with pytest.raises(LoadFailed, match=complaint):
+        loaded(f"{run}\ndef init(): ...\n", stateless=True)
+    for default in (
+        "def run(raw_data, state=None):\n    return state",
+        "import stoker\n@stoker.batched(shape=())\ndef run(data, states=None):\n    return data",
+    ):
+        assert not loaded(f"{default}\ndef init(): ...\n", stateless=True).signature.sequences
