@@ -23,12 +23,11 @@ class BatchWatch:
             elsewhere sets it to 0.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        """Choose places by a generator of random numbers with this seed."""
+    def __init__(self) -> None:
         self.takes = False
         self.taken: Taken | None = None
         self.non_finite_rows = 0
-        self._random = random.Random(seed)  # noqa: S311  # nobody has to be surprised by it
+        self._random = random.Random(0)  # noqa: S311  # nobody has to be surprised by it
 
     def look(self, inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int) -> None:
         """Count answers of a batch that are not finite; see `count_unexplained`."""

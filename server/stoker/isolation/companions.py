@@ -17,7 +17,7 @@ import numpy as np
 from stoker.isolation.difference import same_bits
 from stoker.tensors import TensorInfo
 
-__all__ = ["NON_FINITE", "Companions", "Row", "made_up", "made_up_rows", "same_rows", "sample_feeds"]
+__all__ = ["NON_FINITE", "Companions", "Row", "made_up_rows", "same_rows", "sample_feeds"]
 
 Row = Mapping[str, np.ndarray]
 """One row of each input, `[1, *row_shape]`."""
@@ -51,22 +51,22 @@ def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
     has_texts = any(info.dtype == "string" for info in inputs)
     for size in sizes:
         for texts in (_SENTENCES, ()) if has_texts else ((),):
-            yield Companions([made_up(inputs, size, seed, texts[seed : seed + 1]) for seed in range(_ROWS)])
+            yield Companions([_made_up(inputs, size, seed, texts[seed : seed + 1]) for seed in range(_ROWS)])
     if has_texts:
         pictures = [_png(seed) for seed in range(_ROWS)]
         for contents in (pictures, [b""] * _ROWS):
             yield Companions(
-                [made_up(inputs, sizes[0], seed, contents[seed : seed + 1]) for seed in range(_ROWS)]
+                [_made_up(inputs, sizes[0], seed, contents[seed : seed + 1]) for seed in range(_ROWS)]
             )
 
 
 def sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:
     """Make plausible inputs of `rows` different rows, the same each time; free sizes other than the batch are 8."""
-    made = [made_up(inputs, _FREE_SIZES[0], seed) for seed in range(rows)]
+    made = [_made_up(inputs, _FREE_SIZES[0], seed) for seed in range(rows)]
     return {info.name: np.concatenate([row[info.name] for row in made]) for info in inputs}
 
 
-def made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Sequence[bytes] = ()) -> Row:
+def _made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Sequence[bytes] = ()) -> Row:
     """Make one plausible row, the same each time for a seed.
 
     Args:

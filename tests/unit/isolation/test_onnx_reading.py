@@ -254,6 +254,65 @@ def test_regions_of_pictures_that_an_input_names_are_mixed() -> None:
     assert read_onnx(model_of(by_place)).finding == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "finding", "reason"),
+    [
+        (one("MaxPool", kernel_shape=[2, 2], channels_last=1), "unknown", "channels last"),
+        (one("GlobalAveragePool", channels_last=1), "unknown", "channels last"),
+        (one("Resize", "x none none sizes"), "unknown", "changes the number of rows"),
+        (one("Resize", "x none scales"), "unknown", "changes the number of rows"),
+        (
+            one("Resize", "x none one", coordinate_transformation_mode="tf_crop_and_resize"),
+            "unknown",
+            "a part",
+        ),
+        (one("GridSample", "x grid"), "unknown", "not of its rows"),
+        (one("LRN", size=3), "apart", ""),
+        ([*one("Transpose", "x", "t", perm=[1, 0, 2, 3]), *one("GlobalMaxPool", "t")], "unknown", "channels"),
+        (
+            [*one("Transpose", "x", "t", perm=[2, 1, 0, 3]), *one("LRN", "t", size=3)],
+            "mixed",
+            "goes over the rows",
+        ),
+    ],
+)
+def test_pictures_whose_rows_are_elsewhere_are_not_apart(
+    nodes: list[onnx.NodeProto], finding: str, reason: str
+) -> None:
+    """Or whose number is another one behind an operator, or which take something that is not of their rows."""
+    constants = {
+        "none": np.zeros(0, np.float32),
+        "one": np.ones(4, np.float32),
+        "sizes": np.array([3, 2, 8, 8]),
+        "scales": np.array([2, 1, 2, 2], np.float32),
+        "grid": np.zeros((1, 4, 4, 2), np.float32),
+    }
+    read = read_onnx(model(nodes, (2, 4, 4), constants=constants))
+    assert (read.finding, reason in read.reason) == (finding, True), read
+
+
+@pytest.mark.parametrize(
+    ("taken", "attributes", "finding", "reason"),
+    [
+        ("x w r", {}, "mixed", "for steps in time"),
+        ("x w r", {"layout": 1}, "apart", ""),
+        ("x w r", {"layout": 1, "direction": "bidirectional"}, "apart", ""),
+        ("x w r b lengths", {"layout": 1}, "unknown", "not of its rows"),
+        ("x w r b none state", {"layout": 1}, "unknown", "not of its rows"),
+    ],
+)
+def test_recurrent_layers_go_along_the_time_of_each_row(
+    taken: str, attributes: dict[str, Any], finding: str, reason: str
+) -> None:
+    """With the rows in front; else these are steps in time. States and lengths have to be of the same rows."""
+    constants = {name: np.zeros((1, 12, 4), np.float32) for name in ("w", "r")}
+    constants |= {"b": np.zeros((1, 24), np.float32), "none": np.zeros(0, np.int32)}
+    constants |= {"lengths": np.ones(3, np.int32), "state": np.zeros((3, 1, 4), np.float32)}
+    layer = node("GRU", taken, "every y", hidden_size=4, **attributes)
+    read = read_onnx(model([layer], (5, 4), constants=constants))
+    assert (read.finding, reason in read.reason) == (finding, True), read
+
+
 def test_an_output_without_the_rows_in_front_is_not_apart() -> None:
     """Answers are cut along the first axis: an output with the rows along another one would be cut wrongly."""
     read = read_onnx(model(one("Transpose", perm=[1, 0])))

@@ -103,13 +103,13 @@ class Call:
             self.undecided("takes a parameter that is computed")
         return tuple(int(number) for number in content if isinstance(number, int | float))
 
-    def list_of(self, name: str, index: int) -> tuple[int, ...] | None:
-        """What was an attribute once and is an input now; None if neither is given."""
-        return self.numbers(index) if self.has(index) else self.integers(name)
+    def list_of(self, name: str) -> tuple[int, ...] | None:
+        """What was an attribute once and is the second input now; None if neither is given."""
+        return self.numbers(1) if self.has(1) else self.integers(name)
 
-    def axis(self, index: int, default: int, name: str = "axis") -> int:
-        """The attribute that names an axis of an input, counted from the front."""
-        return self.from_front(self.integer(name, default), len(self.shape(index)))
+    def axis(self, default: int) -> int:
+        """The attribute that names an axis of the first input, counted from the front."""
+        return self.from_front(self.integer("axis", default), len(self.shape(0)))
 
     def from_front(self, axis: int, rank: int) -> int:
         """An axis counted from the front."""

@@ -270,7 +270,7 @@ def _range(call: Call) -> Found:
 
 
 def _product_of_all(call: Call) -> Found:
-    axes = call.list_of("axes", 1)
+    axes = call.list_of("axes")
     if len(call.shape(0)) != 1 or axes not in {None, (0,), (-1,)} or call.integer("noop_with_empty_axes", 0):
         return None
     sizes = [_as_dim(number) for number in call.content(0)]

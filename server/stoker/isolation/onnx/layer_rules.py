@@ -188,7 +188,7 @@ def _image_normalization(call: Call) -> Value:
 @rule("LayerNormalization", "SimplifiedLayerNormalization", domain=MICROSOFT)
 def _layer_normalization(call: Call) -> list[Value]:
     call.only(0)
-    shape, axis, batch = call.shape(0), call.axis(0, -1), call.batch_axis(0)
+    shape, axis, batch = call.shape(0), call.axis(-1), call.batch_axis(0)
     if batch is not None and batch >= axis:
         call.mixed("goes over the rows of the batch")
     statistics = call.give([*shape[:axis], *[1] * (len(shape) - axis)], batch)
@@ -347,7 +347,7 @@ def _quantised_gemm(call: Call) -> Value:
 @rule("QLinearSoftmax", domain=MICROSOFT)
 def _quantised_softmax(call: Call) -> Value:
     batch = call.batch_axis(0)
-    axis = call.axis(0, -1)
+    axis = call.axis(-1)
     if batch is not None and (batch == axis or (call.integer("opset", 13) < 13 and batch > axis)):
         call.mixed("goes over the rows of the batch")
     return per_row(call)

@@ -6,20 +6,20 @@ from stoker.isolation.onnx.call import MICROSOFT, Call, rule
 from stoker.isolation.onnx.reasons import ALIGNED, CONSTANT_BY_PLACE
 from stoker.isolation.onnx.values import Dim, Value, same
 
-__all__ = ["matrix_product"]
+__all__: list[str] = []
 
 
 @rule("MatMul", "MatMulInteger")
 @rule("MatMulIntegerToFloat", "MatMulInteger16", domain=MICROSOFT)
 def _matmul(call: Call) -> Value:
     call.only(0, 1)
-    return matrix_product(call, call.value(0), call.value(1))
+    return _matrix_product(call, call.value(0), call.value(1))
 
 
 @rule("QLinearMatMul")
 def _quantised_matmul(call: Call) -> Value:
     call.only(0, 3)
-    return matrix_product(call, call.value(0), call.value(3))
+    return _matrix_product(call, call.value(0), call.value(3))
 
 
 @rule("MatMulNBits", domain=MICROSOFT)
@@ -41,7 +41,7 @@ def _fused_matmul(call: Call) -> Value:
         _turned(call, call.value(index)) if call.integer(name, 0) else call.value(index)
         for index, name in enumerate(("transA", "transB"))
     )
-    return matrix_product(call, first, second)
+    return _matrix_product(call, first, second)
 
 
 def _turned(call: Call, value: Value) -> Value:
@@ -60,7 +60,7 @@ def _axis(value: Value) -> int | None:
     return value.axis if value.is_rows else None
 
 
-def matrix_product(call: Call, first: Value, second: Value) -> Value:
+def _matrix_product(call: Call, first: Value, second: Value) -> Value:
     """The product of two stacks of matrices, as numpy's `matmul` has it."""
     if first.shape is None or second.shape is None or not first.shape or not second.shape:
         if first.is_rows or second.is_rows:
@@ -101,7 +101,7 @@ def _gemm(call: Call) -> Value:
         _turned(call, call.value(index)) if call.integer(name, 0) else call.value(index)
         for index, name in enumerate(("transA", "transB"))
     )
-    product = matrix_product(call, first, second)
+    product = _matrix_product(call, first, second)
     if not call.has(2):
         return product
     if call.opset < 7 and not call.node.domain:

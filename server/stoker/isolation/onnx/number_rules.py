@@ -69,7 +69,7 @@ def _quantize(call: Call) -> Value:
     if not value.is_rows:
         call.only(0)
         return same(value.shape)
-    axis = call.axis(0, 1) if scale.shape else None
+    axis = call.axis(1) if scale.shape else None
     if scale.is_rows and (scale.rank != 1 or axis != value.axis or call.integer("block_size", 0)):
         call.undecided("takes its scale from the rows")
     by_axis = not scale.is_rows and scale.shape not in {(), (1,)}
@@ -85,7 +85,7 @@ def _softmax(call: Call) -> Value:
     value = call.value(0)
     if not value.is_rows:
         return same(value.shape)
-    axis = call.axis(0, 1 if call.opset < 13 else -1)
+    axis = call.axis(1 if call.opset < 13 else -1)
     # Before version 13 all axes from this one on are taken as one.
     if value.axis == axis or (call.opset < 13 and value.axis > axis):
         call.mixed("goes over the rows of the batch")
@@ -95,7 +95,7 @@ def _softmax(call: Call) -> Value:
 @rule("LpNormalization")
 def _lp_normalization(call: Call) -> Value:
     value = call.value(0)
-    if value.is_rows and call.axis(0, -1) == value.axis:
+    if value.is_rows and call.axis(-1) == value.axis:
         call.mixed("goes over the rows of the batch")
     return per_row(call)
 
@@ -110,7 +110,7 @@ def _cumulative(call: Call) -> Value:
 
 @rule("TopK")
 def _top(call: Call) -> list[Value]:
-    axis = call.axis(0, -1)
+    axis = call.axis(-1)
     if call.batch_axis(0) == axis:
         call.mixed("picks among the rows of the batch")
     call.only(0)
@@ -129,7 +129,7 @@ _REDUCTIONS: Final = """
 @rule(*_REDUCTIONS.split())
 def _reduction(call: Call) -> Value:
     call.only(0)
-    axes = call.list_of("axes", 1)
+    axes = call.list_of("axes")
     if not axes and call.integer("noop_with_empty_axes", 0):
         return per_row(call)
     if not axes and not call.integer("keepdims", 1) and not call.value(0).is_rows:
@@ -140,7 +140,7 @@ def _reduction(call: Call) -> Value:
 
 @rule("ArgMax", "ArgMin")
 def _place_of_largest(call: Call) -> Value:
-    return _reduced(call, [call.axis(0, 0)])
+    return _reduced(call, [call.axis(0)])
 
 
 def _reduced(call: Call, axes: Sequence[int]) -> Value:

@@ -82,7 +82,7 @@ def _raise_if_rows_are_cut(call: Call, shape: Shape, others: Dim) -> None:
 @rule("Flatten")
 def _flatten(call: Call) -> Value:
     shape = call.shape(0)
-    axis = call.axis(0, 1)
+    axis = call.axis(1)
     return _rearranged(call, call.value(0), [product(shape[:axis]), product(shape[axis:])])
 
 
@@ -90,7 +90,7 @@ def _flatten(call: Call) -> Value:
 def _squeeze(call: Call) -> Value:
     call.only(0)
     shape, batch = call.shape(0), call.batch_axis(0)
-    axes = call.list_of("axes", 1)
+    axes = call.list_of("axes")
     if axes is None:
         if not all(isinstance(size, int) for axis, size in enumerate(shape) if axis != batch):
             call.undecided("drops axes that are not known")
@@ -108,7 +108,7 @@ def _squeeze(call: Call) -> Value:
 def _unsqueeze(call: Call) -> Value:
     call.only(0)
     shape, batch = call.shape(0), call.batch_axis(0)
-    axes = call.list_of("axes", 1) or ()
+    axes = call.list_of("axes") or ()
     rank = len(shape) + len(axes)
     new = {call.from_front(axis, rank) for axis in axes}
     old = [axis for axis in range(rank) if axis not in new]
@@ -208,12 +208,12 @@ def _concatenated(call: Call, values: Sequence[Value], axis: int) -> Value:
 def _split(call: Call) -> list[Value]:
     call.only(0)
     value, shape = call.value(0), list(call.shape(0))
-    axis, count = call.axis(0, 0), len(call.node.outputs)
+    axis, count = call.axis(0), len(call.node.outputs)
     if count == 1:
         return [value]
     if call.batch_axis(0) == axis:
         call.mixed("takes the batch apart")
-    parts = call.list_of("split", 1)
+    parts = call.list_of("split")
     size = shape[axis]
     even = quotient(size, count)
     outputs = []
@@ -256,7 +256,7 @@ def _slice(call: Call) -> Value:
 @rule("Gather")
 def _gather(call: Call) -> Value:
     data, places = call.shape(0), call.shape(1)
-    axis = call.axis(0, 0)
+    axis = call.axis(0)
     of_data, of_places = call.batch_axis(0), call.batch_axis(1)
     if of_data == axis:
         call.mixed("takes rows by their place in the batch")
@@ -272,7 +272,7 @@ def _gather(call: Call) -> Value:
 
 @rule("GatherElements")
 def _gather_elements(call: Call) -> Value:
-    axis = call.axis(0, 0)
+    axis = call.axis(0)
     of_data, of_places = call.batch_axis(0), call.batch_axis(1)
     if of_data == axis:
         call.mixed("takes rows by their place in the batch")
@@ -301,7 +301,7 @@ def _gather_nd(call: Call) -> Value:
 
 @rule("ScatterElements", "Scatter")
 def _scatter_elements(call: Call) -> Value:
-    axis = call.axis(0, 0)
+    axis = call.axis(0)
     batch = call.batch_axis(0)
     if batch is None or batch == axis or call.batch_axis(1) != batch or call.batch_axis(2) != batch:
         call.undecided(BY_PLACE)
@@ -315,10 +315,10 @@ def _compress(call: Call) -> Value:
     value = call.value(0)
     if not value.is_rows:
         return same()
-    if "axis" not in call.attributes or call.axis(0, 0) == value.axis:
+    if "axis" not in call.attributes or call.axis(0) == value.axis:
         call.mixed("takes rows by their place in the batch")
     shape = list(call.shape(0))
-    shape[call.axis(0, 0)] = call.free()
+    shape[call.axis(0)] = call.free()
     return call.give(shape, value.axis)
 
 

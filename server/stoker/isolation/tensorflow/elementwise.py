@@ -8,7 +8,7 @@ from typing import Any, Final
 from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown
 from stoker.isolation.tensorflow.sizes import node_of
 
-__all__ = ["COMPUTING", "elementwise", "is_same_for_all"]
+__all__ = ["COMPUTING", "is_same_for_all"]
 
 Rule = Callable[[Any, Sequence[State]], State | list[State]]
 
@@ -30,7 +30,7 @@ _ALONG_ROWS: Final = """
 """
 
 
-def elementwise(op: Any, states: Sequence[State]) -> State:
+def _elementwise(op: Any, states: Sequence[State]) -> State:
     """Rows meet only rows at the same place, and what is the same for all rows.
 
     Axes are counted from the last one, as broadcasting does.
@@ -158,7 +158,7 @@ def _distinct(op: Any, states: Sequence[State]) -> State | list[State]:
 
 
 COMPUTING: Final[dict[str, Rule]] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), elementwise),
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_ALONG_ROWS.split(), _along_rows),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _transposed_convolution),
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _normalization),

@@ -1,0 +1,199 @@
+"""Time batches of a model as a device process runs them: `python -m stoker.profiling.measuring`, its own process.
+
+So the framework's memory, threads and crashes are away from the caller, and a script has its folder and variables.
+What is measured goes line by line, as JSON, to a file descriptor of its own: models print.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.device.batch_sizes import powers_of_two
+from stoker.device.lifecycle import LoadedModel, fork
+from stoker.errors import OperatorError, StokerError
+from stoker.offline.choosing import chosen, device_here, enter_script, load_here
+from stoker.profiling.samples import SampleRequest, batches_of, request_of
+from stoker.runtimes.base import ForkingRuntime, Runtime
+
+__all__ = ["Order", "main", "measure"]
+
+_LEAST_TIMES: Final = 5
+_MOST_TIMES: Final = 64
+_BESIDE_PART: Final = 0.3
+"""Of the time for measuring, for batches beside each other."""
+
+Tell = Callable[[dict[str, Any]], None]
+Batches = Callable[[Runtime, int], Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be measured.
+
+    Attributes:
+        model: A path, or a registered model; with `config` one of its models.
+        workspace: The workspace; None finds it.
+        config: A deployment file, or None.
+        settings: Further settings of the model.
+        device: Its device, in the words of settings; `auto` takes its own.
+        target_ms: No larger batches are timed than fit in it.
+        rows: Rows of the sample request.
+        seconds: How long it may take, without loading.
+    """
+
+    model: str
+    workspace: str | None
+    config: str | None
+    settings: dict[str, Any]
+    device: str
+    target_ms: float
+    rows: int
+    seconds: float
+
+    def to_json(self) -> str:
+        """As the process takes it."""
+        return json.dumps(asdict(self))
+
+
+def measure(order: Order, tell: Tell, leases: ExitStack, clock_ns: Callable[[], int]) -> dict[str, Any]:
+    """Load the model, and time its batches: those that ran alone, and those beside another one, in nanoseconds.
+
+    Raises:
+        OperatorError: It cannot be loaded, or there is no request to try it with.
+    """
+    tell({"step": "loading"})
+    # As it is served for that target: what its other settings are without one does not matter.
+    settings = {**order.settings, "target_ms": order.target_ms}
+    deployed = chosen(order.model, order.workspace, order.config, settings, leases)
+    servable = deployed.servable
+    if servable.framework == "script":
+        enter_script(servable)
+    where = deployed.placement.devices[0] if order.device == "auto" else order.device
+    device = device_here(servable, where)
+    loaded = load_here(servable, device, deployed.threads)
+    request = request_of(loaded, servable, order.rows)
+    begin = batches_of(loaded, servable, request)
+    alone = _alone(begin, loaded, order, tell, clock_ns)
+    beside: list[tuple[int, int]] = []
+    forks = isinstance(loaded.runtime, ForkingRuntime)
+    if forks:
+        tell({"step": "two at once"})
+        beside = _beside(begin, loaded, servable.name, alone, order.seconds * _BESIDE_PART, clock_ns)
+    return {
+        "name": servable.name,
+        "reference": f"{servable.name}:{servable.version}",
+        "framework": servable.framework,
+        "device": str(device),
+        "alone": alone,
+        "beside": beside,
+        "forks": forks,
+        "takes": loaded.signature.takes,
+        "max_batch_rows": loaded.max_batch_rows,
+        "instances": loaded.instances,
+        "batch_buckets": list(loaded.sizes.buckets),
+        "hold": servable.terms.hold,
+        "admission": servable.terms.admission,
+        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "request": _told(request),
+    }
+
+
+def _told(request: SampleRequest) -> dict[str, Any]:
+    return {
+        "path": request.path,
+        "headers": request.headers,
+        "body": base64.b64encode(request.body).decode(),
+        "note": request.note,
+    }
+
+
+def _alone(
+    begin: Batches, loaded: LoadedModel, order: Order, tell: Tell, clock_ns: Callable[[], int]
+) -> list[tuple[int, int]]:
+    """Time batches of each size, the smallest first, until one takes longer than the target."""
+    sizes = loaded.sizes.buckets or powers_of_two(loaded.max_batch_rows)
+    share_ns = order.seconds * (1 - _BESIDE_PART) / len(sizes) * 1e9
+    timed: list[tuple[int, int]] = []
+    for number, size in enumerate(sizes):
+        times = list(_times(begin(loaded.runtime, size), share_ns, clock_ns))
+        timed += [(size, elapsed_ns) for elapsed_ns in times]
+        middle_ms = sorted(times)[len(times) // 2] / 1e6
+        tell({"rows": size, "ms": round(middle_ms, 4), "done": number + 1, "of": len(sizes)})
+        if middle_ms > order.target_ms:
+            break
+    return timed
+
+
+def _times(run: Callable[[], object], share_ns: float, clock_ns: Callable[[], int]) -> Iterable[int]:
+    # The first of a size chooses kernels and takes memory.
+    run()
+    begun_ns = last_ns = clock_ns()
+    for number in range(_MOST_TIMES):
+        run()
+        now_ns = clock_ns()
+        yield now_ns - last_ns
+        last_ns = now_ns
+        if number + 1 >= _LEAST_TIMES and now_ns - begun_ns > share_ns:
+            return
+
+
+def _beside(
+    begin: Batches,
+    loaded: LoadedModel,
+    name: str,
+    alone: list[tuple[int, int]],
+    seconds: float,
+    clock_ns: Callable[[], int],
+) -> list[tuple[int, int]]:
+    """Time batches of the sizes that were timed alone while a second instance runs the same."""
+    sizes = sorted({size for size, _ in alone})
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        # Each instance is made by the thread that it belongs to; the first one's is this.
+        other, _ = second.submit(fork, loaded, name).result()
+        timed = []
+        for size in sizes:
+            runs = begin(loaded.runtime, size), begin(other, size)
+            share_ns = seconds / len(sizes) * 1e9
+            for run in runs:
+                run()
+            halves = [
+                thread.submit(list, _times(run, share_ns, clock_ns))
+                for thread, run in zip((first, second), runs, strict=True)
+            ]
+            times = [half.result() for half in halves]
+            # At the end one may have run alone.
+            both = min(map(len, times))
+            timed += [(size, elapsed_ns) for half in times for elapsed_ns in half[: max(1, both - 1)]]
+        return timed
+
+
+def main(arguments: list[str]) -> int:
+    """Measure what the first argument asks for, and tell the file descriptor that the second one is."""
+    order, channel = Order(**json.loads(arguments[0])), int(arguments[1])
+
+    def tell(message: dict[str, Any]) -> None:
+        os.write(channel, json.dumps(message).encode() + b"\n")
+
+    with ExitStack() as leases:
+        try:
+            tell({"measured": measure(order, tell, leases, time.perf_counter_ns)})
+        except OperatorError as error:
+            tell({"error": str(error), "exit_code": error.exit_code})
+        except StokerError as error:
+            tell({"error": f"{Path(order.model).name} fails on its sample: {error}", "exit_code": 1})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""Profile a model: have its batches timed by a process, and search settings for a target."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, Final
+
+from stoker.errors import InvalidSettings, LoadFailed
+from stoker.profiling.candidates import Candidate, Space
+from stoker.profiling.curves import MeasuredCurve
+from stoker.profiling.measuring import Order
+from stoker.profiling.search import Found, Load, Step, search
+
+__all__ = ["Measured", "find_settings", "measure_model"]
+
+_EXECUTIONS: Final = ("copied", "bound", "graph")
+_MEASURING: Final = "stoker.profiling.measuring"
+
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a model.
+
+    Attributes:
+        facts: What the process told: its name, device, defaults.
+        curves: What its batches take, by execution.
+    """
+
+    facts: dict[str, Any]
+    curves: dict[str, MeasuredCurve] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        """What a sample request holds."""
+        return base64.b64decode(self.facts["request"]["body"])
+
+
+def measure_model(order: Order, say: Say = lambda _: None) -> Measured:
+    """Load a model in a process of its own and time its batches; on a GPU in each way that batches get there.
+
+    Args:
+        order: What is measured.
+        say: Hears of each step.
+
+    Raises:
+        OperatorError: The model cannot be measured; the message says why.
+    """
+    facts = _told_by_process(order, say)
+    measured = Measured(facts, {"auto": _curve(facts)})
+    if facts["framework"] != "onnx" or facts["device"] == "cpu":
+        return measured
+    for execution in _EXECUTIONS:
+        say({"step": f"execution {execution}"})
+        asked = replace(order, settings={**order.settings, "execution": execution})
+        try:
+            measured.curves[execution] = _curve(_told_by_process(asked, say))
+        except LoadFailed as error:
+            # Not every model can be captured, for instance.
+            say({"note": f"execution {execution} is left out: {error}"})
+    return measured
+
+
+def find_settings(measured: Measured, load: Load, step: Step = lambda _done, _of: None) -> Found:
+    """Search the settings of a model that was measured.
+
+    Raises:
+        InvalidSettings: Not even a batch of one row is in time.
+    """
+    space = _space_of(measured)
+    least_ms = min(curve.alone(1) for curve in measured.curves.values()) / 1e6
+    if least_ms > load.target_ms:
+        raise InvalidSettings(
+            f"one row takes {least_ms:.3g} ms here, so no answer can be within {load.target_ms:g} ms; raise "
+            "--target-ms, or take a faster device"
+        )
+    return search(space, load, step)
+
+
+def _space_of(measured: Measured) -> Space:
+    """What there is to choose from for a model that was measured."""
+    facts = measured.facts
+    default = Candidate(
+        facts["max_batch_rows"],
+        facts["instances"],
+        tuple(facts["batch_buckets"]),
+        hold=facts["hold"],
+        requests=facts["takes"] != "rows",
+        admission=facts["admission"],
+    )
+    return Space(measured.curves, default, forks=facts["forks"])
+
+
+def _curve(facts: dict[str, Any]) -> MeasuredCurve:
+    return MeasuredCurve.fitted(facts["alone"], facts["beside"], filled=bool(facts["batch_buckets"]))
+
+
+def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
+    """Run the process that measures; it is killed if this one is interrupted."""
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as log, os.fdopen(read, encoding="utf-8") as messages:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MEASURING, order.to_json(), str(write)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(write,),
+            # A Ctrl-C is for this process, which ends that one.
+            start_new_session=True,
+        )
+        os.close(write)
+        try:
+            for line in messages:
+                message = json.loads(line)
+                if "error" in message:
+                    raise _failed(message)
+                if "measured" in message:
+                    measured: dict[str, Any] = message["measured"]
+                    return measured
+                say(message)
+            status = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+        raise LoadFailed(f"measuring {order.model} ended with status {status}: {_last_line(log)}")
+
+
+def _failed(message: dict[str, Any]) -> InvalidSettings | LoadFailed:
+    kind = InvalidSettings if message["exit_code"] == InvalidSettings.exit_code else LoadFailed
+    return kind(message["error"])
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,263 @@
+"""Which settings answer the most requests within a target, by simulation: the server's planner under a virtual clock.
+
+Nothing here looks at a clock or a device. Equal arguments give equal answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.device.batch_sizes import timed_first
+from stoker.device.planner import ServiceTimes
+from stoker.profiling.candidates import Candidate, Space
+from stoker.profiling.curves import MeasuredCurve, Sizes
+from stoker.simulation.admitted import Admission
+from stoker.simulation.arrivals import Requests, Stream
+from stoker.simulation.devices import Jitter
+from stoker.simulation.instances import run_instances
+from stoker.simulation.planned import Planned
+from stoker.simulation.world import Outcome, row_tables
+
+__all__ = ["Expected", "Found", "Load", "Step", "search", "simulated"]
+
+_IN_TIME: Final = 0.99
+"""So many of all rows are to be answered within the target."""
+_LEVELS: Final = 64
+"""Loads are looked at in so many steps up to the most that any candidate can do."""
+_FINALISTS: Final = 3
+_HELD: Final = 1
+_NEAR: Final = 3
+"""By so many levels at most several seeds differ from one, as far as anybody minds."""
+_LIGHT: Final = 0.3
+_BATCHES: Final = 300
+_ROWS: Final = 10_000
+_KNOWN_TIMES: Final = 8
+
+Step = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What callers want.
+
+    Attributes:
+        target_ms: How long an answer is worth something.
+        rows: Rows of each request.
+        seeds: Of chance, one simulation each.
+        targets: Requests come for so many targets, else a queue that grows is not seen; unless these are very many.
+        requests: There are so many at least.
+    """
+
+    target_ms: float
+    rows: int = 1
+    seeds: tuple[int, ...] = (101, 102, 103)
+    targets: float = 20.0
+    requests: int = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a candidate does.
+
+    Attributes:
+        candidate: The candidate.
+        peak_rows_per_s: Rows in a second in the best batches that the target has time for.
+        load_rows_per_s: The largest load at which 99 % of the rows are in time; 0 if there is none.
+        p50_ms, p99_ms: Time to the answer at half of that.
+        light_ms: Its median where the load is light, the same for all candidates.
+    """
+
+    candidate: Candidate
+    peak_rows_per_s: float
+    load_rows_per_s: float
+    p50_ms: float
+    p99_ms: float
+    light_ms: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        told = {name: round(getattr(self, name), 3) for name in ("peak_rows_per_s", "load_rows_per_s")}
+        told |= {name: round(getattr(self, name), 3) for name in ("p50_ms", "p99_ms", "light_ms")}
+        return {"settings": self.candidate.settings(), **told}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search has found.
+
+    Attributes:
+        ranked: The best candidates, the choice first.
+        default: What the model does where nothing is said.
+    """
+
+    ranked: tuple[Expected, ...]
+    default: Expected
+
+
+def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Found:
+    """Find the settings with the largest load at which 99 % of the rows are in time.
+
+    Of equal ones (within a 64th of the most that any can do) the one counts that answers sooner where the load is
+    light, then the one with fewer instances, without `hold`, with smaller batches.
+
+    Args:
+        space: What there is to choose from.
+        load: What callers want.
+        step: Hears how many of how many simulated candidates are done.
+    """
+    judge = _Judge(space, load)
+    coarse = _coarse(judge, step)
+    best = sorted(coarse, key=lambda one: (-coarse[one], one.instances, one.max_batch_rows))[:_FINALISTS]
+    finalists = dict.fromkeys([space.default, *best])
+    for candidate in best[:_HELD]:
+        finalists.update(dict.fromkeys(space.holding(candidate)))
+    levels = {}
+    for number, candidate in enumerate(finalists):
+        levels[candidate] = judge.level(candidate, load.seeds, coarse.get(candidate))
+        step(len(coarse) + number + 1, len(coarse) + len(finalists))
+    light = _LIGHT * max(levels.values()) * judge.quantum
+    told = {candidate: judge.expected(candidate, level, light) for candidate, level in levels.items()}
+    ranked = sorted(told, key=lambda one: _order(told[one], levels[one], space.default))
+    return Found(tuple(told[one] for one in ranked), told[space.default])
+
+
+def _coarse(judge: _Judge, step: Step) -> dict[Candidate, int]:
+    """Levels by one seed; candidates that cannot be the best, whatever is simulated, are left out."""
+    levels: dict[Candidate, int] = {}
+    best = 0
+    inviting = sorted(judge.space.candidates(), key=judge.peak, reverse=True)
+    for number, candidate in enumerate(inviting):
+        # Nothing does more than its best batches.
+        if judge.upper(candidate) < best:
+            break
+        levels[candidate] = judge.level(candidate, judge.load.seeds[:1])
+        best = max(best, levels[candidate])
+        step(number + 1, len(inviting) + _FINALISTS + 1)
+    return levels
+
+
+def _order(told: Expected, level: int, default: Candidate) -> tuple[Any, ...]:
+    candidate = told.candidate
+    return (
+        -level,
+        # Within some percent nobody notices.
+        round(np.log(max(told.light_ms, 1e-3)) * 50),
+        candidate.instances,
+        candidate.hold,
+        candidate.execution != "auto",
+        candidate.batch_buckets != default.batch_buckets,
+        candidate.max_batch_rows,
+    )
+
+
+class _Judge:
+    """Simulates candidates at loads that are the same for all."""
+
+    def __init__(self, space: Space, load: Load) -> None:
+        self.space = space
+        self.load = load
+        candidates = space.candidates()
+        best = max(candidates, key=self.peak)
+        self.quantum = self.peak(best) / _LEVELS
+        full_s = space.curve(best).alone(best.max_batch_rows) / 1e9
+        most_s = _ROWS / self.peak(best) if self.quantum else 0.0
+        self._seconds = min(load.targets * load.target_ms / 1e3, _BATCHES * full_s, most_s)
+
+    def peak(self, candidate: Candidate) -> float:
+        """The most rows in a second that its batches can do."""
+        curve = self.space.curve(candidate)
+        return curve.peak_rows_per_s(self.load.target_ms, candidate.max_batch_rows, candidate.instances)
+
+    def upper(self, candidate: Candidate) -> int:
+        """The highest level that it can reach."""
+        return int(self.peak(candidate) / self.quantum + 1e-9) if self.quantum else 0
+
+    def level(self, candidate: Candidate, seeds: Sequence[int], near: int | None = None) -> int:
+        """The highest level at which 99 % of the rows are in time, 0 for none.
+
+        Args:
+            candidate: The candidate.
+            seeds: Of chance.
+            near: A level that it is near to, if one is known.
+        """
+        high = self.upper(candidate) + 1
+        if near is not None:
+            high = min(high, near + _NEAR)
+        # Most reach nearly all that their batches can do.
+        low, stride = high - 1, 1
+        while low > 0 and not self._good(candidate, low, seeds):
+            low, high, stride = low - stride, low, 2 * stride
+        low = max(0, low)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._good(candidate, middle, seeds) else (low, middle)
+        return low
+
+    def _good(self, candidate: Candidate, level: int, seeds: Sequence[int]) -> bool:
+        outcomes = [self.at(candidate, level * self.quantum, seed) for seed in seeds]
+        return sum(outcome.in_time() for outcome in outcomes) >= _IN_TIME * len(outcomes)
+
+    def expected(self, candidate: Candidate, level: int, light_rows_per_s: float) -> Expected:
+        """What it does at half of a level, and at a light load."""
+        rows_per_s = level * self.quantum
+        half = self.at(candidate, rows_per_s / 2, self.load.seeds[0]) if level else None
+        light = self.at(candidate, light_rows_per_s, self.load.seeds[0]) if light_rows_per_s else None
+        return Expected(
+            candidate,
+            self.peak(candidate),
+            rows_per_s,
+            half.latency_ms(0.5) if half else 0.0,
+            half.latency_ms(0.99) if half else 0.0,
+            light.latency_ms(0.5) if light else 0.0,
+        )
+
+    def at(self, candidate: Candidate, rows_per_s: float, seed: int) -> Outcome:
+        """What becomes of requests that come so often."""
+        seconds = max(self._seconds, self.load.requests * self.load.rows / rows_per_s)
+        return simulated(self.space.curve(candidate), candidate, self.load, rows_per_s, seconds, seed)
+
+
+def simulated(
+    curve: MeasuredCurve, candidate: Candidate, load: Load, rows_per_s: float, seconds: float, seed: int
+) -> Outcome:
+    """What a server with these settings makes of Poisson arrivals.
+
+    Args:
+        curve: What its batches take.
+        candidate: The settings.
+        load: What callers want.
+        rows_per_s: How many rows they send in a second.
+        seconds: For how long.
+        seed: Of chance.
+    """
+    chance = np.random.default_rng(seed)
+    requests = _with_rows(Stream(rows_per_s / load.rows, load.target_ms).draw(seconds, chance), load.rows)
+    (table,) = row_tables(requests, 1)
+    sizes = Sizes(curve, candidate.batch_buckets)
+    at_once = curve.at_once(candidate.instances, candidate.max_batch_rows)
+    policy = candidate.policy(load.target_ms)
+    admission = Admission(policy, instances=at_once) if candidate.admission == "target" else None
+    planned = Planned(table, policy, times=_known(sizes, candidate, at_once), admission=admission)
+    jitter = Jitter(np.random.default_rng(seed + 1), curve.spread)
+    return run_instances(requests, sizes, table, planned, jitter, at_once, sizes.speed)
+
+
+def _with_rows(requests: Requests, rows: int) -> Requests:
+    return dataclasses.replace(requests, rows=np.full(len(requests.at_ns), rows))
+
+
+def _known(sizes: Sizes, candidate: Candidate, at_once: int) -> ServiceTimes:
+    """What a server has learned before it serves."""
+    times = ServiceTimes(candidate.batch_buckets)
+    known = timed_first(candidate.batch_buckets, candidate.max_batch_rows)
+    for beside in range(at_once):
+        for _ in range(max(2, -(-_KNOWN_TIMES // len(known)))):
+            for size in known:
+                took_ns = sizes.batch_ns(size) / (sizes.speed(size) if beside else 1)
+                times.learn(size, round(took_ns), beside)
+    return times

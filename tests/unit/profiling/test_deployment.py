@@ -1,0 +1,64 @@
+"""The deployment file of a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.errors import InvalidSettings
+from stoker.profiling.candidates import Candidate
+from stoker.profiling.deployment import check_output, deployment_of, only_model, write_deployment
+from stoker.settings.loading import load_settings
+
+CANDIDATE = Candidate(64, 2, (1, 64), "graph")
+
+
+def test_a_server_reads_what_is_written(tmp_path: Path) -> None:
+    """The settings of the choice, with the target, and the words at its head as a comment."""
+    output = tmp_path / "deployment.yaml"
+    write_deployment(output, deployment_of("digits:3", None, "cuda:0", 50, CANDIDATE), ["expected: much"])
+    (model,) = load_settings({}, {}, output, ()).models
+    assert (model.registered, model.target_ms, model.device) == ("digits:3", 50, ("cuda:0",))
+    assert (model.max_batch_rows, model.instances, model.execution) == (64, 2, "graph")
+    assert model.batch_buckets == (1, 64)
+    assert output.read_text().startswith("# expected: much\n")
+
+
+def test_what_else_a_deployment_says_stays(tmp_path: Path) -> None:
+    """Other models, and settings that are not searched; those that are, are as they were found."""
+    config = tmp_path / "old.yaml"
+    content = {
+        "port": 8081,
+        "device": "cpu",
+        "models": [
+            {"path": "a.onnx", "hold": 0.3, "batch_buckets": [8], "timeout_ms": 900},
+            {"path": "b.onnx", "name": "other"},
+        ],
+    }
+    config.write_text(yaml.safe_dump(content))
+    made = deployment_of("a", config, "auto", 20, Candidate(32))
+    assert made["models"][0] == {
+        "path": "a.onnx", "timeout_ms": 900, "target_ms": 20, "max_batch_rows": 32, "instances": 1
+    }  # fmt: skip
+    assert (made["port"], made["models"][1]) == (8081, content["models"][1])
+    alone = only_model(made, "a", config)
+    assert alone["device"] == "cpu"
+    assert [entry["path"] for entry in alone["models"]] == [str(tmp_path / "a.onnx")]
+    with pytest.raises(InvalidSettings, match="it has: a, other"):
+        deployment_of("c", config, "auto", 20, Candidate(32))
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    """It is refused before anything is measured, as is a folder where relative paths would mean other files."""
+    output = tmp_path / "deployment.yaml"
+    check_output(output, None, force=False)
+    output.touch()
+    with pytest.raises(InvalidSettings, match="--force"):
+        check_output(output, None, force=False)
+    check_output(output, None, force=True)
+    with pytest.raises(InvalidSettings, match="no folder"):
+        check_output(tmp_path / "not" / "there.yaml", None, force=False)
+    with pytest.raises(InvalidSettings, match="has to be in the folder of"):
+        check_output(tmp_path / "new.yaml", tmp_path / "sub" / "old.yaml", force=False)

@@ -1,0 +1,82 @@
+"""Batches of a model that are timed for a profile."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.puppets import HandClock, PuppetRuntime
+
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.lifecycle import LoadedModel
+from stoker.profiling import measuring
+from stoker.profiling.measuring import Order, main, measure
+from stoker.servable import Device, Servable
+
+ORDER = Order("digits", None, None, {}, "auto", target_ms=3, rows=2, seconds=0.0)
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sizes: BatchSizes, order: Order = ORDER
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What is found of a puppet of up to eight rows that takes a millisecond a row, and what was told meanwhile."""
+    clock, runtime = HandClock(), PuppetRuntime()
+    runtime.during = lambda: clock.advance_ms(len(runtime.batches[-1]))
+    servable = Servable("digits", 7, "onnx", tmp_path / "digits.onnx", tmp_path, 8, 64)
+    deployed = SimpleNamespace(servable=servable, placement=SimpleNamespace(devices=["cpu"]), threads=1)
+    settings: list[dict[str, Any]] = []
+    monkeypatch.setattr(measuring, "chosen", lambda *asked: settings.append(asked[3]) or deployed)
+    monkeypatch.setattr(measuring, "device_here", lambda *_: Device("cpu", 0, "cpu"))
+    monkeypatch.setattr(measuring, "load_here", lambda *_: LoadedModel(runtime, 0, 0, 8, sizes, 1, None))
+    told: list[dict[str, Any]] = []
+    with ExitStack() as leases:
+        found = measure(order, told.append, leases, clock)
+    # As it would be served with the target: then requests are refused that would be late, unless it says otherwise.
+    assert settings == [{**order.settings, "target_ms": order.target_ms}]
+    assert found["admission"] == servable.terms.admission
+    return found, told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "timed"), [(BatchSizes(), {1: 1, 2: 2, 4: 4}), (BatchSizes((2, 5, 8)), {2: 2, 5: 5})]
+)
+def test_batches_are_timed_until_one_is_too_slow(
+    sizes: BatchSizes, timed: dict[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each size five times at least, without its first run; larger ones than the first too slow one not at all."""
+    found, told = measured(monkeypatch, tmp_path, sizes)
+    assert found["alone"] == [(rows, ms * 1_000_000) for rows, ms in timed.items() for _ in range(5)]
+    assert [(line["rows"], line["ms"]) for line in told if "rows" in line] == list(timed.items())
+    assert (found["reference"], found["beside"], found["forks"]) == ("digits:7", [], False)
+
+
+def test_the_request_is_one_of_as_many_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the binary form of the Open Inference Protocol, made up by chance, the same each time."""
+    request = measured(monkeypatch, tmp_path, BatchSizes())[0]["request"]
+    assert request == measured(monkeypatch, tmp_path, BatchSizes())[0]["request"]
+    assert (request["path"], request["note"]) == ("/v2/models/digits/infer", "2 rows of chance, binary")
+    body = base64.b64decode(request["body"])
+    text_bytes = int(request["headers"]["Inference-Header-Content-Length"])
+    (tensor,) = json.loads(body[:text_bytes])["inputs"]
+    assert (tensor["name"], tensor["shape"], len(body) - text_bytes) == ("x", [2, 2], 16)
+
+
+def test_why_a_model_cannot_be_measured_is_told(tmp_path: Path) -> None:
+    """With the exit code that the command has then; the process itself ends as always."""
+    read, write = os.pipe()
+    order = Order(str(tmp_path / "none.onnx"), str(tmp_path), None, {}, "cpu", 50.0, 1, 0.0)
+    with os.fdopen(read) as messages:
+        try:
+            assert main([order.to_json(), str(write)]) == 0
+        finally:
+            os.close(write)
+        loading, failed = map(json.loads, messages)
+    assert loading == {"step": "loading"}
+    assert "none.onnx" in failed["error"]
+    assert failed["exit_code"] in (2, 3)
