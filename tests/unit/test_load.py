@@ -1,8 +1,7 @@
 """The load of a server, as whoever adds and removes servers reads it."""
 
-import os
-
 import pytest
+from tests.puppets import SecondsClock, metric_memory
 
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
 from stoker.metrics.load import Load, LoadMeter, load_of_all
@@ -12,27 +11,14 @@ SLOT = 3
 MS = 1_000_000
 
 
-class Clock:
-    """A time that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def memory() -> MetricMemory:
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
-    return memory
+    return metric_memory()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SecondsClock:
+    return SecondsClock()
 
 
 def capacity(memory: MetricMemory) -> float:
@@ -105,7 +91,7 @@ def busy(memory: MetricMemory, seconds: float = 1.0) -> None:
     device.learn_batch_time(int(100 * seconds), int(seconds * 1000) * MS)
 
 
-def test_the_load_is_what_comes_of_what_can_be_done(memory: MetricMemory, clock: Clock) -> None:
+def test_the_load_is_what_comes_of_what_can_be_done(memory: MetricMemory, clock: SecondsClock) -> None:
     """A device that is always at work, but with small batches, has little to do."""
     busy(memory)
     meter = LoadMeter(memory, clock)
@@ -116,7 +102,7 @@ def test_the_load_is_what_comes_of_what_can_be_done(memory: MetricMemory, clock:
     assert meter.read([SLOT]) == {SLOT: Load(pytest.approx(0.05), pytest.approx(100))}
 
 
-def test_rows_count_when_they_come(memory: MetricMemory, clock: Clock) -> None:
+def test_rows_count_when_they_come(memory: MetricMemory, clock: SecondsClock) -> None:
     """Those in flight have come, and count once; what is refused has come too; what waits is to be done besides."""
     busy(memory)
     meter = LoadMeter(memory, clock)
@@ -129,7 +115,7 @@ def test_rows_count_when_they_come(memory: MetricMemory, clock: Clock) -> None:
         frontend.count_rejection("overloaded")
     clock.now_s += 1
     # 100 rows are done, 60 there, and ten requests of four were refused.
-    assert meter.read([SLOT])[SLOT] == Load(pytest.approx(2.0), pytest.approx(100), 10)
+    assert meter.read([SLOT])[SLOT] == Load(pytest.approx(2.0), pytest.approx(100), 10, rows=60)
     device.set_queued_rows(50)
     clock.now_s += 1
     assert meter.read([SLOT])[SLOT].ratio == pytest.approx(0.5), "nothing new has come"
@@ -140,7 +126,7 @@ def test_rows_count_when_they_come(memory: MetricMemory, clock: Clock) -> None:
     assert meter.read([SLOT])[SLOT].ratio == 0
 
 
-def test_readers_see_the_same_span(memory: MetricMemory, clock: Clock) -> None:
+def test_readers_see_the_same_span(memory: MetricMemory, clock: SecondsClock) -> None:
     """A second reader who comes at once does not take the rows from the first: half a second is looked back on."""
     busy(memory)
     meter = LoadMeter(memory, clock)
@@ -156,7 +142,7 @@ def test_readers_see_the_same_span(memory: MetricMemory, clock: Clock) -> None:
     assert meter.read([SLOT])[SLOT].ratio < 0.1
 
 
-def test_what_begins_at_nothing_has_no_load(memory: MetricMemory, clock: Clock) -> None:
+def test_what_begins_at_nothing_has_no_load(memory: MetricMemory, clock: SecondsClock) -> None:
     """A reading at the start has no span; counters that begin anew, for another model, have not gone backwards."""
     busy(memory)
     frontend, device = memory.page(0).model(SLOT), memory.page(FIRST_DEVICE_PAGE).model(SLOT)
@@ -170,16 +156,16 @@ def test_what_begins_at_nothing_has_no_load(memory: MetricMemory, clock: Clock) 
     assert meter.read([SLOT])[SLOT].ratio == 0
 
 
-def test_an_unknown_model_is_busy_or_not(memory: MetricMemory, clock: Clock) -> None:
+def test_an_unknown_model_is_busy_or_not(memory: MetricMemory, clock: SecondsClock) -> None:
     """Until a batch of it has ended, it is told by whether anything is in flight."""
     meter = LoadMeter(memory, clock)
     clock.now_s += 1
     assert meter.read([SLOT])[SLOT] == Load(0.0, 0.0)
     memory.page(1).model(SLOT).set_in_flight_rows(3)
-    assert meter.read([SLOT])[SLOT] == Load(1.0, 0.0)
+    assert meter.read([SLOT])[SLOT] == Load(1.0, 0.0, rows=3)
 
 
-def test_with_a_limit_the_load_is_of_requests(memory: MetricMemory, clock: Clock) -> None:
+def test_with_a_limit_the_load_is_of_requests(memory: MetricMemory, clock: SecondsClock) -> None:
     """As on Azure: those that are admitted and those that wait, of all frontends, by what those admit at once."""
     busy(memory)
     meter = LoadMeter(memory, clock)
@@ -197,3 +183,17 @@ def test_models_share_devices_but_not_limits() -> None:
     assert load_of_all(rows | {3: Load(0.5, 10.0, limited=True)}) == 0.75
     assert load_of_all(rows | {3: Load(1.5, 10.0, limited=True)}) == 1.5
     assert load_of_all({}) == 0
+
+
+def test_a_meter_of_one_slot_reads_the_same(memory: MetricMemory, clock: SecondsClock) -> None:
+    """What is read of one model alone is what is read of it among all."""
+    meters = [LoadMeter(memory, clock), LoadMeter(memory, clock, slot=SLOT)]
+    busy(memory)
+    busy(memory, 0.5)
+    memory.page(1).model(SLOT).set_in_flight_rows(3)
+    memory.page(2).model(SLOT).set_in_flight_rows(4)
+    memory.page(2).model(SLOT + 1).set_in_flight_rows(50)
+    clock.now_s += 1
+    among_all, alone = (meter.read([SLOT]) for meter in meters)
+    assert alone == among_all
+    assert alone[SLOT].rows == 7

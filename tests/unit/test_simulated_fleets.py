@@ -12,11 +12,11 @@ import pytest
 from stoker.cli import main
 from stoker.device.planner import BatchPolicy
 from stoker.errors import InvalidSettings
+from stoker.gateway.rows.routing import Routing
 from stoker.simulation.arrivals import Stream, joined
 from stoker.simulation.devices import CURVES
 from stoker.simulation.fleet import Fleet, FleetOutcome, place, run_fleet
 from stoker.simulation.replay import learned_curve, read_requests
-from stoker.simulation.routing import Routing
 from stoker.simulation.world import NEVER_NS
 
 A100 = CURVES["resnet50-a100"]
@@ -86,6 +86,24 @@ def test_requests_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("a", 4, 1.0),
         ("b", 2, 1.0),
     ]
+
+
+def test_recorded_callers_may_have_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each its own, by the buckets of the server: what is refused does not come, and others lose nothing."""
+    file = tmp_path / "asked.csv"
+    sent = [f"{at / 100},{model},2,flood,\n" for at in range(100) for model in "ab"]
+    file.write_text("time,model,rows,caller,tier\n" + "".join(sent) + "0.5,a,9,calm,\n0.6,a,1,calm,\n")
+    limit = ["--caller-rows-per-s", "20", "--caller-burst-s", "0.4"]
+    assert main(["simulate", "--replay", str(file), "--json", "--seeds", "1", *limit]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # 8 at once and less than 20 in the second that follows, two at a time; of the other caller 9 are too many.
+    assert [(row["model"], row["refused"]) for row in told] == [
+        ("all", 410 - 26 - 1),
+        ("a", None),
+        ("b", None),
+    ]
+    assert main(["simulate", *limit]) != 0
+    assert "give them with --replay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

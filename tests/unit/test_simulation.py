@@ -5,14 +5,21 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
 
 from stoker.cli import main
-from stoker.device.planner import BatchPolicy
-from stoker.simulation.arrivals import Pattern, Stream, joined
+from stoker.device.planner import BatchPolicy, ServiceTimes
+from stoker.simulation.arrivals import Pattern, Requests, Stream, joined
 from stoker.simulation.devices import CURVES, Curve, Jitter
+from stoker.simulation.planned import Planned
+from stoker.simulation.shared import Shared
 from stoker.simulation.suite import SCHEDULERS, SUITE, simulate, simulate_load
+from stoker.simulation.world import row_tables, run
 
 SEED = 7
+MS = 1_000_000
 A100 = CURVES["resnet50-a100"]
 
 
@@ -151,10 +158,129 @@ def test_the_command_prints_a_line_for_each_load(capsys: pytest.CaptureFixture[s
         "a",
         "batch",
         "busy",
+        "not",
+        "taken",
     ]
     assert [line.split()[0] for line in lines] == ["0.2", "2.0"]
     assert main([*asked, "--json"]) == 0
     assert [row["load"] for row in json.loads(capsys.readouterr().out)] == [0.2, 2.0]
+
+
+def test_admission_is_as_a_deployment_has_it_unless_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under overload some are refused when they come, at little cost of rows in time; with `rows` nobody is."""
+    asked = ["simulate", "--load", "4", "--seeds", "1", "--seconds", "0.2", "--json"]
+    assert main(asked) == 0
+    (admitted,) = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--admission", "rows"]) == 0
+    (everybody,) = json.loads(capsys.readouterr().out)
+    assert "not taken" not in everybody
+    assert admitted["not taken"] > 0.2
+    assert admitted["in time"] > 0.95 * everybody["in time"]
+    assert main([*asked, "--gpus", "2", "--admission", "target"]) == 2
+    assert "leave --admission target out" in capsys.readouterr().err
+
+
+def test_admission_leaves_the_freshest_rows_to_short_targets() -> None:
+    """At ten times the load, with 1.4 full batches, as many are in time as if all were taken; most are refused."""
+    stream, policy = Stream(10 * A100.peak_rows_per_s, 24.8), BatchPolicy(A100.max_batch_rows)
+    all_taken, refusing = (
+        simulate_load(A100, policy, stream, 0.2, 1, 0.0, admission) for admission in ("rows", "target")
+    )
+    assert refusing.in_time() >= 0.98 * all_taken.in_time()
+    assert refusing.refused_rows > 0.7 * refusing.requests.rows.sum()
+
+
+def test_who_comes_is_told_of_the_other_models_of_the_device() -> None:
+    """When it has done the batch of any of them, and how long the longest is that another one offers."""
+    chance, now_ns = np.random.default_rng(SEED), 10 * MS
+    requests = joined([Stream(3000, 50, model=model).draw(0.01, chance) for model in (0, 1)])
+    tables = row_tables(requests, 2)
+    shared = Shared(tables, [BatchPolicy(64)] * 2, admits=True)
+    for model, table in enumerate(tables):
+        for rows in (1, 32, 64):
+            shared.ran(model, rows, A100.batch_ns(rows))
+        shared.arrive(model, 0, len(table.at_ns))
+    ran, rows, _ = shared.next_batch(now_ns)
+    assert len(rows) == len(tables[ran].at_ns)
+    boards = [model._admission.board for model in shared._models if model._admission is not None]
+    other_rows = len(tables[1 - ran].at_ns)
+    assert boards[ran].free_ns == boards[1 - ran].free_ns
+    assert boards[ran].free_ns - now_ns == pytest.approx(A100.batch_ns(len(rows)), rel=0.1)
+    assert boards[ran].other_ns == pytest.approx(A100.batch_ns(other_rows), rel=0.1)
+    assert [sum(board.waiting) for board in (boards[ran], boards[1 - ran])] == [0, other_rows]
+    assert boards[1 - ran].other_ns == 0
+
+
+@pytest.mark.parametrize("kind", ["callers", "tiers"])
+def test_a_neighbour_takes_nothing_from_others(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Callers who ask for less, and the higher tier, are in time beside a flood, which has what they leave."""
+    asked = ["simulate", "--neighbours", kind, "--load", "4", "--seeds", "1", "--seconds", "0.4", "--json"]
+    assert main(asked) == 0
+    alone, beside = json.loads(capsys.readouterr().out)
+    assert (alone["neighbour"], alone["neighbour's part"]) == (0, 0)
+    assert beside["worst"] >= 0.99
+    assert beside["p99 ms"] > alone["p99 ms"]
+    assert beside["neighbour's part"] > 0.4
+
+
+def test_bounds_stand_beside_what_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of requests of one row both, of larger ones the one that allows for them."""
+    asked = ["simulate", "--bounds", "--load", "1", "--seeds", "1", "--seconds", "0.1", "--json"]
+    assert main(asked) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["in time"] <= row["exact"] <= row["fluid"] <= 1
+    assert main([*asked, "--most-rows", "8"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["exact"] is None
+    assert row["in time"] <= row["fluid"]
+
+
+@settings(STEADY, max_examples=25)
+@given(
+    st.builds(Curve, st.integers(0, 10), st.integers(1, 4), st.integers(1, 16)),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 4)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 30)), max_size=30),
+)
+def test_lower_tiers_make_nobody_late_by_more_than_a_block(
+    curve: Curve, high: list[tuple[int, int]], low: list[tuple[int, int]]
+) -> None:
+    """Whoever would be in time alone with `tier_block_ms` to spare is so beside any rows of a lower tier."""
+    block_ms = 2 * (curve.batch_ms + curve.row_ms)
+    rows = 1
+    at_ms = [0]
+    for pause_ms, count in high:
+        # Nobody above waits for another one.
+        at_ms.append(at_ms[-1] + pause_ms + 2 * round(block_ms + curve.full_ns / MS))
+        rows = max(rows, min(count, curve.max_batch_rows))
+    wait_ms = curve.batch_ms + curve.row_ms * rows + block_ms + 1
+    parts = [kind_of(at_ms, [1, *(min(n, curve.max_batch_rows) for _, n in high)], wait_ms, tier=0)]
+    if low:
+        parts.append(
+            kind_of(np.cumsum([pause for pause, _ in low]).tolist(), [n for _, n in low], 1e4, tier=2)
+        )
+    requests = joined(parts)
+    tables = row_tables(requests, 1)
+    times = ServiceTimes()
+    for _ in range(4):
+        for count in (1, 2, max(1, curve.max_batch_rows // 2), curve.max_batch_rows):
+            times.learn(count, curve.batch_ns(count))
+    policy = BatchPolicy(curve.max_batch_rows, tier_block_ms=block_ms, tier_floor=0)
+    steady = Jitter(np.random.default_rng(1), spread=0, hiccups=0)
+    planned = Planned(tables[0], policy, times=times)
+    assert run(requests, [curve], tables, planned, steady).in_time(tier=0) == 1
+
+
+def kind_of(at_ms: list[int], rows: list[int], target_ms: float, tier: int) -> Requests:
+    """Requests of one tier."""
+    same = np.ones(len(at_ms), np.int64)
+    return Requests(
+        np.array(at_ms) * MS,
+        np.array(rows),
+        0 * same,
+        round(target_ms * MS) * same,
+        tier * same,
+        0 * same,
+    )
 
 
 def test_a_device_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 from stoker.device.arbiter import Arbiter
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, offer, plan
 from stoker.device.service_times import filled
+from stoker.gateway.rows.routing import CHOICES, Routing, State, route
 from stoker.simulation.arrivals import Requests
 from stoker.simulation.devices import Curve, Jitter
-from stoker.simulation.routing import Routing, State, route
 from stoker.simulation.world import NEVER_NS, Outcome
 
 __all__ = ["Fleet", "FleetOutcome", "place", "run_fleet"]
@@ -55,7 +55,7 @@ class Fleet:
     gpus: int
     policy: BatchPolicy
     routing: Routing = "end"
-    choices: int = 3
+    choices: int = CHOICES
     state_ms: float = 0.0
     routers: int = 16
     models: int = 1
@@ -94,22 +94,22 @@ class _Server:
         self.running = np.empty(0, np.int64)
         self.since_ns = 0
         self._curve = fleet.curve
-        self.rows = self._seen_rows = self._seen_free_ns = 0
+        self.leased_rows = self._seen_rows = self._seen_free_ns = 0
         self.sent = [0] * fleet.routers
 
     def see(self) -> None:
         """Let others know how it is."""
-        self.rows = self._seen_rows = self.waiting
+        self.leased_rows = self._seen_rows = self.waiting
         self._seen_free_ns = self.free_ns
         self.sent = [0] * len(self.sent)
 
     def see_as(self, router: int) -> None:
-        """Let `rows` be what a router knows."""
-        self.rows = self._seen_rows + self.sent[router]
+        """Let `leased_rows` be what a router knows."""
+        self.leased_rows = self._seen_rows + self.sent[router]
 
     def end_ns(self, now_ns: int, rows: int) -> int:
         """When it would be done with as many more, as far as is known."""
-        full, rest = divmod(self.rows + rows, self._curve.max_batch_rows)
+        full, rest = divmod(self.leased_rows + rows, self._curve.max_batch_rows)
         spent_ns = full * self._curve.full_ns + (self._curve.batch_ns(rest) if rest else 0)
         return max(now_ns, self._seen_free_ns) + spent_ns
 

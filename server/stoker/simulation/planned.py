@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from stoker.device.planner import BatchPolicy, Offer, RowQueue, ServiceTimes, offer, plan
 from stoker.device.service_times import filled
+from stoker.simulation.admitted import Admission
 from stoker.simulation.world import Batch, RowTable
 
 __all__ = ["Planned", "Untargeted"]
+
+_TIMEOUT_NS: Final = 60_000_000_000
+"""When callers stop waiting."""
 
 
 class Planned:
@@ -17,21 +23,22 @@ class Planned:
     Args:
         table: Its rows.
         policy: How it is batched.
-        timeout_ms: When callers stop waiting.
         times: What is known of its batches before.
+        admission: Who may queue; None lets all.
     """
 
     def __init__(
         self,
         table: RowTable,
         policy: BatchPolicy,
-        timeout_ms: float = 60_000,
         times: ServiceTimes | None = None,
+        admission: Admission | None = None,
     ) -> None:
+        self._admission = admission
         self.times = times or ServiceTimes(policy.buckets)
         self._table = table
         self._policy = policy
-        self._deadline_ns = table.at_ns + round(timeout_ms * 1e6)
+        self._deadline_ns = table.at_ns + _TIMEOUT_NS
         self._numbers = np.arange(len(table.at_ns), dtype=np.int32)
         # Where nobody is told apart, nothing is said of that, as in a server without named keys and tiers.
         self._ranked = bool(table.caller.any() or (table.tier != 1).any())
@@ -41,7 +48,12 @@ class Planned:
     def arrive(self, model: int, start: int, stop: int) -> None:
         """Rows have come."""
         del model
-        rows, table = slice(start, stop), self._table
+        rows: slice | np.ndarray = slice(start, stop)
+        table = self._table
+        if self._admission is not None:
+            taken = self._admission.taken(table, start, stop)
+            if not taken.all():
+                rows = start + np.flatnonzero(taken)
         self._queue.push(
             0,
             self._numbers[rows],
@@ -54,6 +66,22 @@ class Planned:
             caller=table.caller[rows] if self._ranked else None,
         )
 
+    @property
+    def refused_rows(self) -> int:
+        """How many rows were not taken."""
+        return 0 if self._admission is None else self._admission.refused
+
+    def tell(self, now_ns: int, free_ns: int, other_ns: int) -> None:
+        """Let those who come know what the other models of its device do.
+
+        Args:
+            now_ns: The time.
+            free_ns: When the device has done what it runs now.
+            other_ns: The longest batch that another model offers.
+        """
+        if self._admission is not None:
+            self._admission.tell(self._queue, now_ns, self.times, 0, free_ns=free_ns, other_ns=other_ns)
+
     def offer(self, now_ns: int) -> Offer | None:
         """What the planner would let go."""
         return offer(self._queue, now_ns, self._policy, self.times)
@@ -62,14 +90,18 @@ class Planned:
         """What the planner lets go."""
         planned = plan(self._queue, now_ns, self._policy, self.times)
         lots = planned.batch
+        if self._admission is not None:
+            self._admission.tell(self._queue, now_ns, self.times, sum(lot.rows for lot in lots))
         if not lots:
             return Batch(0, self._numbers[:0], planned.look_again_ns)
         return Batch(0, lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
 
-    def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
+    def ran(self, model: int, rows: int, elapsed_ns: int, beside: int = 0) -> None:
         """It learns."""
         del model
-        self.times.learn(filled(rows, self._policy.buckets), elapsed_ns)
+        if self._admission is not None:
+            self._admission.ended()
+        self.times.learn(filled(rows, self._policy.buckets), elapsed_ns, beside)
 
 
 class Untargeted(Planned):

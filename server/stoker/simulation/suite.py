@@ -10,6 +10,8 @@ from typing import Final
 import numpy as np
 
 from stoker.device.planner import BatchPolicy
+from stoker.settings import lateness
+from stoker.simulation.admitted import Admission
 from stoker.simulation.arrivals import Requests, Stream, joined
 from stoker.simulation.baselines import BASELINES
 from stoker.simulation.devices import CURVES, Curve, Jitter
@@ -100,11 +102,15 @@ SUITE: Final[Mapping[str, Workload]] = {
 
 
 def _planned(table: RowTable, curve: Curve) -> Scheduler:
-    return Planned(table, BatchPolicy(curve.max_batch_rows, buckets=curve.buckets))
+    return Planned(table, _policy(curve))
 
 
 def _untargeted(table: RowTable, curve: Curve) -> Scheduler:
-    return Untargeted(table, BatchPolicy(curve.max_batch_rows, buckets=curve.buckets))
+    return Untargeted(table, _policy(curve))
+
+
+def _policy(curve: Curve) -> BatchPolicy:
+    return BatchPolicy(curve.max_batch_rows, buckets=curve.buckets)
 
 
 SCHEDULERS: Final[Mapping[str, Callable[[RowTable, Curve], Scheduler]]] = {
@@ -116,47 +122,84 @@ SCHEDULERS: Final[Mapping[str, Callable[[RowTable, Curve], Scheduler]]] = {
 
 
 def simulate(
-    workload: Workload, scheduler: str, seeds: Sequence[int], hiccups: float = 0.0
+    workload: Workload,
+    scheduler: str,
+    seeds: Sequence[int],
+    hiccups: float = 0.0,
+    admission: lateness.Admission = "target",
 ) -> list[Outcome] | None:
-    """What a scheduler makes of a workload, once for each seed; None if it is for one model alone."""
+    """What a scheduler makes of a workload, once for each seed; None if it is for one model alone.
+
+    Args:
+        workload: The requests.
+        scheduler: One of `SCHEDULERS`.
+        seeds: Of chance.
+        hiccups: Which part of the batches takes several times as long.
+        admission: Which of its requests Stoker takes; others take all.
+    """
     curve = CURVES[workload.curve]
+    drawn = [(workload.draw(seed), seed) for seed in seeds]
+    if scheduler == "Stoker":
+        policy, models = _policy(curve), workload.models
+        return [
+            simulate_requests(curve, policy, requests, models, seed, hiccups, admission)
+            if models > 1
+            else _simulate_alone(curve, policy, requests, seed, hiccups, admission)
+            for requests, seed in drawn
+        ]
     if workload.others:
-        return (
-            [_run_shared(curve, workload, seed, hiccups) for seed in seeds] if scheduler == "Stoker" else None
-        )
-    return [_run(curve, workload.draw(seed), SCHEDULERS[scheduler], seed, hiccups) for seed in seeds]
+        return None
+    outcomes = []
+    for requests, seed in drawn:
+        (table,) = row_tables(requests, 1)
+        scheduled = SCHEDULERS[scheduler](table, curve)
+        outcomes.append(run(requests, [curve], [table], scheduled, _jitter(seed, hiccups)))
+    return outcomes
 
 
 def simulate_load(
-    curve: Curve, policy: BatchPolicy, stream: Stream, seconds: float, seed: int, hiccups: float = 0.001
+    curve: Curve,
+    policy: BatchPolicy,
+    stream: Stream,
+    seconds: float,
+    seed: int,
+    hiccups: float = 0.001,
+    admission: lateness.Admission = "target",
 ) -> Outcome:
     """What Stoker makes of a stream of requests with these settings."""
     requests = stream.draw(seconds, np.random.default_rng(seed))
-    return _run(curve, requests, lambda table, _: Planned(table, policy), seed, hiccups)
+    return _simulate_alone(curve, policy, requests, seed, hiccups, admission)
 
 
 def simulate_requests(
-    curve: Curve, policy: BatchPolicy, requests: Requests, models: int, seed: int, hiccups: float = 0.001
+    curve: Curve,
+    policy: BatchPolicy,
+    requests: Requests,
+    models: int,
+    seed: int,
+    hiccups: float = 0.001,
+    admission: lateness.Admission = "target",
 ) -> Outcome:
     """What Stoker makes of given requests for models that share a device, all with the same curve and settings."""
     tables = row_tables(requests, models)
-    jitter = Jitter(np.random.default_rng(seed + 1), hiccups=hiccups)
-    shared = Shared(tables, [policy] * models)
-    return run(requests, [curve] * models, tables, shared, jitter)
+    shared = Shared(tables, [policy] * models, admits=admission == "target")
+    outcome = run(requests, [curve] * models, tables, shared, _jitter(seed, hiccups))
+    return dataclasses.replace(outcome, refused_rows=shared.refused_rows)
 
 
-def _run_shared(curve: Curve, workload: Workload, seed: int, hiccups: float) -> Outcome:
-    policy = BatchPolicy(curve.max_batch_rows, buckets=curve.buckets)
-    return simulate_requests(curve, policy, workload.draw(seed), workload.models, seed, hiccups)
-
-
-def _run(
+def _simulate_alone(
     curve: Curve,
+    policy: BatchPolicy,
     requests: Requests,
-    scheduler: Callable[[RowTable, Curve], Scheduler],
     seed: int,
     hiccups: float,
+    admission: lateness.Admission,
 ) -> Outcome:
-    tables = row_tables(requests, 1)
-    jitter = Jitter(np.random.default_rng(seed + 1), hiccups=hiccups)
-    return run(requests, [curve], tables, scheduler(tables[0], curve), jitter)
+    (table,) = row_tables(requests, 1)
+    planned = Planned(table, policy, admission=Admission(policy) if admission == "target" else None)
+    outcome = run(requests, [curve], [table], planned, _jitter(seed, hiccups))
+    return dataclasses.replace(outcome, refused_rows=planned.refused_rows)
+
+
+def _jitter(seed: int, hiccups: float) -> Jitter:
+    return Jitter(np.random.default_rng(seed + 1), hiccups=hiccups)

@@ -14,11 +14,24 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from stoker.simulation.arrivals import Requests
-from stoker.simulation.devices import Curve, Jitter
+from stoker.simulation.devices import Jitter
 
-__all__ = ["NEVER_NS", "Batch", "Outcome", "RowTable", "Scheduler", "row_tables", "run"]
+__all__ = [
+    "NEVER_NS",
+    "PATIENCE_NS",
+    "Batch",
+    "BatchTimes",
+    "Outcome",
+    "RowTable",
+    "Scheduler",
+    "answered_ns",
+    "row_tables",
+    "run",
+]
 
 NEVER_NS: Final = (1 << 62) - 1
+PATIENCE_NS: Final = 2_000_000_000
+"""How long after the last request a run goes on at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,13 @@ class Batch(NamedTuple):
     look_again_ns: int | None = None
 
 
+class BatchTimes(Protocol):
+    """What batches take that nothing disturbs."""
+
+    def batch_ns(self, rows: int) -> int:
+        """The time of a batch of `rows`."""
+
+
 class Scheduler(Protocol):
     """What decides."""
 
@@ -81,6 +101,7 @@ class Outcome:
         busy_ns: How long the device computed, by model.
         batches: How many batches.
         end_ns: When it was over.
+        refused_rows: How many rows were not taken.
     """
 
     requests: Requests
@@ -88,6 +109,7 @@ class Outcome:
     busy_ns: list[int]
     batches: int
     end_ns: int
+    refused_rows: int = 0
 
     def in_time(
         self, model: int | None = None, *, caller: int | None = None, tier: int | None = None
@@ -143,11 +165,10 @@ def row_tables(requests: Requests, models: int) -> list[RowTable]:
 
 def run(
     requests: Requests,
-    curves: Sequence[Curve],
+    curves: Sequence[BatchTimes],
     tables: Sequence[RowTable],
     scheduler: Scheduler,
     jitter: Jitter,
-    patience_ms: float = 2000,
 ) -> Outcome:
     """Let the requests come, and batches run one at a time, until nobody waits.
 
@@ -157,14 +178,13 @@ def run(
         tables: Its rows, by `row_tables`.
         scheduler: What decides.
         jitter: How much longer batches take.
-        patience_ms: How long after the last request it goes on at most.
     """
     arrivals = [table.at_ns.tolist() for table in tables]
     done = [np.full(len(times), NEVER_NS) for times in arrivals]
     begun = [0] * len(arrivals)
     busy_ns = [0] * len(arrivals)
     now_ns = batches = 0
-    last_ns = max((times[-1] for times in arrivals if times), default=0) + round(patience_ms * 1e6)
+    last_ns = max((times[-1] for times in arrivals if times), default=0) + PATIENCE_NS
     while now_ns <= last_ns:
         for model, times in enumerate(arrivals):
             start = begun[model]
@@ -186,7 +206,18 @@ def run(
         if not coming:
             break
         now_ns = max(now_ns, min(coming))
+    return Outcome(requests, answered_ns(requests, tables, done), busy_ns, batches, now_ns)
+
+
+def answered_ns(requests: Requests, tables: Sequence[RowTable], done: Sequence[np.ndarray]) -> np.ndarray:
+    """When each request was answered, `int64[requests]`: with the last of its rows.
+
+    Args:
+        requests: The requests.
+        tables: The rows of each model.
+        done: When each of them was done.
+    """
     last_rows = np.zeros(len(requests.at_ns), np.int64)
     for table, ends in zip(tables, done, strict=True):
         np.maximum.at(last_rows, table.request, ends)
-    return Outcome(requests, last_rows, busy_ns, batches, now_ns)
+    return last_rows

@@ -1,0 +1,44 @@
+"""Callers who come back when they are told, under a virtual clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.closed_loop import ClosedLoop
+
+from stoker.device.planner import BatchPolicy
+from stoker.simulation.admitted import Admission
+from stoker.simulation.arrivals import Stream
+from stoker.simulation.devices import CURVES, Jitter
+from stoker.simulation.planned import Planned
+from stoker.simulation.world import Outcome, row_tables, run
+
+CURVE = CURVES["resnet50-a100"]
+
+
+@pytest.mark.parametrize(("target_ms", "think_ms"), [(50, 0), (50, 50)])
+def test_who_comes_back_when_told_is_taken(target_ms: float, think_ms: float) -> None:
+    """At twice what the device can do 95 of 100 are, few are refused, and the device is busy."""
+    counts = ClosedLoop(CURVE, target_ms, think_ms).run(3.0)
+    assert counts.retries > 500
+    assert counts.retries_refused <= 0.05 * counts.retries
+    assert counts.refused <= 1.3 * counts.excess
+    assert counts.in_time >= 0.9 * counts.could
+
+
+def outcome(load: float, *, admitted: bool) -> tuple[Outcome, int]:
+    """What becomes of a second of requests for 50 ms, and how many of them were refused."""
+    requests = Stream(load * CURVE.peak_rows_per_s, 50).draw(1.0, np.random.default_rng(101))
+    (table,) = row_tables(requests, 1)
+    policy = BatchPolicy(CURVE.max_batch_rows)
+    admission = Admission(policy, lambda: 0.0)
+    planned = Planned(table, policy, admission=admission if admitted else None)
+    return run(requests, [CURVE], [table], planned, Jitter(np.random.default_rng(102))), admission.refused
+
+
+def test_admission_costs_next_to_nothing_of_what_is_in_time() -> None:
+    """Under overload many are refused at once; nobody is where there is room."""
+    (without, _), (with_it, refused) = outcome(2.0, admitted=False), outcome(2.0, admitted=True)
+    assert with_it.in_time() >= 0.99 * without.in_time()
+    assert refused >= 0.1 * len(with_it.requests.at_ns)
+    assert outcome(0.5, admitted=True)[1] == 0

@@ -1,0 +1,137 @@
+"""Remarkable requests in shared memory: what one frontend remarks, all can read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from stoker.errors import Overloaded
+from stoker.gateway.console.remarkable import remarkable_requests
+from stoker.metrics.batch_facts import BatchFacts
+from stoker.metrics.journal import Journal
+from stoker.metrics.memory import MetricMemory
+from stoker.metrics.past import Past
+from stoker.metrics.remarks import Remarks
+
+MS = 1_000_000
+
+
+class Clock:
+    """Milliseconds that stand until they are moved."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def metrics_fd() -> Iterator[int]:
+    fd = MetricMemory.create()
+    yield fd
+    os.close(fd)
+
+
+def call(number: int, total_ms: int = 0) -> Any:
+    """A request whose stages take a quarter of its time each."""
+    quarter_ns = total_ms * MS // 4
+    return SimpleNamespace(
+        stages_ns=dict.fromkeys(("parse", "queue", "compute"), quarter_ns),
+        rows=2,
+        batch=BatchFacts(rows=8, padding_rows=0, requests=3, left="full") if number % 2 else None,
+        ids=SimpleNamespace(request_id=b"id-%d" % number),
+    )
+
+
+def ids(journal: Journal, kind: Any = "slow") -> list[str]:
+    return [orjson.loads(record)["id"] for record in journal.read(kind)]
+
+
+def remark(remarks: Remarks, number: int, total_ms: int) -> None:
+    """As a call does."""
+    if total_ms * MS > remarks.slow_ns:
+        remarks.slow(call(number, total_ms), total_ms * MS)
+
+
+def test_every_frontend_reads_what_others_have_written(metrics_fd: int) -> None:
+    """A successor goes on behind what the one before it has written, and the oldest records go."""
+    first, other = Journal(metrics_fd, 0), Journal(metrics_fd, 7)
+    other.write("failed", b"of another")
+    for number in range(100):
+        first.write("slow", b"%d" % number)
+    successor = Journal(metrics_fd, 0)
+    for number in range(100, 200):
+        successor.write("slow", b"%d" % number)
+    assert sorted(map(int, other.read("slow"))) == list(range(72, 200))
+    assert first.read("failed") == [b"of another"]
+
+
+def test_only_the_slowest_are_remarked(metrics_fd: int) -> None:
+    """Once there are sixteen of half a minute, it takes more time than the quickest of them; then it begins anew."""
+    clock = Clock()
+    journal = Journal(metrics_fd, 0)
+    remarks = Remarks(journal, "digits", "3", clock)
+    for number in range(16):
+        remark(remarks, number, total_ms=10 + number)
+    remark(remarks, 100, total_ms=9)
+    remark(remarks, 101, total_ms=20)
+    remark(remarks, 102, total_ms=10)
+    assert ids(journal) == [*(f"id-{number}" for number in range(15)), "id-15", "id-101"]
+    clock.now_ms += 30_000
+    remarks.begin_anew()
+    remark(remarks, 103, total_ms=1)
+    assert ids(journal)[-1] == "id-103"
+
+
+def test_a_flood_of_failures_is_sampled(metrics_fd: int) -> None:
+    """Ten a second are kept: what they were, and under which ids the log has more."""
+    clock = Clock()
+    journal = Journal(metrics_fd, 0)
+    remarks = Remarks(journal, "digits", "3", clock)
+    for number in range(25):
+        remarks.failed(call(number), Overloaded("No row is free."))
+    clock.now_ms += 1000
+    remarks.failed(call(99), Overloaded("\ud800" + "x" * 10_000))
+    assert ids(journal, "failed") == [*(f"id-{number}" for number in range(10)), "id-99"]
+    record = orjson.loads(journal.read("failed")[0])
+    assert (record["model"], record["version"], record["status"]) == ("digits", "3", 503)
+    assert (record["code"], record["message"], record["error_id"]) == ("overloaded", "No row is free.", None)
+
+
+def test_a_slow_request_is_explained(metrics_fd: int) -> None:
+    """By its stages, and by what its model did in that second; the slowest comes first."""
+    memory, past, journal = MetricMemory(metrics_fd), Past(metrics_fd), Journal(metrics_fd, 0)
+    frontend, device = memory.page(0).model(4), memory.page(64).model(4)
+    clock = Clock()
+    past.record(clock.now_ms - 500, memory.totals().slots, (0, 0), (), ())
+    frontend.count_scored(3, 12)
+    device.observe_batch(12, "full", 5 * MS)
+    device.set_queued_rows(9)
+    past.record(clock.now_ms + 500, memory.totals().slots, (0, 0), (), ())
+    remarks = Remarks(journal, "digits", "3", clock)
+    remark(remarks, 1, total_ms=40)
+    clock.now_ms += 60_000
+    remark(remarks, 2, total_ms=80)
+    later, explained = remarkable_requests(journal, past, {("digits", "3"): 4})["slow"]
+    assert (later["id"], later["around"]) == ("id-2", None)
+    assert (explained["total_ms"], explained["queue_ms"], explained["rows"]) == (40, 10, 2)
+    around = explained["around"]
+    assert (around["requests"], around["batches"], around["rows_a_batch"]) == (3, 1, 12.0)
+    assert (around["left"], around["queued_rows"]) == ({"full": 1}, 9)
+
+
+def test_a_slow_request_tells_its_batch_where_that_is_known(metrics_fd: int) -> None:
+    """As the page shows it; one of which nothing is known says nothing of it."""
+    journal = Journal(metrics_fd, 0)
+    remarks = Remarks(journal, "digits", "1", Clock())
+    for number in (1, 2):
+        remark(remarks, number, 10)
+    slow = {record["id"]: record for record in remarkable_requests(journal, Past(metrics_fd), {})["slow"]}
+    assert slow["id-1"]["batch"] == {"rows": 8, "padding_rows": 0, "requests": 3, "left": "full"}
+    assert "batch" not in slow["id-2"]
