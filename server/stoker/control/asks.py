@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.settings.adjustments import Adjustments
 from stoker.settings.takeover import Canary
 from stoker.versions import VersionPolicy
 
@@ -14,8 +15,10 @@ __all__ = [
     "AskEvents",
     "AskIndex",
     "AskLoad",
+    "AskLogs",
     "AskReload",
     "AskShift",
+    "AskTraces",
     "AskUnload",
     "Refusal",
     "Reply",
@@ -57,12 +60,14 @@ class AskLoad:
         model: Name of the model.
         version: One version, in addition to those that are served.
         policy: Which versions, if not those that its settings ask for.
+        adjustments: How it is to be batched, if not as its settings say; of no account where a version is named.
     """
 
     ticket: int
     model: str
     version: int | None = None
     policy: VersionPolicy | None = None
+    adjustments: Adjustments = field(default_factory=Adjustments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,36 @@ class AskReload:
     ticket: int
 
 
-Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload
+@dataclass(frozen=True, slots=True)
+class AskTraces:
+    """A frontend asks for a caller which requests are traced, and for others to be.
+
+    Attributes:
+        ticket: What the answer names.
+        model: The model that is meant; empty for all that have no settings of their own.
+        changes: What is to be changed, see `stoker.supervisor.trace_settings.TraceSettings.change`.
+    """
+
+    ticket: int
+    model: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AskLogs:
+    """A frontend asks for a caller what the logs of all processes have, and for them to have something else.
+
+    Attributes:
+        ticket: What the answer names.
+        changes: Fields of `stoker.system.log_settings.LogSettings`, with what they are to be; without a form, the one
+            that the server was started with.
+    """
+
+    ticket: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload | AskTraces | AskLogs
 """What a frontend asks of the supervisor; answered by `Reply` or `Refusal`."""
 
 
@@ -116,7 +150,7 @@ class Reply:
 
     Attributes:
         ticket: That of the question.
-        entries: The index or the events; empty for other questions.
+        entries: The index, the events, or the settings; empty for other questions.
     """
 
     ticket: int

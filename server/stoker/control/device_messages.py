@@ -10,6 +10,7 @@ from typing import Final
 
 from stoker.control.message_codec import Codec
 from stoker.servable import Servable
+from stoker.system.log_settings import LogSettings
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
 
@@ -64,6 +65,7 @@ class StartDevice:
         niceness: The niceness to return to then; see `stoker.system.yielding`.
         models: The models, in the order in which they are loaded.
         device_batches: How many batches compute on the device at once; None to find out where it matters.
+        log: What its log has.
     """
 
     name: str
@@ -73,6 +75,7 @@ class StartDevice:
     niceness: int | None
     models: tuple[LoadModel, ...]
     device_batches: int | None
+    log: LogSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class StopBatching:
     number: int
 
 
-ToDevice = StartDevice | AddLane | StopBatching | UnloadModel
+ToDevice = StartDevice | AddLane | StopBatching | UnloadModel | LogSettings
 """What the supervisor tells a device process."""
 
 

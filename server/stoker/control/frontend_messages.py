@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import Final
 
 from stoker.control.asks import Ask, Refusal, Reply
-from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
+from stoker.control.frontend_rules import (
+    AdminRules,
+    GrpcRules,
+    PipelineRules,
+    Sampling,
+    ServerRules,
+    ServiceRules,
+    SharedMemoryRules,
+)
 from stoker.control.message_codec import Codec
+from stoker.system.log_settings import LogSettings
 from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
@@ -32,6 +41,7 @@ __all__ = [
     "FromFrontend",
     "Listen",
     "Listening",
+    "News",
     "Outgrown",
     "Retire",
     "Retired",
@@ -90,13 +100,15 @@ class Route:
 class StartFrontend:
     """The supervisor says, first and once, what to serve; answered by `Started`.
 
-    Its descriptors are the memory of the metrics, and the listening sockets.
+    Its descriptors are the memory of the metrics, that of what is registered of callers' shared memory if there are
+    rules for it, its mailbox and the way to that of each frontend if there are several, and the listening sockets.
 
     Attributes:
         page: The frontend's page of the metrics.
         server: What holds for all services.
         metrics_need_key: Whether `/metrics` does.
         metadata_need_key: Whether metadata, index, statistics and descriptions do.
+        console: Whether `/console` is there.
         cors_origins: Which origins may read answers; empty to say nothing of it.
         tells_version: Whether answers have the server's version.
         title, service_version, path_prefix: What descriptions call the service; see
@@ -106,12 +118,16 @@ class StartFrontend:
         services: What is served.
         models: What the names of models mean.
         only: The model that is meant where a path names none.
+        shared_memory: Who may have tensors in shared memory; None if nobody.
+        pipelines: The pipelines of models that are served.
+        log: What its log has.
     """
 
     page: int
     server: ServerRules
     metrics_need_key: bool
     metadata_need_key: bool
+    console: bool
     cors_origins: tuple[str, ...]
     tells_version: bool
     title: str | None
@@ -122,6 +138,9 @@ class StartFrontend:
     services: tuple[ServiceRules, ...]
     models: tuple[Route, ...]
     only: str | None
+    shared_memory: SharedMemoryRules | None = None
+    pipelines: tuple[PipelineRules, ...] = ()
+    log: LogSettings = field(default_factory=LogSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +162,16 @@ class AttachReplica:
         generation: The replica.
         signature: How the rows of the arena are laid out.
         capacity_rows: How many there are.
+        place: Which of the service's replicas it is, from 0.
+        places: How many there are to be.
     """
 
     number: int
     generation: int
     signature: Signature
     capacity_rows: int
+    place: int = 0
+    places: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +260,8 @@ ToFrontend = (
     | Stop
     | Reply
     | Refusal
+    | Sampling
+    | LogSettings
 )
 """What the supervisor tells a frontend."""
 
@@ -309,8 +334,11 @@ class Stopped:
     cut_off: int
 
 
-FromFrontend = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Compared | Stopped | Ask
-"""What a frontend tells the supervisor."""
+News = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Compared | Stopped
+"""What a frontend tells the supervisor of itself."""
+
+FromFrontend = News | Ask
+"""What a frontend tells the supervisor, and asks of it."""
 
 SUPERVISOR_END: Final[Codec[ToFrontend, FromFrontend]] = Codec(ToFrontend, FromFrontend)
 FRONTEND_END: Final[Codec[FromFrontend, ToFrontend]] = Codec(FromFrontend, ToFrontend)

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.hosting import Hosting
 from stoker.keys.keyring import Keys
+from stoker.non_finite import NonFinite
+from stoker.pipelines.definition import Pipeline
 from stoker.settings.endpoint import Endpoint
 from stoker.terms import Terms
 
-__all__ = ["AdminRules", "GrpcRules", "ServerRules", "ServiceRules"]
+__all__ = [
+    "AdminRules",
+    "GrpcRules",
+    "PipelineRules",
+    "Sampling",
+    "ServerRules",
+    "ServiceRules",
+    "SharedMemoryRules",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which requests are traced; as a message: from now on.
+
+    Attributes:
+        ratio: The share of the traces beginning here that are kept, 0 to 1; None if nothing is traced.
+        models: The same for models that have one of their own, by name.
+    """
+
+    ratio: float | None
+    models: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +51,9 @@ class ServerRules:
         large_bodies_bytes: What the large bodies of a frontend may add up to.
         endpoint: The endpoint whose deployments the services are; None if they were not made for one.
         connection_age_s: How old connections become before their next answer is their last; 0 for any age.
+        trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
+        access_log_sample: The share of scoring requests that have a line in the log.
+        sampling: Which requests are traced; None if traces are sent nowhere.
     """
 
     auth: bool
@@ -38,6 +65,9 @@ class ServerRules:
     large_bodies_bytes: int
     endpoint: Endpoint | None = None
     connection_age_s: float = 0.0
+    trusts_proxy: bool = False
+    access_log_sample: float = 0.0
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +104,38 @@ class GrpcRules:
     certificate: Path | None
     key: Path | None
     connection_age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryRules:
+    """Who may have tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
+
+    Attributes:
+        needs_admin: Whether registering it takes the admin key.
+        anywhere: Whether callers on other machines may use it, as the server's own may.
+    """
+
+    needs_admin: bool
+    anywhere: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRules:
+    """What a frontend is told of a pipeline that it serves.
+
+    Attributes:
+        pipeline: Its steps.
+        slot: Its slot in the metrics.
+        timeout_ms: A request that is not answered by then gets 504.
+        non_finite: What becomes of NaN and infinities in the JSON of its answers.
+        keys: The keys that the operator gave; None for those of the files.
+    """
+
+    pipeline: Pipeline
+    slot: int
+    timeout_ms: int
+    non_finite: NonFinite
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)

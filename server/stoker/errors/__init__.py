@@ -4,22 +4,28 @@ StokerError                     500 internal
 ├─ RequestError                 the caller can mend it
 │  ├─ MalformedBody             400 malformed_body      not JSON, not UTF-8, NaN, an incomplete body
 │  ├─ InvalidInput              422 invalid_input       JSON of the wrong shape or type
+│  ├─ SequenceRequired          400 sequence_required   the model keeps state: no sequence was named
+│  ├─ UnknownSequence           400 unknown_sequence    none was started, or it has ended
 │  ├─ Unauthorized              401 unauthorized
 │  ├─ Forbidden                 403 forbidden           no key would help: this server does not do that
 │  │  └─ OutOfScope             403 out_of_scope        the key is not for this model
 │  ├─ NotFound                  404 not_found           no such path
 │  ├─ UnknownService            404 unknown_service
 │  ├─ MethodNotAllowed          405 method_not_allowed
+│  ├─ RegionTaken               409 region_taken        shared memory: a name twice, or too many
 │  ├─ RequestTimeout            408 request_timeout     the request did not arrive in time
 │  ├─ BodyTooLarge              413 body_too_large
 │  ├─ ImageTooLarge             413 image_too_large     too many pixels to decode
+│  ├─ RequestOverQuota          413 request_over_quota  more rows than the caller may ever send at once
 │  ├─ TargetTooLong             414 target_too_long     path and query
 │  ├─ UnsupportedEncoding       415 unsupported_encoding
 │  ├─ ExpectationFailed         417 expectation_failed  an Expect other than 100-continue
+│  ├─ QuotaExceeded             429 quota_exceeded      the caller's own limit; Retry-After
 │  └─ HeaderTooLarge            431 header_too_large
 ├─ ServingError                 the server cannot answer this request
 │  ├─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
 │  ├─ Overloaded                503 overloaded          no row, or no memory; Retry-After
+│  ├─ TooManySequences          503 too_many_sequences  as many are kept as may be; Retry-After
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
 │  ├─ DeviceOutOfMemory         503 device_out_of_memory  the device had no memory for the rows
@@ -82,10 +88,15 @@ from stoker.errors.request import (
     MethodNotAllowed,
     NotFound,
     OutOfScope,
+    QuotaExceeded,
+    RegionTaken,
     RequestError,
+    RequestOverQuota,
     RequestTimeout,
+    SequenceRequired,
     TargetTooLong,
     Unauthorized,
+    UnknownSequence,
     UnknownService,
     UnsupportedEncoding,
 )
@@ -101,6 +112,7 @@ from stoker.errors.serving import (
     Overloaded,
     ScoringTimeout,
     ServingError,
+    TooManySequences,
 )
 
 __all__ = [
@@ -136,19 +148,25 @@ __all__ = [
     "OutputTooLarge",
     "Overloaded",
     "ParityFailed",
+    "QuotaExceeded",
+    "RegionTaken",
     "ReloadFailed",
     "RepositoryError",
     "RequestError",
+    "RequestOverQuota",
     "RequestTimeout",
     "RunFailed",
     "ScoringTimeout",
+    "SequenceRequired",
     "ServingError",
     "StokerError",
     "SubmissionRefused",
     "TargetTooLong",
+    "TooManySequences",
     "Unauthorized",
     "UnknownModel",
     "UnknownRun",
+    "UnknownSequence",
     "UnknownService",
     "UnsupportedEncoding",
 ]

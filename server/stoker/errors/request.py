@@ -17,10 +17,15 @@ __all__ = [
     "MethodNotAllowed",
     "NotFound",
     "OutOfScope",
+    "QuotaExceeded",
+    "RegionTaken",
     "RequestError",
+    "RequestOverQuota",
     "RequestTimeout",
+    "SequenceRequired",
     "TargetTooLong",
     "Unauthorized",
+    "UnknownSequence",
     "UnknownService",
     "UnsupportedEncoding",
 ]
@@ -65,6 +70,30 @@ class InvalidInput(RequestError):
         return cls(f"All inputs must have the same number of rows, got: {listed}.")
 
 
+class SequenceRequired(RequestError):
+    """The model keeps state, and the request does not say of which sequence it is."""
+
+    status, code = 400, "sequence_required"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This model keeps state: say of which sequence the request is, with sequence_id, and with sequence_start "
+            "in its first one; at a scoring URI with the header 'Stoker-Sequence: ID; start'."
+        )
+
+
+class UnknownSequence(RequestError):
+    """The request does not begin its sequence, and there is none: it has ended, was idle, or its replica was lost."""
+
+    status, code = 400, "unknown_sequence"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no such sequence: it was not started, has ended, was idle for too long, or was lost with its "
+            "device process. Start it, with sequence_start, or 'Stoker-Sequence: ID; start', in its first request."
+        )
+
+
 class Unauthorized(RequestError):
     """No key or token, or not a valid one; `challenge` is what `WWW-Authenticate` says."""
 
@@ -91,6 +120,12 @@ class NotFound(RequestError):
     """No route has this path."""
 
     status, code = 404, "not_found"
+
+
+class RegionTaken(RequestError):
+    """A region of shared memory has this name already, or there are as many as there may be."""
+
+    status, code = 409, "region_taken"
 
 
 class UnknownService(RequestError):
@@ -125,6 +160,18 @@ class ImageTooLarge(RequestError):
     """Decoding the image would take too much memory or time: too many pixels, scans or parts."""
 
     status, code = 413, "image_too_large"
+
+
+class RequestOverQuota(RequestError):
+    """The request has more rows than its caller may ever send at once."""
+
+    status, code = 413, "request_over_quota"
+
+
+class QuotaExceeded(RequestError):
+    """The caller has had as many rows, or as much device time, as their key allows for now."""
+
+    status, code = 429, "quota_exceeded"
 
 
 class TargetTooLong(RequestError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.errors.base import StokerError
+from stoker.errors.refusals import Refusal
 
 __all__ = [
     "DeadlineExceeded",
@@ -16,6 +17,7 @@ __all__ = [
     "Overloaded",
     "ScoringTimeout",
     "ServingError",
+    "TooManySequences",
     "unforeseen",
 ]
 
@@ -34,6 +36,18 @@ class Overloaded(ServingError):
     """Every row of the model's arena is taken, or there is no memory for the request."""
 
     status, code = 503, "overloaded"
+
+
+class TooManySequences(ServingError):
+    """The model keeps the state of as many sequences as it may; one more can start when others have ended."""
+
+    status, code = 503, "too_many_sequences"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model keeps the state of as many sequences as it may (max_sequences); try again later.",
+            retry_after_s=1,
+        )
 
 
 class NotReady(ServingError):
@@ -63,8 +77,13 @@ class DeadlineExceeded(ServingError):
 
     status, code = 504, "deadline_exceeded"
 
-    def __init__(self, message: str = "The request was not answered within its timeout.") -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str = "The request was not answered within its timeout.",
+        *,
+        refusal: Refusal | None = None,
+    ) -> None:
+        super().__init__(message, refusal=refusal)
 
 
 class ModelFailed(ServingError):

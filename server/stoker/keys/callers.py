@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
@@ -22,13 +23,14 @@ from stoker.settings.lateness import Tier
 from stoker.system.durable import locked, private_folder, replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["DEFAULT", "MOST_CALLERS", "CallerBook", "CallerTerms", "read_callers"]
+__all__ = ["DEFAULT", "MOST_CALLERS", "ONLY_DEFAULT", "CallerBook", "CallerTerms", "read_callers"]
 
 MOST_CALLERS: Final = 256
 """So many callers there are at most, those with the two keys of a service, who are one, among them."""
+_DEFAULT_BURST_S: Final = 2.0
 _HASH_BYTES: Final = 32
 
 
@@ -43,6 +45,9 @@ class CallerTerms:
         expires_s: From then on their key is refused, in seconds of the epoch; None for never.
         weight: How much of the device's time they get beside others who wait, as against a weight of 1.
         max_tier: The highest tier that they may ask for.
+        rows_per_s: How many rows they may send in a second; None for any number.
+        device_ms_per_s: How much time of devices their rows may take in a second, in milliseconds; None for any.
+        burst_s: So many seconds of either they may have at once.
     """
 
     name: str
@@ -51,6 +56,14 @@ class CallerTerms:
     expires_s: float | None = None
     weight: float = 1.0
     max_tier: Tier = "normal"
+    rows_per_s: float | None = None
+    device_ms_per_s: float | None = None
+    burst_s: float = _DEFAULT_BURST_S
+
+    @property
+    def limited(self) -> bool:
+        """Whether they may not send as much as they like."""
+        return self.rows_per_s is not None or self.device_ms_per_s is not None
 
     def may_ask(self, model: str) -> bool:
         """Whether a model is in their scope."""
@@ -59,6 +72,10 @@ class CallerTerms:
 
 DEFAULT: Final = CallerTerms("default", 0)
 """Who comes with the primary or the secondary key of a service, or without a key where none is needed."""
+
+
+ONLY_DEFAULT: Final[Mapping[int, str]] = {DEFAULT.number: DEFAULT.name}
+"""Names of callers by their numbers, where nobody else is told apart."""
 
 
 class CallerBook:
@@ -213,6 +230,12 @@ def _stored(hashed: bytes, terms: CallerTerms) -> dict[str, Any]:
         stored["weight"] = terms.weight
     if terms.max_tier != "normal":
         stored["max_tier"] = terms.max_tier
+    if terms.rows_per_s is not None:
+        stored["rows_per_s"] = terms.rows_per_s
+    if terms.device_ms_per_s is not None:
+        stored["device_ms_per_s"] = terms.device_ms_per_s
+    if terms.burst_s != _DEFAULT_BURST_S:
+        stored["burst_s"] = terms.burst_s
     return stored
 
 
@@ -220,12 +243,27 @@ def _terms(stored: Mapping[str, Any]) -> CallerTerms:
     models, expires_s = stored.get("models"), stored.get("expires_s")
     return CallerTerms(
         str(stored["name"]),
-        int(stored["number"]),
+        _number(stored["number"]),
         None if models is None else frozenset(models),
         None if expires_s is None else float(expires_s),
         float(stored.get("weight", 1.0)),
         _tier(stored.get("max_tier", "normal")),
+        _rate(stored.get("rows_per_s")),
+        _rate(stored.get("device_ms_per_s")),
+        _rate(stored.get("burst_s", _DEFAULT_BURST_S)) or _DEFAULT_BURST_S,
     )
+
+
+def _rate(value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise ValueError(f"what flows in has to be a number above 0, not {value}")
+    return None if value is None else float(value)
+
+
+def _number(value: int) -> int:
+    if not 0 < value < MOST_CALLERS:
+        raise ValueError(f"callers have numbers up to {MOST_CALLERS - 1}, not {value}")
+    return int(value)
 
 
 def _tier(text: str) -> Tier:

@@ -35,13 +35,15 @@ _ALGORITHM: Final = "HS256"
 _ISSUER: Final = "stoker"
 _MAX_TOKEN_BYTES: Final = 4096
 _REMEMBERED: Final = 1024
+_DOTS: Final = 2
 
 _log = logging.getLogger(__name__)
 
-_Flaw = Literal["expired", "invalid", "disowned"]
+_Flaw = Literal["expired", "invalid", "disowned", "none"]
 _FLAWS: Final[dict[_Flaw, str]] = {
     "expired": "The token has expired",
     "invalid": "The token is not valid: it was not signed by this service, or its secret was replaced since",
+    "none": "This is no token, and no key that is valid here (any more)",
     "disowned": "The token is of a caller who is not known any more, or not for this model",
 }
 
@@ -220,7 +222,7 @@ class TokenVerifier:
         """What a rightly signed token of this service says, be its end past; None for everything else."""
         text = _token_of(authorization)
         # Keys come here too, where both are taken; they have no two dots.
-        if len(text) > _MAX_TOKEN_BYTES or text.count(b".") != 2 or self._secret is None:
+        if len(text) > _MAX_TOKEN_BYTES or text.count(b".") != _DOTS or self._secret is None:
             return None
         try:
             claims = jwt.decode(
@@ -241,7 +243,7 @@ class TokenVerifier:
             return None
         claims = self._claims(authorization)
         if claims is None:
-            return "invalid"
+            return "invalid" if _token_of(authorization).count(b".") == _DOTS else "none"
         return "expired" if self._clock_s() >= claims.expires_s else "disowned"
 
     def _load(self) -> None:

@@ -90,28 +90,19 @@ def read_compute(path: Path) -> ComputeFile:
     in_docker = "docker" in word.lower()
     if kind == SSH:
         settings |= _address(path, content)
-        if in_docker:
-            notes.append(
-                f"scripts run on {path.stem} by SSH without a container: {image or 'its image'} is not used"
-            )
+        settings["containers"] = in_docker
     if word.lower() == "amlcompute":
         notes.append(f"the cores and GPUs of this machine stand for {path.stem}")
     shared = text(content.get("nativeshareddirectory"))
-    if (
-        shared
-        and kind != SSH
-        and (kind == LOCAL or flag(content.get("sharedvolumes"), f"{path}: sharedVolumes"))
-    ):
+    if shared and (not in_docker or flag(content.get("sharedvolumes"), f"{path}: sharedVolumes")):
         settings["shared_directory"] = shared
     elif shared:
-        notes.append(
-            "nativeSharedDirectory is not used: it is for this machine, and containers with sharedVolumes: true"
-        )
+        notes.append("nativeSharedDirectory is not used: containers have it with sharedVolumes: true")
     wants_gpu = flag(content.get("nvidiadocker"), f"{path}: nvidiaDocker")
     return ComputeFile(
         path.stem,
         settings,
-        image if kind == DOCKER else "",
+        image if in_docker else "",
         (1 if wants_gpu else 0) if in_docker else None,
         _python(path, content),
         whole(content.get("nodecount") or 1, f"{path}: nodeCount"),

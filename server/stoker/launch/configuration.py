@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["KEYS", "read_configuration", "read_duration_s"]
+__all__ = ["read_configuration", "read_duration_s"]
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[smhd]?)\s*", re.ASCII)
@@ -68,7 +68,7 @@ def _environment(value: Any) -> dict[str, Any]:
     return _converted(value, _ENVIRONMENT, "environment.")
 
 
-KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
+_KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "target": _text,
     "script": _text,
     "arguments": _texts,
@@ -104,7 +104,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InvalidSettings(f"there is no run configuration {path}, nor {file}")
     try:
-        content = _converted(read_yaml(file, "run configuration", "keys of a run configuration"), KEYS, "")
+        content = _converted(read_yaml(file, "run configuration", "keys of a run configuration"), _KEYS, "")
     except ValueError as error:
         raise InvalidSettings(f"{file}: {error}") from error
     environment = content.get("environment", {})

@@ -75,6 +75,7 @@ def follow(
     waits: Callable[[RunState | None, float], None] = lambda *_: None,
     *,
     rank: int = 0,
+    attempt: int = 1,
     clock: Clock | None = None,
 ) -> RunState:
     """Pass on what a run prints until it has ended; returns its last state.
@@ -85,10 +86,11 @@ def follow(
         write: Takes the bytes of the log.
         waits: Is told the state and how many seconds it lasts, until the script runs; then None.
         rank: Which of its processes.
+        attempt: With which attempt to begin.
         clock: The time.
     """
     clock = clock or Clock()
-    tail = LogTail(folder, rank)
+    tail = LogTail(folder, rank, attempt)
     adopt_at_s = clock.elapsed_s() + _ADOPT_S
     while True:
         # Asked before the log is read: what came before the end is in it.

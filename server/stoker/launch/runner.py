@@ -15,8 +15,8 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.launch.clock import Clock
+from stoker.launch.endings import INTERRUPTED, observations
 from stoker.launch.slots import Ask, Held, Slots
-from stoker.launch.verdict import INTERRUPTED, verdict
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.runs.folder import RunFolder
 from stoker.runs.states import (
@@ -227,7 +227,7 @@ class Runner:
                 elif sight.started_ms is not None:
                     self._observed(Seen(sight.started_ms))
             case Presence.ENDED:
-                for observation in verdict(sight.exit, self._record.definition.max_duration_s):
+                for observation in observations(sight.exit, self._record.definition.max_duration_s):
                     self._end_attempt(job, observation)
                 return 0.0
             case Presence.GONE:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from threading import Thread
-from typing import TYPE_CHECKING, Final
+import threading
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from stoker.runs.folder import RunFolder
     from stoker.workspace import Workspace
 
-__all__ = ["spawn_runner"]
+__all__ = ["fork_runner", "spawn_runner"]
 
 _RUNNER: Final = "stoker.launch.runner_process"
 _NOT_FOR_RUNS: Final = (
@@ -22,6 +22,8 @@ _NOT_FOR_RUNS: Final = (
     "STOKER_ATTEMPT_KEY",
     "STOKER_WORK_DIR",
 )
+# Of a command; no more are open.
+_MOST_FILES: Final = 4096
 
 
 def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
@@ -48,8 +50,55 @@ def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
         )
     finally:
         os.close(log)
-    # It may outlive this process, and must not stay a zombie of a notebook's.
-    Thread(target=_reap, args=(pid,), daemon=True).start()
+    _reaped(pid)
+
+
+def fork_runner(folder: RunFolder, workspace: Workspace) -> None:
+    """Start the runner of a run as a fork of this process, which spares it half of what its start takes.
+
+    For a command of ours, which has imported most of what a runner needs: who knows what another program has open.
+    With a second thread, whose locks a fork would keep for ever, or as a part of another run, whose mark a fork would
+    bear, it is started as `spawn_runner` does.
+
+    Raises:
+        OSError: The system does not start it.
+    """
+    if threading.active_count() > 1 or not os.environ.keys().isdisjoint(_NOT_FOR_RUNS):
+        spawn_runner(folder, workspace)
+        return
+    log = os.open(folder.runner_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        _be_the_runner(folder, workspace, log)
+    os.close(log)
+    _reaped(pid)
+
+
+def _be_the_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoReturn:
+    """What `posix_spawn` does for the other kind; nothing of the caller's goes on in here, whatever happens."""
+    status = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nowhere, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.closerange(3, _MOST_FILES)
+        sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        with open("/proc/self/comm", "w", encoding="ascii") as title:  # noqa: PTH123  # opened once a run
+            title.write("stoker-runner")
+        from stoker.launch.runner_process import main
+
+        status = main([str(folder.path), str(workspace.root)])
+    finally:
+        os._exit(status)
+
+
+def _reaped(pid: int) -> None:
+    """Have it buried when it ends: it may outlive this process, and must not stay a zombie of a notebook's."""
+    threading.Thread(target=_reap, args=(pid,), daemon=True).start()
 
 
 def _reap(pid: int) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -104,6 +103,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
         variables={**found.variables, **request.definition.variables},
     )
     _check_numbers(definition)
+    _check_nodes(definition, target)
     check_inputs(definition.inputs, target)
     if definition.resume_from:
         RunStore(workspace.runs_dir).get(definition.resume_from)
@@ -144,7 +144,7 @@ def submit(
     now_ms = (clock or Clock()).now_ms()
     data = data_digests(planned.definition.inputs, workspace.snapshots_dir / ".data-seen.json")
     record = RunRecord(
-        new_run_id(planned.experiment, now_ms, secrets.token_hex(4)),
+        new_run_id(planned.experiment, now_ms, os.urandom(4).hex()),
         planned.experiment,
         now_ms,
         planned.definition,
@@ -266,6 +266,8 @@ def _of_file(file: Path, kind: str, as_of: str) -> _Packages:
 
 def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _Packages:
     """What code for Azure's SDK has registered under a name."""
+    import tempfile
+
     from stoker.launch.registered_environments import find_registered
 
     found = find_registered(workspace, name)
@@ -278,6 +280,14 @@ def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _P
     return replace(packages, file=Path(name), variables=found.variables)
 
 
+def _check_nodes(definition: Definition, target: Target) -> None:
+    most = target.settings.get("max_nodes", definition.nodes)
+    if definition.nodes > most:
+        raise SubmissionRefused(
+            f"{definition.nodes} nodes were asked for, and {target.name} has {most}; ask for no more with --nodes"
+        )
+
+
 def _container(request: Request, target: Target) -> dict[str, Any]:
     """What the run says of its container, which only a target with containers can heed."""
     asked = dict(request.definition.container)
@@ -288,7 +298,7 @@ def _container(request: Request, target: Target) -> dict[str, Any]:
     if asked and not target.has_containers:
         raise SubmissionRefused(
             f"an image was asked for, and the compute target {target.name} runs scripts in no container; name one of "
-            "type docker with --target"
+            "type docker, or one by SSH with an image, with --target"
         )
     return asked
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from stoker.metrics.layout import (
     BATCH_TIMES_BLOCK,
     BATCH_WORDS,
     BUSY_BLOCK,
+    CACHE_BLOCK,
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
     COLLECTION_DROPS,
@@ -27,6 +29,7 @@ from stoker.metrics.layout import (
     DECISIONS_BLOCK,
     EXPECTED_BLOCK,
     EXPECTED_OVER_ACTUAL,
+    FIRST_RESPONSE_BLOCK,
     FLIPS_BLOCK,
     HELD_REQUESTS_BLOCK,
     IN_FLIGHT_BLOCK,
@@ -37,10 +40,13 @@ from stoker.metrics.layout import (
     READY_REPLICAS_BLOCK,
     REASONS,
     REASONS_BLOCK,
+    REFUSALS,
+    REFUSED_BLOCK,
     REJECTED_BLOCK,
     REJECTIONS,
     ROW_COMPUTE_BLOCK,
     ROWS_BLOCK,
+    SEQUENCES_BLOCK,
     STAGE_BLOCK,
     STAGE_BOUNDS_S,
     STAGE_WORDS,
@@ -50,7 +56,13 @@ from stoker.metrics.layout import (
     TARGET_REASONS_BLOCK,
     TARGETS_BLOCK,
     TURN_WAIT_BLOCK,
+    Block,
 )
+from stoker.settings.lateness import TIERS
+
+if TYPE_CHECKING:
+    from stoker.metrics.caller_counts import CallerCounts
+    from stoker.metrics.remarks import Remarks
 
 __all__ = ["ModelMetrics"]
 
@@ -64,18 +76,35 @@ _REASON_WORDS: Final = {
     **{reason: REASONS_BLOCK.offset + index for index, reason in enumerate(REASONS)},
     **{reason: TARGET_REASONS_BLOCK.offset + index for index, reason in enumerate(TARGET_REASONS)},
 }
+_CACHE_BYTES, _CACHE_EVICTIONS = 4, 5
 _SCORED_WORD: Final = _STATUS_INDEX[200]
 _ROWS_WORD: Final = ROWS_BLOCK.offset
 _PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(STAGES))
 
 
 class ModelMetrics:
-    """Counters of one model in one process. Times are nanoseconds."""
+    """Counters of one model in one process. Times are nanoseconds.
 
-    __slots__ = ("_parse_ns", "_queue_ns", "_queue_rows", "_rest_ns", "_total_ns", "_words")
+    Args:
+        words: Its slot of the page of the process.
+        callers: What the process counts of callers.
+    """
 
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
+    __slots__ = (
+        "_callers",
+        "_parse_ns",
+        "_queue_ns",
+        "_queue_rows",
+        "_rest_ns",
+        "_total_ns",
+        "_words",
+        "remarks",
+    )
+
+    def __init__(self, words: memoryview, callers: CallerCounts) -> None:
+        self._words, self._callers = words, callers
+        self.remarks: Remarks | None = None
+        """What is remarked of single requests; None where nobody would look."""
         self._parse_ns: list[int] = []
         self._total_ns: list[int] = []
         self._queue_ns: list[np.ndarray] = []
@@ -88,6 +117,8 @@ class ModelMetrics:
         self._words[IN_FLIGHT_BLOCK.offset] = self._words[QUEUED_BLOCK.offset] = self._words[
             BATCH_CAP_BLOCK.offset
         ] = 0
+        self._words[CACHE_BLOCK.offset + _CACHE_BYTES] = 0
+        self._words[SEQUENCES_BLOCK.offset] = 0
         for block in (BATCH_TIMES_BLOCK, HELD_REQUESTS_BLOCK):
             for word in range(block.offset, block.end):
                 self._words[word] = 0
@@ -99,6 +130,10 @@ class ModelMetrics:
     def count_rejection(self, reason: str) -> None:
         """Count a request that was refused before the device; `reason` is one of `REJECTIONS`."""
         self._words[REJECTED_BLOCK.offset + _REJECTION_INDEX[reason]] += 1
+
+    def count_refusal(self, reason: str, tier: int) -> None:
+        """Count a request that was told when to come back; `reason` is one of `REFUSALS`."""
+        self._words[REFUSED_BLOCK.offset + len(TIERS) * REFUSALS.index(reason) + tier] += 1
 
     def note_scored(self, rows: int, parse_ns: int, total_ns: int) -> None:
         """Count a request that is about to be answered with 200, and note its times."""
@@ -128,6 +163,8 @@ class ModelMetrics:
         self._observe_many(_TOTAL_STAGE, np.array(self._total_ns))
         self._parse_ns.clear()
         self._total_ns.clear()
+        if self.remarks is not None:
+            self.remarks.begin_anew()
 
     def set_in_flight_rows(self, rows: int) -> None:
         """Set how many rows this frontend has leased."""
@@ -173,28 +210,67 @@ class ModelMetrics:
         """Count rows with answers that are not finite though all that they hold is."""
         self._words[NON_FINITE_BLOCK.offset] += rows
 
-    def count_answers(self, rows: int, in_time: int, expected_over_actual: float) -> None:
-        """Count the rows of a batch of a model with targets.
+    def count_answers(self, tier: int, rows: int, in_time: int) -> None:
+        """Count rows of a batch of a model with targets.
 
         Args:
+            tier: Their tier.
             rows: How many were answered.
             in_time: How many of them within their targets.
-            expected_over_actual: The time that the batch was expected to take, over what it took.
         """
+        word = TARGETS_BLOCK.offset + 2 * tier
+        self._words[word] += in_time
+        self._words[word + 1] += rows
+
+    def observe_expectation(self, expected_over_actual: float) -> None:
+        """Count a batch by the time that it was expected to take, over what it took."""
         words = self._words
-        words[TARGETS_BLOCK.offset] += in_time
-        words[TARGETS_BLOCK.offset + 1] += rows
         words[EXPECTED_BLOCK.offset + bisect_left(EXPECTED_OVER_ACTUAL, expected_over_actual)] += 1
         words[EXPECTED_BLOCK.end - 1] += round(1000 * expected_over_actual)
 
-    def count_busy(self, elapsed_ns: int) -> None:
-        """Count how long a batch kept the device."""
+    def count_cache(self, elapsed_ns: int, *, found: bool) -> None:
+        """Count a request whose answer was looked for among those that are kept."""
+        start = CACHE_BLOCK.offset
+        self._words[start if found else start + 1] += 1
+        self._words[start + 2 if found else start + 3] += elapsed_ns
+
+    def count_cache_insertion(self, elapsed_ns: int) -> None:
+        """Count how long it took to keep the answer to one that was not found; it is a part of what that took."""
+        self._words[CACHE_BLOCK.offset + 3] += elapsed_ns
+
+    def note_cache_size(self, size_bytes: int, evicted: int) -> None:
+        """Set how much this frontend keeps, and count answers that were forgotten for others."""
+        self._words[CACHE_BLOCK.offset + _CACHE_BYTES] = size_bytes
+        self._words[CACHE_BLOCK.offset + _CACHE_EVICTIONS] += evicted
+
+    def count_busy(self, elapsed_ns: int, caller_rows: Mapping[int, int]) -> None:
+        """Count how long a batch kept the device, and for whom.
+
+        Args:
+            elapsed_ns: How long.
+            caller_rows: How many of its rows were each caller's, by their numbers.
+        """
         self._words[BUSY_BLOCK.offset] += elapsed_ns
+        self._callers.count_times(elapsed_ns, caller_rows)
 
     def observe_turn_wait(self, elapsed_ns: int) -> None:
         """Count how long a batch waited for its turn of the device."""
-        self._words[TURN_WAIT_BLOCK.offset + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
-        self._words[TURN_WAIT_BLOCK.end - 1] += elapsed_ns // 1000
+        self._observe_time(TURN_WAIT_BLOCK, elapsed_ns)
+
+    def observe_first_response(self, elapsed_ns: int) -> None:
+        """Count how long after its body the first piece of an answer was there."""
+        self._observe_time(FIRST_RESPONSE_BLOCK, elapsed_ns)
+
+    def count_sequences(self, live: int, started: int, ended: int, expired: int) -> None:
+        """Set how many sequences there are, and count those that have been started, ended, or idle for too long."""
+        offset = SEQUENCES_BLOCK.offset
+        self._words[offset] = live
+        for place, more in enumerate((started, ended, expired), 1):
+            self._words[offset + place] += more
+
+    def _observe_time(self, block: Block, elapsed_ns: int) -> None:
+        self._words[block.offset + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
+        self._words[block.end - 1] += elapsed_ns // 1000
 
     def count_comparison(self, result: str, *, flipped: bool) -> None:
         """Count a request whose answers by this version and another one were compared.
@@ -211,7 +287,7 @@ class ModelMetrics:
         self._words[DECISIONS_BLOCK.offset + DECISIONS.index(decision)] += 1
 
     def set_ready_replicas(self, count: int) -> None:
-        """Set how many of the model's replicas are loaded; the supervisor does."""
+        """Set how many of the model's replicas are loaded; the supervisor does, and of pipelines each frontend."""
         self._words[READY_REPLICAS_BLOCK.offset] = count
 
     def count_collected(self, records: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.gpu.facts import GpuReading
+from stoker.settings.lateness import TIERS
 
 __all__ = [
     "ACCEPT_FAILURES_BLOCK",
@@ -20,11 +21,16 @@ __all__ = [
     "BATCH_WORDS",
     "BEATS_BLOCK",
     "BUSY_BLOCK",
+    "CACHE_BLOCK",
+    "CALLERS",
+    "CALLER_ROWS_BLOCK",
+    "CALLER_TIMES_BLOCK",
     "COLLECTED_BLOCK",
     "COLLECTION_DROPPED_BLOCK",
     "COLLECTION_DROPS",
     "COMPARISONS",
     "COMPARISONS_BLOCK",
+    "CONNECTIONS_BLOCK",
     "DECISIONS",
     "DECISIONS_BLOCK",
     "DEVICE_BLOCK",
@@ -32,6 +38,7 @@ __all__ = [
     "EXPECTED_BLOCK",
     "EXPECTED_OVER_ACTUAL",
     "FIRST_DEVICE_PAGE",
+    "FIRST_RESPONSE_BLOCK",
     "FLIPS_BLOCK",
     "GPUS_BLOCK",
     "HELD_REQUESTS_BLOCK",
@@ -46,16 +53,20 @@ __all__ = [
     "PAGES",
     "PAGES_BYTES",
     "PAGE_BYTES",
+    "PROTOCOLS",
     "QUEUED_BLOCK",
     "READY_REPLICAS_BLOCK",
     "REASONS",
     "REASONS_BLOCK",
+    "REFUSALS",
+    "REFUSED_BLOCK",
     "REJECTED_BLOCK",
     "REJECTIONS",
     "REQUESTS_BLOCK",
     "RESTARTS_BLOCK",
     "ROWS_BLOCK",
     "ROW_COMPUTE_BLOCK",
+    "SEQUENCES_BLOCK",
     "SLOT_WORDS",
     "STAGES",
     "STAGE_BLOCK",
@@ -66,6 +77,7 @@ __all__ = [
     "TARGETS_BLOCK",
     "TARGET_REASONS",
     "TARGET_REASONS_BLOCK",
+    "TRACES_BLOCK",
     "TURN_WAIT_BLOCK",
     "Block",
 ]
@@ -75,12 +87,27 @@ PAGES: Final = 129
 SUPERVISOR_PAGE: Final = PAGES - 1
 FIRST_DEVICE_PAGE: Final = 64
 DEVICE_SLOTS: Final = 16
+CALLERS: Final = 256
+"""Callers are told apart by numbers below this."""
 
 STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 431, 499, 500, 503, 504, 0)
 """Statuses counted by name; 0 stands for every other one. 499 is a caller who went away."""
-REJECTIONS: Final = ("overloaded", "not_ready", "unauthorized", "malformed", "deadline", "body_too_large")
+REJECTIONS: Final = (
+    "overloaded",
+    "not_ready",
+    "unauthorized",
+    "malformed",
+    "deadline",
+    "body_too_large",
+    "quota",
+)
+REFUSALS: Final = ("target", "deadline", "rows", "quota-rows", "quota-device-ms")
+"""Why requests were told to come back: they would have been too late for their target, or their caller waits for less
+than a row takes or has waited; no row was free; their caller's own limit."""
 COLLECTION_DROPS: Final = ("queue_full", "write_failed")
 """Why the record of a sampled request was not kept: the writer did not keep up; the disk refused it."""
+PROTOCOLS: Final = ("http", "grpc")
+"""What is spoken on connections."""
 AUDITS: Final = ("passed", "failed", "skipped")
 """What came of an audit of a running batch; skipped if nothing could be said."""
 COMPARISONS: Final = ("same", "close", "different", "not_finite", "failed")
@@ -150,8 +177,8 @@ DECISIONS_BLOCK: Final = Block(FLIPS_BLOCK.end, len(DECISIONS))
 BATCH_TIMES_BLOCK: Final = Block(DECISIONS_BLOCK.end, _MOST_BATCH_ROWS.bit_length() + 1)
 # Requests that are admitted or wait for it, and the limit of those that are.
 HELD_REQUESTS_BLOCK: Final = Block(BATCH_TIMES_BLOCK.end, 2)
-# Rows that were answered in time, and all that were, of models with targets.
-TARGETS_BLOCK: Final = Block(HELD_REQUESTS_BLOCK.end, 2)
+# By tier, rows that were answered in time, and all that were, of models with targets.
+TARGETS_BLOCK: Final = Block(HELD_REQUESTS_BLOCK.end, 2 * len(TIERS))
 TARGET_REASONS_BLOCK: Final = Block(TARGETS_BLOCK.end, len(TARGET_REASONS))
 # Its sum is in thousandths.
 EXPECTED_BLOCK: Final = Block(TARGET_REASONS_BLOCK.end, len(EXPECTED_OVER_ACTUAL) + 2)
@@ -160,7 +187,15 @@ BUSY_BLOCK: Final = Block(EXPECTED_BLOCK.end, 1)
 TURN_WAIT_BLOCK: Final = Block(BUSY_BLOCK.end, STAGE_WORDS)
 # Beside the learned times of batches, the mean rows of each bit length, in thousandths.
 BATCH_SIZES_BLOCK: Final = Block(TURN_WAIT_BLOCK.end, BATCH_TIMES_BLOCK.words)
-SLOT_WORDS: Final = BATCH_SIZES_BLOCK.end
+# Of answers that are kept: hits and misses, their times in nanoseconds, bytes, and what was forgotten for others.
+CACHE_BLOCK: Final = Block(BATCH_SIZES_BLOCK.end, 6)
+# Requests that were refused, by reason and tier.
+REFUSED_BLOCK: Final = Block(CACHE_BLOCK.end, len(REFUSALS) * len(TIERS))
+# How long after their bodies the first pieces of answers were there.
+FIRST_RESPONSE_BLOCK: Final = Block(REFUSED_BLOCK.end, STAGE_WORDS)
+# Sequences of models with state: how many there are, were started, ended by their callers, and idle for too long.
+SEQUENCES_BLOCK: Final = Block(FIRST_RESPONSE_BLOCK.end, 4)
+SLOT_WORDS: Final = SEQUENCES_BLOCK.end
 
 # After the model slots, each page has words of its process and of the devices that it watches.
 RESTARTS_BLOCK: Final = Block(MODEL_SLOTS * SLOT_WORDS, 2)
@@ -171,6 +206,14 @@ LARGE_BODIES_BLOCK: Final = Block(ACCEPT_FAILURES_BLOCK.end, 2)
 KEYS_GENERATION_BLOCK: Final = Block(LARGE_BODIES_BLOCK.end, 1)
 # Of a device process: 1 for the CPU, from 2 on the numbers of GPUs.
 DEVICE_BLOCK: Final = Block(KEYS_GENERATION_BLOCK.end, 1)
-PAGE_BYTES: Final = -(-DEVICE_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+# Of a device process: how long batches kept the device for each caller, by their rows, in nanoseconds.
+CALLER_TIMES_BLOCK: Final = Block(DEVICE_BLOCK.end, CALLERS)
+# Of a frontend: rows of callers with limits that it has let in.
+CALLER_ROWS_BLOCK: Final = Block(CALLER_TIMES_BLOCK.end, CALLERS)
+# Of the supervisor: traced requests whose spans were sent, and those whose spans were not.
+TRACES_BLOCK: Final = Block(CALLER_ROWS_BLOCK.end, 2)
+# Of a frontend, by protocol: its open connections, and whether it takes those that others hand on.
+CONNECTIONS_BLOCK: Final = Block(TRACES_BLOCK.end, 2 * len(PROTOCOLS))
+PAGE_BYTES: Final = -(-CONNECTIONS_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 PAGES_BYTES: Final = PAGES * PAGE_BYTES
 MEMORY_BYTES: Final = PAGES_BYTES + mmap.PAGESIZE

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.totals import ModelTotals, Totals
+from stoker.metrics.totals import ModelTotals
 
 __all__ = ["Load", "LoadMeter", "load_of_all"]
 
@@ -27,17 +27,20 @@ class Load:
         capacity_rows_s: What its devices do with full batches, in rows a second; 0 if none has run yet.
         overloaded: Requests that were refused so far because there were too many.
         limited: Whether it is of the requests that it admits at once, instead of rows.
+        rows: How many are in the server for it, those that compute among them.
     """
 
     ratio: float
     capacity_rows_s: float
     overloaded: int = 0
     limited: bool = False
+    rows: int = 0
 
 
 class _Reading(NamedTuple):
     at_s: float
-    totals: Totals
+    model: Callable[[int], ModelTotals]
+    """The counters of a slot."""
 
 
 class LoadMeter:
@@ -46,12 +49,24 @@ class LoadMeter:
     It is what has come since the reading before, so it costs nothing while nobody reads.
     """
 
-    def __init__(self, memory: MetricMemory, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Begin with the counters as they are now."""
+    def __init__(
+        self,
+        memory: MetricMemory,
+        clock_s: Callable[[], float] = time.monotonic,
+        slot: int | None = None,
+    ) -> None:
+        """Begin with the counters as they are now.
+
+        Args:
+            memory: The counters.
+            clock_s: Monotonic time in seconds.
+            slot: The only one that will be read: that takes a tenth of the time.
+        """
         self._memory = memory
+        self._slot = slot
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._readings = deque([_Reading(clock_s(), memory.totals())])
+        self._readings = deque([self._now()])
 
     def read(self, slots: Iterable[int]) -> dict[int, Load]:
         """Return the load of these slots, since the last reading that is half a second old.
@@ -61,18 +76,22 @@ class LoadMeter:
         takes to have them done within a second.
         """
         with self._lock:
-            latest = _Reading(self._clock_s(), self._memory.totals())
+            latest = self._now()
             earlier = self._earlier(latest.at_s)
             if latest.at_s - self._readings[-1].at_s >= _APART_S:
                 self._readings.append(latest)
-        capacities = self._memory.capacities_rows_s()
+        capacities = dict(enumerate(self._memory.capacities_rows_s(self._slot), self._slot or 0))
         span_s = latest.at_s - earlier.at_s
         return {
-            slot: _load(
-                latest.totals.model(slot), earlier.totals.model(slot), span_s, float(capacities[slot])
-            )
+            slot: _load(latest.model(slot), earlier.model(slot), span_s, float(capacities[slot]))
             for slot in slots
         }
+
+    def _now(self) -> _Reading:
+        if self._slot is None:
+            return _Reading(self._clock_s(), self._memory.totals().model)
+        totals = self._memory.model_totals(self._slot)
+        return _Reading(self._clock_s(), lambda _: totals)
 
     def _earlier(self, now_s: float) -> _Reading:
         while len(self._readings) > 1 and now_s - self._readings[1].at_s >= _LEAST_SPAN_S:
@@ -90,12 +109,13 @@ def _load(now: ModelTotals, before: ModelTotals, span_s: float, capacity_rows_s:
     overloaded = now.rejections()["overloaded"]
     held, limit = now.held_requests
     if limit:
-        return Load(held / limit, capacity_rows_s, overloaded, limited=True)
+        return Load(held / limit, capacity_rows_s, overloaded, limited=True, rows=now.rows_in_flight)
     if not capacity_rows_s:
         # Nothing is known of it but whether it has something to do.
-        return Load(float(now.rows_in_flight > 0), 0.0, overloaded)
+        return Load(float(now.rows_in_flight > 0), 0.0, overloaded, rows=now.rows_in_flight)
     offered_rows_s = max(0.0, _offered_rows(now, before)) / span_s if span_s > 0 else 0.0
-    return Load((offered_rows_s + now.queue_rows) / capacity_rows_s, capacity_rows_s, overloaded)
+    ratio = (offered_rows_s + now.queue_rows) / capacity_rows_s
+    return Load(ratio, capacity_rows_s, overloaded, rows=now.rows_in_flight)
 
 
 def _offered_rows(now: ModelTotals, before: ModelTotals) -> float:

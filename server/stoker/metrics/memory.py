@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from stoker.gpu.facts import GpuReading
+from stoker.metrics.caller_counts import CallerCounts, CallerUsage
 from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.layout import (
     ACCEPT_FAILURES_BLOCK,
@@ -24,6 +25,7 @@ from stoker.metrics.layout import (
     BATCH_TIMES_BLOCK,
     BEATS_BLOCK,
     BUSY_BLOCK,
+    CONNECTIONS_BLOCK,
     DEVICE_BLOCK,
     DEVICE_SLOTS,
     GPUS_BLOCK,
@@ -35,10 +37,13 @@ from stoker.metrics.layout import (
     PAGE_BYTES,
     PAGES,
     PAGES_BYTES,
+    PROTOCOLS,
     RESTARTS_BLOCK,
     SLOT_WORDS,
+    TRACES_BLOCK,
 )
-from stoker.metrics.totals import Totals
+from stoker.metrics.totals import ModelTotals, Totals
+from stoker.metrics.traced import TRACES_END
 
 __all__ = ["MetricMemory", "MetricPage"]
 
@@ -63,7 +68,7 @@ class MetricMemory:
     def create() -> int:
         """Make the shared-memory file and return its file descriptor."""
         fd = os.memfd_create("stoker-metrics", os.MFD_CLOEXEC)
-        os.truncate(fd, MEMORY_BYTES)
+        os.truncate(fd, TRACES_END)
         return fd
 
     def page(self, index: int) -> MetricPage:
@@ -85,13 +90,26 @@ class MetricMemory:
         totals[cap] = np.where(caps == _NO_CAP, 0, caps)
         return Totals(totals)
 
-    def capacities_rows_s(self) -> np.ndarray:
+    def model_totals(self, slot: int) -> ModelTotals:
+        """The sum of one slot over all pages, as `totals` has it but for times and caps; a fraction of its work."""
+        return ModelTotals(self._slot(slot).sum(axis=0))
+
+    def _slot(self, slot: int) -> np.ndarray:
+        return self._pages[np.flatnonzero(self._taken), slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
+
+    def capacities_rows_s(self, slot: int | None = None) -> np.ndarray:
         """What the device processes could do of each slot with full batches, in rows a second: `float64[slots]`.
 
         It is 0 where none has run a batch. Where no full one was, it is what the largest does, and so too low.
+
+        Args:
+            slot: The only one that is asked for: `float64[1]`.
         """
-        pages = self._pages[np.flatnonzero(self._taken), : MODEL_SLOTS * SLOT_WORDS]
-        slots = pages.reshape(-1, MODEL_SLOTS, SLOT_WORDS)
+        if slot is None:
+            pages = self._pages[np.flatnonzero(self._taken), : MODEL_SLOTS * SLOT_WORDS]
+            slots = pages.reshape(-1, MODEL_SLOTS, SLOT_WORDS)
+        else:
+            slots = self._slot(slot)[:, np.newaxis]
         times_ns = slots[..., BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
         caps = slots[..., BATCH_CAP_BLOCK.offset, np.newaxis]
         # The fewest rows that a batch of that size can have; those of the size of the cap are taken for full.
@@ -105,7 +123,7 @@ class MetricMemory:
 
     def batch_times(self, slot: int) -> dict[int, tuple[float, float]]:
         """What batches of a slot take: by the fewest rows of each power of two the mean rows and seconds."""
-        pages = self._pages[np.flatnonzero(self._taken), slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
+        pages = self._slot(slot)
         times_ns = pages[:, BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
         sizes = pages[:, BATCH_SIZES_BLOCK.offset : BATCH_SIZES_BLOCK.end]
         known = times_ns > 0
@@ -129,6 +147,10 @@ class MetricMemory:
             for device in np.unique(devices[devices > 0]).tolist()
         }
 
+    def caller_usage(self) -> CallerUsage:
+        """What callers have had of all processes, to be read again and again."""
+        return CallerUsage(self._pages, self._taken)
+
     def clear_model(self, slot: int) -> None:
         """Zero the counters of a slot in all pages; no process may write them any more."""
         for index in np.flatnonzero(self._taken):
@@ -136,16 +158,21 @@ class MetricMemory:
 
 
 class MetricPage:
-    """One process's page. Only that process writes it."""
+    """One process's page. Only that process writes it, but for `add_connections` and what is said of its end.
+
+    Attributes:
+        callers: What it counts of callers.
+    """
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
+        self.callers = CallerCounts(words)
 
     def model(self, slot: int) -> ModelMetrics:
         """Counters of the model with this slot."""
         if not 0 <= slot < MODEL_SLOTS:
             raise ValueError(f"at most {MODEL_SLOTS} models can be served at once")
-        return ModelMetrics(self._words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS])
+        return ModelMetrics(self._words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS], self.callers)
 
     def count_restart(self, what: str) -> None:
         """Count a restart of a `device` or `frontend` process."""
@@ -155,6 +182,25 @@ class MetricPage:
         """Count a connection that was not served for lack of descriptors."""
         self._words[ACCEPT_FAILURES_BLOCK.offset] += 1
 
+    def set_connections(self, protocol: str, count: int, *, takes: bool) -> None:
+        """Set how many connections of a frontend are open, and whether it takes those that others hand on."""
+        start = _connections_word(protocol)
+        self._words[start], self._words[start + 1] = count, takes
+
+    def add_connections(self, protocol: str, count: int) -> None:
+        """Note that this frontend will have so many more; it sets the number right when it has taken them."""
+        self._words[_connections_word(protocol)] += count
+
+    def connections(self, protocol: str) -> int | None:
+        """How many connections of this frontend are open; None if it takes none."""
+        start = _connections_word(protocol)
+        return int(self._words[start]) if self._words[start + 1] else None
+
+    def clear_connections(self) -> None:
+        """Note that the process of this page has ended, and its connections with it."""
+        for protocol in PROTOCOLS:
+            self.set_connections(protocol, 0, takes=False)
+
     def set_large_bodies(self, held_bytes: int, budget_bytes: int) -> None:
         """Set how much of large bodies this frontend holds, and how much it may."""
         start = LARGE_BODIES_BLOCK.offset
@@ -163,6 +209,12 @@ class MetricPage:
     def set_keys_generation(self, generation: int) -> None:
         """Set the number of the keys that hold."""
         self._words[KEYS_GENERATION_BLOCK.offset] = generation
+
+    def count_traces(self, sent: int, dropped: int) -> None:
+        """Count requests whose spans were sent, and those whose spans were not."""
+        start = TRACES_BLOCK.offset
+        self._words[start] += sent
+        self._words[start + 1] += dropped
 
     def set_device(self, gpu: int | None) -> None:
         """Set on which GPU this process computes; None for the CPU."""
@@ -185,3 +237,7 @@ class MetricPage:
                 start = reading.index * GpuReading.WORDS
                 words[start : start + GpuReading.WORDS] = array("q", reading.to_words())
         self._words[GPUS_BLOCK.offset : GPUS_BLOCK.end] = memoryview(words)
+
+
+def _connections_word(protocol: str) -> int:
+    return CONNECTIONS_BLOCK.offset + 2 * PROTOCOLS.index(protocol)

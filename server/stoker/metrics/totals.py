@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,16 +17,19 @@ from stoker.metrics.layout import (
     BATCH_BOUNDS_ROWS,
     BATCH_CAP_BLOCK,
     BATCH_WORDS,
+    CACHE_BLOCK,
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
     COLLECTION_DROPS,
     COMPARISONS,
     COMPARISONS_BLOCK,
+    CONNECTIONS_BLOCK,
     DECISIONS,
     DECISIONS_BLOCK,
     DEVICE_SLOTS,
     EXPECTED_BLOCK,
     EXPECTED_OVER_ACTUAL,
+    FIRST_RESPONSE_BLOCK,
     FLIPS_BLOCK,
     GPUS_BLOCK,
     HELD_REQUESTS_BLOCK,
@@ -33,18 +37,23 @@ from stoker.metrics.layout import (
     KEYS_GENERATION_BLOCK,
     LARGE_BODIES_BLOCK,
     LAST_SCORED_BLOCK,
+    MODEL_SLOTS,
     NON_FINITE_BLOCK,
     PADDING_BLOCK,
+    PROTOCOLS,
     QUEUED_BLOCK,
     READY_REPLICAS_BLOCK,
     REASONS,
     REASONS_BLOCK,
+    REFUSALS,
+    REFUSED_BLOCK,
     REJECTED_BLOCK,
     REJECTIONS,
     REQUESTS_BLOCK,
     RESTARTS_BLOCK,
     ROW_COMPUTE_BLOCK,
     ROWS_BLOCK,
+    SEQUENCES_BLOCK,
     SLOT_WORDS,
     STAGE_BLOCK,
     STAGE_BOUNDS_S,
@@ -54,10 +63,13 @@ from stoker.metrics.layout import (
     TARGET_REASONS,
     TARGET_REASONS_BLOCK,
     TARGETS_BLOCK,
+    TRACES_BLOCK,
     TURN_WAIT_BLOCK,
+    Block,
 )
+from stoker.settings.lateness import TIERS
 
-__all__ = ["HistogramTotals", "ModelTotals", "Totals"]
+__all__ = ["CacheTotals", "HistogramTotals", "ModelTotals", "SequenceTotals", "Totals"]
 
 
 class Totals:
@@ -70,6 +82,11 @@ class Totals:
         """The totals of the model with this slot."""
         return ModelTotals(self._words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS])
 
+    @property
+    def slots(self) -> np.ndarray:
+        """The counters of all slots: `int64[MODEL_SLOTS, SLOT_WORDS]`."""
+        return self._words[: MODEL_SLOTS * SLOT_WORDS].reshape(MODEL_SLOTS, SLOT_WORDS)
+
     def restarts(self) -> dict[str, int]:
         """Restarts of processes, by kind."""
         return dict(
@@ -80,10 +97,23 @@ class Totals:
             )
         )
 
+    def traces(self) -> dict[str, int]:
+        """Traced requests, by what became of their spans."""
+        return dict(
+            zip(
+                ("sent", "dropped"), self._words[TRACES_BLOCK.offset : TRACES_BLOCK.end].tolist(), strict=True
+            )
+        )
+
     @property
     def accept_failures(self) -> int:
         """Connections that were not served for lack of descriptors."""
         return int(self._words[ACCEPT_FAILURES_BLOCK.offset])
+
+    def open_connections(self) -> dict[str, int]:
+        """The open connections of all frontends, by what is spoken on them."""
+        start = CONNECTIONS_BLOCK.offset
+        return {protocol: int(self._words[start + 2 * index]) for index, protocol in enumerate(PROTOCOLS)}
 
     @property
     def large_body_bytes(self) -> tuple[int, int]:
@@ -104,12 +134,51 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceTotals:
+    """The sequences of a model with state.
+
+    Attributes:
+        live: How many there are now.
+        started, ended, expired: How many have been started, ended by their callers, and idle for too long.
+    """
+
+    live: int
+    started: int
+    ended: int
+    expired: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTotals:
+    """What became of requests whose answers were looked for among those that are kept.
+
+    Attributes:
+        hits, misses: How many were found, and were not.
+        hit_ns, miss_ns: How long that took; of those that were not found, keeping their answers too.
+        size_bytes: What the kept answers take.
+        evictions: How many were forgotten for others.
+    """
+
+    hits: int
+    misses: int
+    hit_ns: int
+    miss_ns: int
+    size_bytes: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
 class HistogramTotals:
     """Counts per bucket (the last one is +Inf, not cumulative) and the sum of the observations."""
 
     bounds: Sequence[float]
     counts: list[int]
     sum: float
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Its buckets as Prometheus has them: by its upper bound, how many are in one and in all below it."""
+        bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 class ModelTotals:
@@ -185,15 +254,19 @@ class ModelTotals:
         """Rows with answers that are not finite though all that they hold is."""
         return int(self._words[NON_FINITE_BLOCK.offset])
 
-    @property
-    def in_target_rows(self) -> int:
-        """Rows that were answered within their targets."""
-        return int(self._words[TARGETS_BLOCK.offset])
+    def in_target_rows(self) -> dict[str, int]:
+        """Rows that were answered within their targets, by tier."""
+        return dict(zip(TIERS, self._words[TARGETS_BLOCK.offset : TARGETS_BLOCK.end : 2], strict=True))
 
-    @property
-    def answered_rows(self) -> int:
-        """Rows of models with targets that were answered."""
-        return int(self._words[TARGETS_BLOCK.offset + 1])
+    def answered_rows(self) -> dict[str, int]:
+        """Rows of models with targets that were answered, by tier."""
+        return dict(zip(TIERS, self._words[TARGETS_BLOCK.offset + 1 : TARGETS_BLOCK.end : 2], strict=True))
+
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """Requests that were told when to come back, by reason and tier; those that there were."""
+        kinds = [(reason, tier) for reason in REFUSALS for tier in TIERS]
+        counts = self._words[REFUSED_BLOCK.offset : REFUSED_BLOCK.end]
+        return {kind: count for kind, count in zip(kinds, counts, strict=True) if count}
 
     def expected_over_actual(self) -> HistogramTotals:
         """Expected times of batches over those that they took."""
@@ -202,8 +275,23 @@ class ModelTotals:
 
     def turn_waits(self) -> HistogramTotals:
         """How long batches waited for their turns of the device, in seconds."""
-        *counts, total = self._words[TURN_WAIT_BLOCK.offset : TURN_WAIT_BLOCK.end]
+        return self._times(TURN_WAIT_BLOCK)
+
+    def first_responses(self) -> HistogramTotals:
+        """How long after their bodies the first pieces of answers were there, in seconds."""
+        return self._times(FIRST_RESPONSE_BLOCK)
+
+    def _times(self, block: Block) -> HistogramTotals:
+        *counts, total = self._words[block.offset : block.end]
         return HistogramTotals(STAGE_BOUNDS_S, counts, total / 1e6)
+
+    def sequences(self) -> SequenceTotals:
+        """The sequences of a model with state."""
+        return SequenceTotals(*self._words[SEQUENCES_BLOCK.offset : SEQUENCES_BLOCK.end])
+
+    def cache(self) -> CacheTotals:
+        """What is counted of the answers that frontends keep."""
+        return CacheTotals(*self._words[CACHE_BLOCK.offset : CACHE_BLOCK.end])
 
     def comparisons(self) -> dict[str, int]:
         """Requests whose answers by this version and another one were compared, by what came of it."""

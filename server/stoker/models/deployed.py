@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,11 +24,13 @@ from stoker.models.model_links import link_models
 from stoker.models.model_terms import terms_of
 from stoker.models.offers import Meant, Offer, find_offers
 from stoker.models.placement import Placement, place
+from stoker.models.registered import Registered
 from stoker.models.repository import Repository
 from stoker.models.servables import servable_of
 from stoker.models.setting_rules import check_settings
 from stoker.models.sources import Broken, ModelSource
 from stoker.servable import SAMPLE_FILES, Servable
+from stoker.settings.adjustments import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.system.cgroup import usable_cores
@@ -51,6 +55,8 @@ class Deployed:
         fingerprint: What was changed in its files since, if it is another one; see `ModelSource.fingerprint`.
         notes: What the operator is told of its configuration, a line each.
         audit_rate: How many of all its batches are audited, at most 1; 0 for none.
+        origin: Where a registered version came from, as its callers may be told.
+        adjustments: What of its settings is as somebody has asked for.
     """
 
     servable: Servable
@@ -63,6 +69,8 @@ class Deployed:
     fingerprint: str = ""
     notes: tuple[str, ...] = ()
     audit_rate: float = 0.0
+    origin: Mapping[str, str] = field(default_factory=dict)
+    adjustments: Adjustments = field(default_factory=Adjustments)
 
     @property
     def terms(self) -> Terms:
@@ -172,7 +180,18 @@ def deploy(
         fingerprint=fingerprint,
         notes=() if source.config is None else source.config.notes,
         audit_rate=settings.audit if model.audit is None else model.audit,
+        origin={} if source.registered is None else _origin(source.registered),
+        adjustments=offer.adjustments,
     )
+
+
+def _origin(registered: Registered) -> dict[str, str]:
+    facts = {"registered": registered.created_at, "from": registered.source}
+    return {
+        **{name: value for name, value in facts.items() if value},
+        **registered.properties,
+        **registered.tags,
+    }
 
 
 def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspace) -> ModelSettings:

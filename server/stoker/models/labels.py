@@ -20,18 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-__all__ = [
-    "CANARY_FILE",
-    "LABELS_FILE",
-    "change_labels",
-    "labels_mark",
-    "store_canary",
-    "stored_canary",
-    "stored_labels",
-]
+__all__ = ["LABELS_FILE", "change_labels", "labels_mark", "store_canary", "stored_canary", "stored_labels"]
 
 LABELS_FILE: Final = "labels.json"
-CANARY_FILE: Final = "canary.json"
+_CANARY_FILE: Final = "canary.json"
 
 
 def stored_labels(base: Path) -> dict[str, int]:
@@ -68,7 +60,7 @@ def stored_canary(base: Path) -> Canary | None:
     Raises:
         RepositoryError: The file is there, but malformed.
     """
-    path = base / CANARY_FILE
+    path = base / _CANARY_FILE
     try:
         return Canary.from_json(json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -80,12 +72,12 @@ def stored_canary(base: Path) -> Canary | None:
 def store_canary(base: Path, canary: Canary) -> None:
     """Set the weights of labels, for running servers too."""
     with locked(base / ".labels.lock"):
-        replace_file(base / CANARY_FILE, json.dumps(canary.to_json(), indent=2).encode() + b"\n")
+        replace_file(base / _CANARY_FILE, json.dumps(canary.to_json(), indent=2).encode() + b"\n")
 
 
 def labels_mark(base: Path) -> tuple[int, ...]:
     """Return what changes when the labels or their weights are replaced; a look costs two calls of the kernel."""
-    return (*_mark(base / LABELS_FILE), *_mark(base / CANARY_FILE))
+    return (*_mark(base / LABELS_FILE), *_mark(base / _CANARY_FILE))
 
 
 def _mark(file: Path) -> tuple[int, int, int]:

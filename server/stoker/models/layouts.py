@@ -5,6 +5,7 @@ PATH/MLmodel                                                the same in MLflow's
 PATH/1/saved_model.pb                                       TensorFlow Serving's base path: one model
 PATH/NAME/1/saved_model.pb                                  the same for several models
 PATH/NAME/1/model.onnx, PATH/NAME/1/model.savedmodel/       Triton's, with or without config.pbtxt
+PATH/NAME/config.pbtxt with ensemble_scheduling             no model, but a pipeline of others; see `ensembles`
 PATH/NAME/1/manifest.json                                   registered models, a name, or one version
 """
 
@@ -14,6 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stoker.errors import RepositoryError
+from stoker.models.ensembles import is_ensemble
 from stoker.models.frameworks import LOOKED_FOR, Detected, check_folder, detect, find_models
 from stoker.models.registered import MANIFEST
 from stoker.models.repository import Repository
@@ -33,10 +35,16 @@ _CONVENTIONAL_STEMS = {"score", "model", "main"}
 _KERAS = 'export it as a SavedModel (model.export("saved_model"))'
 _PYTORCH = "export it (torch.onnx.export)"
 _ARCHIVE = "unpack it"
+_SERVING = "give it as --model-config-file, if it is TensorFlow Serving's"
+_SKLEARN = "convert it to ONNX (skl2onnx.to_onnx)"
 _HINTS = {
+    ".yaml": "serve a deployment file with --config",
+    ".yml": "serve a deployment file with --config",
     **dict.fromkeys((".keras", ".h5", ".hdf5"), _KERAS),
     **dict.fromkeys((".pt", ".pth"), _PYTORCH),
-    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), _SKLEARN),
+    **dict.fromkeys((".config",), _SERVING),
+    **dict.fromkeys((".zip", ".mar", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
 }
 
 
@@ -144,7 +152,7 @@ def _layout(path: Path, broken: Broken) -> list[ModelSource]:
 
 def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     numbered = [folder for folder in _subfolders(base) if _VERSION.fullmatch(folder.name)]
-    if not numbered:
+    if not numbered or is_ensemble(base):
         return []
     checked_name(name)
     versions: dict[int, Path] = {}

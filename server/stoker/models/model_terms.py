@@ -56,6 +56,7 @@ def terms_of(
         timeout_ms=model.timeout_ms or settings.timeout_ms,
         target_ms=model.target_ms,
         late=model.late,
+        admission=model.admission or ("rows" if model.target_ms is None else "target"),
         hold=model.hold,
         device_share=model.device_share,
         default_tier=model.default_tier,
@@ -64,6 +65,7 @@ def terms_of(
         load_timeout_s=model.load_timeout_s or settings.load_timeout_s,
         max_concurrent_requests=model.max_concurrent_requests,
         max_queue_wait_ms=MAX_QUEUE_WAIT_MS if model.max_queue_wait_ms is None else model.max_queue_wait_ms,
+        cache_bytes=0 if model.cache_mb is None else int(model.cache_mb * 2**20),
         description=model.description,
         swagger_files=find_swagger_files(
             script, model_dir, {**os.environ, **(model.environment_variables or {})}
@@ -80,6 +82,9 @@ def terms_of(
 
 def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:
     tolerance, rows = model.parity_tolerance, model.parity_rows
+    if model.sequence is not None:
+        # A request alone, without those before it, has no answer that another version could be held against.
+        return Parity()
     return Parity(
         model.parity or settings.parity,
         settings.parity_tolerance if tolerance is None else tolerance,

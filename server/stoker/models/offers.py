@@ -15,6 +15,7 @@ from stoker.models.layouts import discover, likely_name
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.names import checked_name, is_name, parse_reference
+from stoker.settings.adjustments import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.takeover import Canary
@@ -47,6 +48,7 @@ class Offer:
         base: The folder with all versions; None where the layout has none.
         error: Why nothing of it could be found; then there are no versions.
         meant: What its labels meant in the server whose place this one takes.
+        adjustments: What of the settings is as somebody has asked for.
     """
 
     name: str
@@ -57,6 +59,11 @@ class Offer:
     base: Path | None = None
     error: OperatorError | None = None
     meant: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    adjustments: Adjustments = dataclasses.field(default_factory=Adjustments)
+
+    def adjusted(self, adjustments: Adjustments) -> Offer:
+        """Return it as somebody has asked for; of an offer as the settings are."""
+        return dataclasses.replace(self, settings=adjustments.over(self.settings), adjustments=adjustments)
 
     @property
     def policy(self) -> VersionPolicy:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from stoker.models.pbtxt import Message, Value, Word
 
 __all__ = ["Fields", "WrongField"]
 
 _T = TypeVar("_T")
+_SWITCHES: Final = {"true": 1, "True": 1, "t": 1, "false": 0, "False": 0, "f": 0}
 
 
 class WrongField(ValueError):
@@ -58,7 +59,7 @@ class Fields:
         """A whole number from 0 up, or None."""
         value = self._one(field, int, "a whole number")
         if value is not None and value < 0:
-            raise WrongField(f"{self.place}{field} must be a whole number, not {value}")
+            raise WrongField(f"{self.place}{field} must be a whole number from 0 up, not {value}")
         return value
 
     def sizes(self, field: str) -> tuple[int, ...]:
@@ -70,6 +71,18 @@ class Fields:
                 f"{self.place}{field} must be whole numbers, not {', '.join(map(_shown, values))}"
             )
         return numbers
+
+    def switches(self, field: str) -> tuple[float, ...]:
+        """The values of a repeated field of numbers or of true and false, as numbers."""
+        numbers = []
+        for value in self._message.get(field, []):
+            said = _SWITCHES.get(value, value) if isinstance(value, Word) else value
+            if not isinstance(said, int | float):
+                raise WrongField(
+                    f"{self.place}{field} must be numbers or true and false, not {_shown(value)}"
+                )
+            numbers.append(float(said))
+        return tuple(numbers)
 
     def message(self, field: str) -> Fields | None:
         """A message, or None."""

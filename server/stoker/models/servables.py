@@ -54,10 +54,6 @@ def servable_of(
     """
     script = entry_script_of(source)
     framework = source.framework if script is None else "script"
-    acceleration = Acceleration(
-        model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
-    )
-    check_acceleration(source.name, framework, acceleration)
     return Servable(
         name=source.name,
         version=source.version,
@@ -75,12 +71,21 @@ def servable_of(
         pad=model.pad or {},
         instances=model.instances,
         batch_buckets=model.batch_buckets,
-        acceleration=acceleration,
+        acceleration=_acceleration(model, source.name, framework),
         engine_cache=engine_cache,
         declaration=_declaration(model, source),
         warm_up=() if source.config is None else source.config.warm_up,
         zipmap=model.zipmap,
+        sequence=model.sequence,
     )
+
+
+def _acceleration(model: ModelSettings, name: str, framework: str) -> Acceleration:
+    acceleration = Acceleration(
+        model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
+    )
+    check_acceleration(name, framework, acceleration)
+    return acceleration
 
 
 def _declaration(model: ModelSettings, source: ModelSource) -> Declaration | None:

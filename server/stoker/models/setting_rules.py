@@ -9,11 +9,16 @@ from stoker.settings.model import ModelSettings
 
 if TYPE_CHECKING:
     from stoker.models.sources import ModelSource
+    from stoker.settings.sequence import SequenceSettings
 
 __all__ = ["check_settings"]
 
 _FOR_THE_FILES_OF_SCRIPTS: Final = ("uses", "model_dir")
 _FOR_SCRIPTS: Final = (*_FOR_THE_FILES_OF_SCRIPTS, "environment_variables", "tensorflow_compat")
+_NOT_FOR_SEQUENCES: Final = ("cache_mb", "shadow", "pad", "zipmap", "execution")
+"""What asks for answers that are those to the inputs alone, or for another way to run."""
+_FOR_MODELS_WITH_STATE: Final = ("state", "dims", "constants", "controls")
+"""What is said of the inputs and outputs of a model, in `sequence`."""
 _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "rows", "none")}
 """How requests can be batched, by whether an entry script answers them."""
 
@@ -34,6 +39,8 @@ def check_settings(model: ModelSettings, source: ModelSource) -> None:
             f"{source.name} is an entry script, which writes its answers itself: leave non_finite out"
         )
     _check_batching(model, source)
+    _check_cache(model, source)
+    _check_sequence(model, source)
     if model.zipmap != ModelSettings().zipmap and source.framework != "onnx":
         raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
     if model.signature is not None and source.framework != "tensorflow":
@@ -42,10 +49,74 @@ def check_settings(model: ModelSettings, source: ModelSource) -> None:
         raise InvalidSettings(
             f"{source.name} has model_dir and uses; AZUREML_MODEL_DIR can only be one of both"
         )
-    if model.target_ms is None and (model.late != "answer" or model.hold):
-        raise InvalidSettings(f"{source.name} has no target_ms: late and hold are for models with one")
+    if model.target_ms is None and (model.late != "answer" or model.hold or model.admission == "target"):
+        raise InvalidSettings(
+            f"{source.name} has no target_ms: late, hold and admission by target are for models with one"
+        )
     if model.sample_input is not None and not model.sample_input.is_file():
         raise InvalidSettings(f"the sample input {model.sample_input} is not a file")
+
+
+def _check_cache(model: ModelSettings, source: ModelSource) -> None:
+    is_script = source.framework in ("script", "mlflow")
+    if model.cache_scripts and not is_script:
+        raise InvalidSettings(f"{source.name} is no entry script: cache_scripts is for those alone")
+    if model.cache_scripts and model.cache_mb is None:
+        raise InvalidSettings(f"{source.name} keeps no answers: cache_scripts needs cache_mb")
+    if model.cache_mb is not None and is_script and not model.cache_scripts:
+        raise InvalidSettings(
+            f"{source.name} is an entry script, which may answer the same request in another way later: leave "
+            "cache_mb out, or vouch with cache_scripts: true that it does not"
+        )
+
+
+def _check_sequence(model: ModelSettings, source: ModelSource) -> None:
+    if model.sequence is None:
+        return
+    if source.framework not in ("onnx", "script"):
+        raise InvalidSettings(
+            f"{source.name} is neither an ONNX model nor an entry script: sequence is for those alone"
+        )
+    _check_sequence_of(source, model.sequence)
+    defaults = ModelSettings()
+    for name in _NOT_FOR_SEQUENCES:
+        if getattr(model, name) != getattr(defaults, name):
+            raise InvalidSettings(
+                f"{source.name} keeps state for sequences, of which each request has an answer of its own: leave "
+                f"{name} out"
+            )
+    if source.framework == "onnx" and model.batching == "none":
+        raise InvalidSettings(
+            f"{source.name} keeps state for sequences, whose rows share batches: leave batching out"
+        )
+    if model.batching in ("merge", "handle"):
+        raise InvalidSettings(
+            f"{source.name} is given the state of sequences one request at a time: leave batching out, or decorate "
+            "run with stoker.batched to take rows of many"
+        )
+    if model.precision == "fp16" or model.provider != defaults.provider:
+        raise InvalidSettings(
+            f"{source.name} keeps state for sequences: precision fp16 and provider {model.provider} are not for it"
+        )
+    if model.canary and not model.canary_by:
+        raise InvalidSettings(
+            f"{source.name} keeps state for sequences, each in one version: canary needs canary_by for it"
+        )
+
+
+def _check_sequence_of(source: ModelSource, sequence: SequenceSettings) -> None:
+    """Refuse what the sequences of a framework do not have."""
+    if source.framework == "onnx":
+        if not sequence.state and not sequence.controls:
+            raise InvalidSettings(
+                f"{source.name}: sequence needs its state: a list such as [{{input_name: h, output_name: hn}}]"
+            )
+        return
+    for name in _FOR_MODELS_WITH_STATE:
+        if getattr(sequence, name):
+            raise InvalidSettings(
+                f"{source.name} is an entry script, which is given its state: leave {name} out of its sequence"
+            )
 
 
 def _check_batching(model: ModelSettings, source: ModelSource) -> None:

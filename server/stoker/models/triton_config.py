@@ -16,10 +16,11 @@ from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.frameworks import Framework
 from stoker.models.pbtxt import PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
+from stoker.models.triton_sequences import sequence_settings
 from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.settings.model import ModelSettings, model_settings
 
-__all__ = ["CONFIG_FILE", "TritonConfig", "read_triton_config"]
+__all__ = ["CONFIG_FILE", "TritonConfig", "batching_settings", "read_triton_config", "version_settings"]
 
 CONFIG_FILE: Final = "config.pbtxt"
 
@@ -30,7 +31,7 @@ _FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "tensorflow_savedmodel": "tensorflow",
 }
 _INSTEAD: Final = {
-    "ensemble": "a score.py that calls the models one after the other does what it does",
+    "ensemble": "write its steps under pipelines: in the deployment file",
     "python": "a score.py with init() and run() does what model.py does",
     "pytorch": "export the model (torch.onnx.export), or load it in a score.py",
     "pytorch_libtorch": "export the model (torch.onnx.export), or load it in a score.py",
@@ -47,7 +48,6 @@ _DTYPES: Final = {
 _MOST_BATCH_ROWS: Final = 65536
 _THREADS: Final = ("intra_op_thread_count", "TF_NUM_INTRA_THREADS")
 _DEVICES: Final = {"KIND_CPU": ("cpu",)}
-_NO_STATE: Final = "Stoker keeps no state between the requests of a sequence; keep it in a score.py"
 _PASSED_OVER: Final = {
     "runtime": "",
     "batch_input": "",
@@ -58,7 +58,7 @@ _PASSED_OVER: Final = {
     "model_operations": "",
     "model_transaction_policy": "each request has one answer",
     "model_repository_agents": "",
-    "response_cache": "each request is run",
+    "response_cache": "answers are kept with the setting cache_mb",
     "model_metrics": "",
 }
 """What has no effect, and what has instead."""
@@ -119,8 +119,6 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
     if name not in (None, base.name):
         raise WrongField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
     framework = _framework(fields)
-    if fields.has("sequence_batching"):
-        raise WrongField(f"sequence_batching is not offered: {_NO_STATE}")
     rows = fields.number("max_batch_size")
     batched = None if rows is None else rows > 0
     notes: list[str] = []
@@ -138,10 +136,9 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
         batched,
     )
     settings = {
-        **({"max_batch_rows": min(rows, _MOST_BATCH_ROWS)} if rows else {}),
-        **_versions(fields),
-        **_dynamic_batching(fields, pass_over),
-        **_instances(fields, pass_over),
+        **version_settings(fields, "version_policy"),
+        **batching_settings(fields, pass_over),
+        **sequence_settings(fields, fields.messages("input"), pass_over, base),
         **_parameters(fields, pass_over),
     }
     return TritonConfig(
@@ -215,8 +212,13 @@ def _same_elements(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return math.prod(shape) == math.prod(other)
 
 
-def _versions(fields: Fields) -> dict[str, Any]:
-    policy = fields.message("version_policy")
+def version_settings(fields: Fields, name: str) -> dict[str, Any]:
+    """Return what the field of this name says of the versions that are served, as settings of the model.
+
+    Raises:
+        WrongField: It has a value that it cannot have.
+    """
+    policy = fields.message(name)
     if policy is None:
         return {}
     policy.check_known("latest", "all", "specific")
@@ -226,6 +228,24 @@ def _versions(fields: Fields) -> dict[str, Any]:
     if latest is not None:
         return {"versions": f"latest:{latest.number('num_versions') or 1}"}
     return {"versions": "all"} if policy.has("all") else {}
+
+
+def batching_settings(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]:
+    """Return what a configuration says of batches and where they run, as settings of the model.
+
+    Args:
+        fields: The configuration.
+        pass_over: Called with each field that has no effect, and with what has instead.
+
+    Raises:
+        WrongField: One has a value that it cannot have.
+    """
+    rows = fields.number("max_batch_size")
+    return {
+        **({"max_batch_rows": min(rows, _MOST_BATCH_ROWS)} if rows else {}),
+        **_dynamic_batching(fields, pass_over),
+        **_instances(fields, pass_over),
+    }
 
 
 def _dynamic_batching(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]:

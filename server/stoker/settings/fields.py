@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["converted", "setting", "settings_of"]
+__all__ = ["check_keys", "converted", "setting", "settings_of"]
 
 
 def setting(default: Any, convert: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
@@ -54,3 +54,18 @@ def converted(kind: type, values: Mapping[str, Any], source: str, also: Sequence
         except ValueError as error:
             raise InvalidSettings(f"{source}: {name} {error}, got {value!r}") from None
     return result
+
+
+def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") -> None:
+    """Raise ValueError where a setting that is a mapping has another key; the message goes on behind its name.
+
+    Args:
+        value: The mapping.
+        known: The keys that it may have.
+        where: Which mapping within the setting is meant, as the message has it.
+    """
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+            raise ValueError(f"has {where}no {key!r}; {hint}")

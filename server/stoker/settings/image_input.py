@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
+
+from stoker.settings.fields import check_keys
 
 __all__ = ["ImageInput", "Layout", "image_argument", "read_image_input"]
 
@@ -71,12 +72,7 @@ def read_image_input(value: Any) -> ImageInput:
         value = _split(value)
     if not isinstance(value, Mapping):
         raise ValueError(f"must hold {', '.join(_KEYS)} by name, or be a text such as size=28x28,channels=1")
-    for name in value:
-        if name not in _KEYS:
-            near = difflib.get_close_matches(str(name), _KEYS, n=1)
-            raise ValueError(
-                f"has no {name!r}; " + (f"did you mean {near[0]}?" if near else f"it has {', '.join(_KEYS)}")
-            )
+    check_keys(value, _KEYS)
     if "size" not in value:
         raise ValueError("needs a size, height before width: size: [28, 28], or size=28x28 in a text")
     height, width = _size(value["size"])

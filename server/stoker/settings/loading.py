@@ -17,6 +17,7 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.settings.fields import converted, settings_of
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.pipelines import read_pipelines
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.settings.values import (
     read_switch,
@@ -36,6 +37,7 @@ _OTHER_VARIABLES: Final = (
     "SECONDARY_KEY",
     "ADMIN_KEY",
     "INTRA_OP_THREADS",
+    "NATIVE",
 )
 """What `STOKER_` stands before besides settings."""
 _ALIKE: Final = 0.75
@@ -49,7 +51,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     for name, setting in settings_of(ServerSettings).items():
         option = "--" + name.replace("_", "-")
-        text = str(setting.metadata["help"])
+        # argparse takes a per cent sign for the beginning of a name.
+        text = str(setting.metadata["help"]).replace("%", "%%")
         if setting.metadata["convert"] is read_switch:
             group.add_argument(
                 option, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
@@ -96,7 +99,9 @@ def load_settings(
         listed = content.pop("models", [])
         # What is said there is of the cluster; `stoker kubernetes` reads it.
         content.pop("kubernetes", None)
-        values.update(_relative_to(file.parent, converted(ServerSettings, content, str(file), ["models"])))
+        values["pipelines"] = read_pipelines(content.pop("pipelines", {}), file)
+        known = ["models", "pipelines"]
+        values.update(_relative_to(file.parent, converted(ServerSettings, content, str(file), known)))
         values["models"] = _models(listed, file)
     for name in settable:
         for variable in (*_AZURE_VARIABLES.get(name, ()), f"STOKER_{name.upper()}"):
@@ -111,11 +116,21 @@ def load_settings(
     values["admin_key"] = environ.get("STOKER_ADMIN_KEY") or None
     values.update(_naming(environ))
     values["unknown_variables"] = tuple(_unknown_variables(environ))
-    for source in imported:
-        values["model_defaults"] = values.get("model_defaults", ModelSettings()).over(source.model)
-        values["notes"] = (*values.get("notes", ()), *source.notes)
-        values["endpoint"] = values.get("endpoint") or source.endpoint
+    values.update(_beside(imported))
     return ServerSettings(**values)
+
+
+def _beside(imported: Sequence[ImportedSettings]) -> dict[str, Any]:
+    """What is taken over that is no setting of the server; of two sources, the former wins."""
+    model, endpoint = ModelSettings(), None
+    for source in imported:
+        model, endpoint = model.over(source.model), endpoint or source.endpoint
+    return {
+        "model_defaults": model,
+        "notes": tuple(note for source in imported for note in source.notes),
+        "passed_over": tuple(note for source in imported for note in source.passed_over),
+        "endpoint": endpoint,
+    }
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:

@@ -13,7 +13,8 @@ from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
 from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.lateness import TIERS, Late, Tier
+from stoker.settings.lateness import TIERS, Admission, Late, Tier
+from stoker.settings.sequence import SequenceSettings, read_sequence
 from stoker.settings.takeover import (
     Bounds,
     ParityMode,
@@ -117,6 +118,13 @@ class ModelSettings:
         "once)",
         "WHAT",
     )
+    admission: Admission | None = setting(
+        None,
+        choice_of("target", "rows"),
+        "which requests are taken: target (those that can be in time), or rows (all, while a row is free; default: "
+        "target where there is a target_ms)",
+        "WHAT",
+    )
     hold: float = setting(
         0.0,
         number_of(float, 0, 1),
@@ -154,6 +162,15 @@ class ModelSettings:
     )
     max_queue_wait_ms: int | None = setting(
         None, number_of(int, 0, 3_600_000), "how long those wait before they get 503 (default 500)"
+    )
+    cache_mb: float | None = setting(
+        None,
+        number_of(float, 0.01, 1 << 20),
+        "most MiB of answers that are kept, over all frontends: the same rows are answered without being run again "
+        "(default: none are kept)",
+    )
+    cache_scripts: bool = setting(
+        False, read_switch, "whether cache_mb may be for an entry script, whose answers may change", "BOOL"
     )
     threads: int | None = setting(
         None, number_of(int, 1, 1024), "most threads for one CPU operation (default: the cores that are left)"
@@ -262,6 +279,12 @@ class ModelSettings:
         choice_of("tensor", "objects"),
         "what an ONNX model's ZipMap is in JSON that can have both: tensor, or objects by the names of the classes",
         "WHAT",
+    )
+    sequence: SequenceSettings | None = setting(
+        None,
+        read_sequence,
+        "the state that an ONNX model or a script keeps between the requests of a sequence (default: none)",
+        "MAPPING",
     )
     image: ImageInput | None = setting(
         None, read_image_input, "how its input is made from images (default: as it was registered)", "MAPPING"

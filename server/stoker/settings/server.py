@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from stoker.non_finite import WORDS, NonFinite
+from stoker.pipelines.definition import Pipeline
 from stoker.settings.endpoint import Endpoint
 from stoker.settings.fields import setting
 from stoker.settings.model import ModelSettings
+from stoker.settings.otlp import OtlpProtocol
+from stoker.settings.shared_memory import SharedMemoryMode, SharedMemoryPeers, read_shared_memory
 from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, read_parity
 from stoker.settings.values import (
+    choice_of,
     number_of,
     read_audit,
     read_device_batches,
     read_devices,
+    read_endpoint,
     read_non_finite,
     read_origins,
     read_path,
@@ -24,8 +29,9 @@ from stoker.settings.values import (
     read_text,
 )
 from stoker.system.cgroup import usable_cores
+from stoker.system.log_settings import LogFormat
 
-__all__ = ["ImportedSettings", "ServerSettings"]
+__all__ = ["ImportedSettings", "ServerSettings", "default_frontends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ class ImportedSettings:
         secondary_key: Its secondary key.
         notes: What the operator is told of them, one line each.
         endpoint: The endpoint whose deployments the models are.
+        passed_over: What they say that has no effect, one line each.
     """
 
     source: str
@@ -49,6 +56,7 @@ class ImportedSettings:
     secondary_key: str | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     endpoint: Endpoint | None = None
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,40 @@ class ServerSettings:
         read_switch,
         "whether metadata, index, statistics and swagger.json can be read without a key (default: no)",
         "BOOL",
+    )
+    log_format: LogFormat = setting(
+        "text",
+        choice_of(*get_args(LogFormat)),
+        "form of the lines of the log: text or json",
+        "FORM",
+    )
+    access_log_sample: float = setting(
+        0.0,
+        number_of(float, 0, 1),
+        "share of scoring requests that have a line in the log, 0 to 1; 0 (the default): none",
+        "SHARE",
+    )
+    otlp_endpoint: str | None = setting(
+        None,
+        read_endpoint,
+        "address of what receives traces by OTLP, http://HOST:4318; also OTEL_EXPORTER_OTLP_ENDPOINT (default: none "
+        "are sent)",
+        "URL",
+    )
+    otlp_protocol: OtlpProtocol | None = setting(
+        None,
+        choice_of(*get_args(OtlpProtocol)),
+        "what it is spoken to in: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf)",
+        "PROTOCOL",
+    )
+    trace_ratio: float = setting(
+        1.0,
+        number_of(float, 0, 1),
+        "share of the traces that begin here which are sent, 0 to 1; of others their callers decide",
+        "SHARE",
+    )
+    console: bool = setting(
+        True, read_switch, "whether /console shows in a browser what the server does (default: yes)", "BOOL"
     )
     max_body_mb: float = setting(
         100.0,
@@ -164,6 +206,12 @@ class ServerSettings:
         number_of(float, 0, 86_400),
         "an older connection is closed with its next answer, a fifth earlier or later; 0 (the default): none is",
     )
+    trust_proxy_headers: bool = setting(
+        False,
+        read_switch,
+        "whether deadlines and tiers are taken from headers that gateways set, and callers must not (default: no)",
+        "BOOL",
+    )
     keys_dir: Path | None = setting(
         None,
         read_path,
@@ -194,7 +242,20 @@ class ServerSettings:
         "FILE",
     )
     grpc_tls_key: Path | None = setting(None, read_path, "private key (PEM) of that certificate", "FILE")
+    shared_memory: SharedMemoryMode = setting(
+        "off",
+        read_shared_memory,
+        "who may register shared memory for tensors: off (nobody), admin (with the admin key) or on (with any key)",
+        "WHO",
+    )
+    shared_memory_peers: SharedMemoryPeers = setting(
+        "loopback",
+        choice_of("loopback", "any"),
+        "whose requests may use that: loopback (this machine's), or any",
+        "PEERS",
+    )
     models: tuple[ModelSettings, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
     primary_key: str | None = field(default=None, repr=False)
     secondary_key: str | None = field(default=None, repr=False)
     keys_file: str = ""
@@ -206,7 +267,9 @@ class ServerSettings:
     endpoint: Endpoint | None = None
     """The endpoint whose deployments the models are, if they were made for one."""
     notes: tuple[str, ...] = ()
-    """Lines for the operator about settings that were taken over from another server's."""
+    """Lines for the operator about settings that were taken over from Azure's files and variables."""
+    passed_over: tuple[str, ...] = ()
+    """Lines for the operator about what files of other servers say without an effect here."""
     unknown_variables: tuple[str, ...] = ()
     """Lines for the operator about variables that look like settings and are none."""
     service_name: str | None = None
@@ -243,9 +306,14 @@ class ServerSettings:
     @property
     def frontend_count(self) -> int:
         """`frontends`, resolved."""
-        return self.frontends or max(1, min(8, usable_cores() // 2))
+        return self.frontends or default_frontends(usable_cores())
 
     @property
     def device_threads(self) -> int:
         """Threads that a model may use for one CPU operation: the cores that the frontends leave."""
         return max(1, usable_cores() - self.frontend_count)
+
+
+def default_frontends(cores: int) -> int:
+    """How many frontends a server has if nobody says so: half of the cores, as models and their devices need some."""
+    return max(1, min(8, cores // 2))

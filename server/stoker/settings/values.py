@@ -22,6 +22,7 @@ __all__ = [
     "read_device",
     "read_device_batches",
     "read_devices",
+    "read_endpoint",
     "read_names",
     "read_non_finite",
     "read_numbers",
@@ -80,6 +81,13 @@ def read_text(value: Any) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("must be a text")
+    return value
+
+
+def read_endpoint(value: Any) -> str:
+    """An address of HTTP."""
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value):
+        raise ValueError("must be an address such as http://127.0.0.1:4318")
     return value
 
 

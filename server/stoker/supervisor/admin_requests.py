@@ -1,4 +1,4 @@
-"""What frontends ask of their supervisor for their callers: the index, loading, unloading, a new server."""
+"""What frontends ask of their supervisor for their callers: the index, loading, unloading, settings, a new server."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from stoker.control.asks import (
     AskEvents,
     AskIndex,
     AskLoad,
+    AskLogs,
     AskReload,
     AskShift,
+    AskTraces,
     AskUnload,
     Refusal,
     Reply,
 )
-from stoker.errors import StokerError
+from stoker.errors import RequestError, StokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from stoker.supervisor.background import Background
-    from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
+    from stoker.supervisor.frontend_process import FrontendChild
+    from stoker.supervisor.frontend_processes import FrontendProcesses
+    from stoker.supervisor.live_settings import LiveSettings
     from stoker.supervisor.rollout import Rollout
 
 __all__ = ["Requests"]
@@ -39,8 +43,11 @@ class Requests:
         frontends: FrontendProcesses,
         background: Background,
         reload: Callable[[], Awaitable[None]],
+        live: LiveSettings,
+        pipelines: Collection[str] = (),
     ) -> None:
-        """Answer with what these do; `reload` replaces the server."""
+        """Answer with what these do; `reload` replaces the server, and `pipelines` are served beside models."""
+        self._live, self._pipelines = live, pipelines
         self._rollout = rollout
         self._frontends = frontends
         self._background = background
@@ -62,13 +69,21 @@ class Requests:
             self._frontends.reply(asker, Reply(ask.ticket, tuple(entries)))
 
     async def _perform(self, ask: Ask) -> Sequence[Mapping[str, Any]]:
+        if isinstance(ask, AskLoad | AskUnload | AskShift) and ask.model in self._pipelines:
+            raise RequestError(
+                f"'{ask.model}' is a pipeline, which follows its models; load and unload these by their names"
+            )
         match ask:
             case AskIndex():
                 return await self._rollout.index(ready=ask.ready)
             case AskEvents():
                 return self._rollout.events.listed(ask.model)
+            case AskTraces():
+                return [self._live.traced(ask.model, ask.changes)]
+            case AskLogs():
+                return [self._live.logged(ask.changes)]
             case AskLoad():
-                await self._rollout.load(ask.model, ask.policy, ask.version)
+                await self._rollout.load(ask.model, ask.policy, ask.version, ask.adjustments)
             case AskUnload():
                 await self._rollout.unload(ask.model, ask.version)
             case AskShift():

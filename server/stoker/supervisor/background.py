@@ -17,6 +17,7 @@ from stoker.supervisor.changes import Changes
 
 if TYPE_CHECKING:
     from stoker.supervisor.children import Backoff, Child
+    from stoker.supervisor.trace_settings import TraceSettings
 
 __all__ = ["Background", "Supervision", "in_thread"]
 
@@ -153,11 +154,16 @@ class Supervision:
         background: Starts processes again.
         changes: Is told when something has changed with a process.
         turns_fd: The memory in which device processes take turns.
+        traces: Which requests are traced; None if traces are sent nowhere.
+        regions_fd: The memory in which frontends note what is registered of callers' shared memory.
     """
 
     metrics_fd: int
     page: MetricPage
+    traces: TraceSettings | None = None
     background: Background = field(default_factory=Background)
     changes: Changes = field(default_factory=Changes)
     # Device processes give it its size: only they know what they write there.
     turns_fd: int = field(default_factory=lambda: os.memfd_create("stoker-turns", os.MFD_CLOEXEC))
+    # And so do frontends; it takes no memory before.
+    regions_fd: int = field(default_factory=lambda: os.memfd_create("stoker-regions", os.MFD_CLOEXEC))

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final
 from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
+from stoker.pipelines.definition import VERSION
 from stoker.settings.takeover import Canary
 from stoker.versions import DEFAULT_LABEL, Standing, State
 
 if TYPE_CHECKING:
     from stoker.models.deployed import Deployed
     from stoker.models.offers import Offer
+    from stoker.pipelines.definition import Pipeline
 
 __all__ = ["Catalogue", "Model", "Slots", "Version", "shown_reason"]
 
@@ -169,6 +171,12 @@ class Model:
         """The version that a label means now; `default` means the default if it is no label."""
         return self.labels.get(label, self.default if label == DEFAULT_LABEL else None)
 
+    def named(self, version: int | None, label: str | None) -> int | None:
+        """The version that frontends ask for a number, which there may not be, for a label, or for neither."""
+        if version is not None:
+            return version
+        return self.default if label is None else self.labels.get(label)
+
     def predecessor(self, number: int) -> int | None:
         """Return the available version whose place another one takes as soon as it is available; None if none has it.
 
@@ -266,6 +274,7 @@ class Catalogue:
     Attributes:
         models: By name.
         only: The model that is meant where a path names none.
+        pipelines: By the names of pipelines their slots in the metrics.
     """
 
     def __init__(
@@ -273,6 +282,7 @@ class Catalogue:
         models: Sequence[Deployed],
         offers: Mapping[str, Offer] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
+        pipelines: Sequence[Pipeline] = (),
     ) -> None:
         """Create it with the versions that are loaded first.
 
@@ -280,6 +290,7 @@ class Catalogue:
             models: These versions.
             offers: By name what says which of them are served only because they have a label.
             broken: Further versions by name and number that were to be loaded, and why they are not.
+            pipelines: The pipelines of these models.
         """
         self.models: dict[str, Model] = {}
         self._slots = Slots()
@@ -304,7 +315,11 @@ class Catalogue:
                 model.wish(offers[name].labels(), offers[name].there)
                 model.canary = offers[name].canary()
             model.settle()
-        self.only = next(iter(self.models)) if len(self.models) == 1 else None
+        self._pipelines = tuple(pipelines)
+        self.pipelines = {
+            pipeline.name: self._slots.take(pipeline.name, VERSION)[0] for pipeline in pipelines
+        }
+        self.only = next(iter(self.models)) if len(self.models) == 1 and not pipelines else None
 
     @property
     def served(self) -> list[Deployed]:
@@ -324,6 +339,7 @@ class Catalogue:
             offers: By name what could be loaded besides what the server has had so far.
         """
         entries = [entry for model in self.models.values() for entry in model.index()]
+        entries += [self._entry(pipeline) for pipeline in self._pipelines]
         for name, offer in offers.items():
             if name not in self.models:
                 entries.append({"name": name})
@@ -333,6 +349,16 @@ class Catalogue:
                 broken = offer.broken.get(version)
                 entries.append(entry if broken is None else {**entry, "reason": shown_reason(broken)})
         return sorted(entries, key=lambda entry: (entry["name"], int(entry.get("version", 0))))
+
+    def _entry(self, pipeline: Pipeline) -> dict[str, str]:
+        """A pipeline in the index: it is served while the models of all of its steps are."""
+        entry = {"name": pipeline.name, "version": str(VERSION), "state": "READY"}
+        for step in pipeline.steps:
+            model = self.models.get(step.model)
+            if model is None or model.named(step.version, step.label) not in model.available:
+                reason = f"step {step.name}: the model {step.model} is not served"
+                return {**entry, "state": "UNAVAILABLE", "reason": reason}
+        return entry
 
     def slot_of(self, name: str, version: int) -> tuple[int, str | None]:
         """Return the slot of a version that is to be loaded, and the model that has lost one, if one has.

@@ -17,6 +17,7 @@ from typing import Final, Generic, TypeVar
 from stoker.control.channel import ControlChannel
 from stoker.control.message_codec import Codec
 from stoker.environments.interpreters import variables_for
+from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable
 
 __all__ = ["Backoff", "Child"]
@@ -114,6 +115,8 @@ class Child(Generic[_Sent, _Received]):
                     **_ENVIRONMENT,
                     **variables_for(python, {**_without_keys(os.environ), **variables}),
                     "PYTHONUNBUFFERED": "1",
+                    # One log, one form.
+                    LOG_FORMAT_VARIABLE: log_format(),
                 },
             )
         finally:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from stoker.control.device_messages import (
@@ -20,16 +19,17 @@ from stoker.control.device_messages import (
     LoadModel,
     StartDevice,
     StopBatching,
-    ToDevice,
     Unloaded,
     UnloadModel,
 )
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
-from stoker.supervisor.children import Backoff, Child
-from stoker.supervisor.groups import Group, group
+from stoker.supervisor.children import Child
+from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
+from stoker.supervisor.groups import group
 from stoker.supervisor.load_timer import LoadTimer
 from stoker.supervisor.replicas import Replica, Replicas
 from stoker.supervisor.start_up import DeviceReport
+from stoker.system.logs import log_settings
 from stoker.system.yielding import yield_cores
 from stoker.wire.images import image_layout
 
@@ -39,52 +39,11 @@ if TYPE_CHECKING:
     from stoker.tensors import Signature
     from stoker.verdict import Verdict
 
-__all__ = ["DeviceProcess", "DeviceProcesses"]
+__all__ = ["DeviceProcesses"]
 
 logger = logging.getLogger(__name__)
 
 _END_TIMEOUT_S = 5.0
-
-_DeviceChild = Child[ToDevice, FromDevice]
-
-
-@dataclass(eq=False)
-class DeviceProcess:
-    """One device process, over all its restarts.
-
-    Attributes:
-        group: Its models.
-        quiet: Whether it loads its models behind everything else that runs on the cores.
-        child: The process, while it runs.
-        timer: How long it may take to load its models.
-        report: Which device it chose.
-        failure: Why it ended, or could not be started.
-        failed: By number the models that it could not load at first, and has no more.
-        loaded: Whether it has once loaded all its models; only then it is started again with all when it ends.
-        ended: Whether it has ended for good.
-        unloading: Numbers of models that it has been told to unload.
-    """
-
-    group: Group
-    quiet: bool = False
-    backoff: Backoff = field(default_factory=Backoff)
-    child: _DeviceChild | None = None
-    timer: LoadTimer | None = None
-    report: DeviceReport | None = None
-    failure: OperatorError | None = None
-    failed: dict[int, OperatorError] = field(default_factory=dict)
-    loaded: bool = False
-    ended: bool = False
-    unloading: set[int] = field(default_factory=set)
-
-
-class _ReportedFailure(OperatorError):
-    """A failure that a device process reported, with the code and the exit code that it has there."""
-
-    def __init__(self, message: str, code: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.code = code  # type: ignore[misc]  # the class attribute is the default
-        self.exit_code = exit_code  # type: ignore[misc]  # the class attribute is the default
 
 
 class DeviceProcesses:
@@ -216,6 +175,7 @@ class DeviceProcesses:
             niceness=niceness,
             models=tuple(map(_load_model, process.group.models)),
             device_batches=self._device_batches,
+            log=log_settings(),
         )
         child.send(start, [self._metrics_fd, self._turns_fd])
 
@@ -232,7 +192,7 @@ class DeviceProcesses:
                 process.unloading.discard(number)
                 self._changes.tell()
             case Failed(text, code, exit_code, number):
-                self._on_failed(process, number, _ReportedFailure(text, code, exit_code))
+                self._on_failed(process, number, ReportedFailure(text, code, exit_code))
             case _:
                 assert_never(message)
 
@@ -314,7 +274,7 @@ class DeviceProcesses:
             self._note_loaded(process)
         self._changes.tell()
 
-    def _heeded(self, child: _DeviceChild, message: Loaded) -> Signature:
+    def _heeded(self, child: DeviceChild, message: Loaded) -> Signature:
         """The signature of what a process has loaded, which is told what an earlier one had found out."""
         verdict = self._verdicts.get(message.number)
         if verdict is None:
@@ -335,7 +295,7 @@ class DeviceProcesses:
         )
         process.child.kill_where_it_hangs()
 
-    def _on_exit(self, process: DeviceProcess, child: _DeviceChild) -> None:
+    def _on_exit(self, process: DeviceProcess, child: DeviceChild) -> None:
         if process.timer is not None:
             process.timer.stop()
         process.child = None
@@ -364,7 +324,7 @@ class DeviceProcesses:
         )
         self._changes.tell()
 
-    def _give_up_what_failed(self, process: DeviceProcess, child: _DeviceChild) -> None:
+    def _give_up_what_failed(self, process: DeviceProcess, child: DeviceChild) -> None:
         """Of a process that has ended while it loaded, give up the model that it was loading, or all of them."""
         if process.failed and not process.group.members:
             return

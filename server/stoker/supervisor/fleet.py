@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane
 from stoker.control.frontend_messages import AttachReplica, VerdictChanged
-from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses
-from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+from stoker.supervisor.device_process import DeviceProcess
+from stoker.supervisor.device_processes import DeviceProcesses
+from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
+from stoker.supervisor.frontend_processes import FrontendProcesses
 from stoker.supervisor.parity import Comparing
 
 if TYPE_CHECKING:
@@ -96,6 +98,14 @@ class Fleet:
         """All processes that run."""
         devices = [process.child for process in self.devices.processes if process.child is not None]
         return [*devices, *self.frontends.children]
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes that run, by their pages of the metrics."""
+        devices = {process.group.page: process.child for process in self.devices.processes}
+        frontends = {process.page: process.child for process in self.frontends.processes}
+        children = (devices | frontends).items()
+        return {page: child.process.pid for page, child in children if child is not None}
 
     async def start(
         self, models: Sequence[Deployed], *, all_needed: bool
@@ -256,5 +266,7 @@ class Fleet:
             ours.callback(os.close, arena_fd)
             near, far = map(ours.enter_context, socket.socketpair())
             self.devices.attach(process, AddLane(number, signature, capacity), [arena_fd, far.fileno()])
-            attach = AttachReplica(number, replica.generation, signature, capacity)
+            place = next(place for model, place in process.group.members if model.number == number)
+            places = len(replica.model.placement.devices)
+            attach = AttachReplica(number, replica.generation, signature, capacity, place, places)
             self.frontends.attach(frontend, attach, [arena_fd, near.fileno()])

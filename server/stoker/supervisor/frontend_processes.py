@@ -5,22 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from stoker.control.asks import (
-    Ask,
-    AskEvents,
-    AskIndex,
-    AskLoad,
-    AskReload,
-    AskShift,
-    AskUnload,
-    Refusal,
-    Reply,
-)
+from stoker.control.asks import Ask, Refusal, Reply
 from stoker.control.frontend_messages import (
     SUPERVISOR_END,
     Attached,
@@ -32,6 +21,7 @@ from stoker.control.frontend_messages import (
     FromFrontend,
     Listen,
     Listening,
+    News,
     Outgrown,
     Retire,
     Retired,
@@ -41,60 +31,36 @@ from stoker.control.frontend_messages import (
     Stopped,
     ToFrontend,
 )
-from stoker.control.frontend_rules import AdminRules, GrpcRules, ServerRules, ServiceRules
+from stoker.control.frontend_rules import (
+    AdminRules,
+    GrpcRules,
+    ServerRules,
+    ServiceRules,
+    SharedMemoryRules,
+)
 from stoker.hosting import Hosting
 from stoker.keys.keyring import Keys
 from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.children import Child
+from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
 from stoker.supervisor.grpc_port import address_of
+from stoker.supervisor.pipelines import rules_of_pipelines
+from stoker.system.logs import log_settings
 
 if TYPE_CHECKING:
     from stoker.models.deployed import Deployed
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
-    from stoker.takeover.comparison import Comparison
 
-__all__ = ["FrontendChild", "FrontendProcess", "FrontendProcesses"]
+__all__ = ["FrontendProcesses"]
 
 logger = logging.getLogger(__name__)
-
-FrontendChild = Child[ToFrontend, FromFrontend]
 
 _HUNG_LOOKS: Final = 30
 _EXPENDABLE: Final = 300
 """More than device processes: a frontend is soon back, a model may load for minutes."""
-
-
-@dataclass(eq=False)
-class FrontendProcess:
-    """One frontend, over all its restarts.
-
-    Attributes:
-        page: Its page of the metrics.
-        sockets: Where it listens.
-        child: The process, while it runs.
-        beats: How often its event loop was seen to have turned.
-        still_looks: How many looks in a row have found that it has not since.
-        started: Whether it can be attached to replicas.
-        listening: Whether it takes connections.
-        attached: The generations of the replicas that it scores with.
-        serving: The numbers of the models that it has.
-        compared: By ticket what it has found of versions that it was asked to compare.
-    """
-
-    page: int
-    sockets: list[socket.socket]
-    backoff: Backoff = field(default_factory=Backoff)
-    child: FrontendChild | None = None
-    beats: int = 0
-    still_looks: int = 0
-    started: bool = False
-    listening: bool = False
-    attached: set[int] = field(default_factory=set)
-    serving: set[int] = field(default_factory=set)
-    compared: dict[int, Comparison] = field(default_factory=dict)
 
 
 class FrontendProcesses:
@@ -135,8 +101,7 @@ class FrontendProcesses:
                 sockets until then.
         """
         # A predecessor may have had more frontends: connections wait in the sockets of each.
-        count = min(settings.frontend_count, len(sockets))
-        self.processes = [FrontendProcess(page, list(sockets[page::count])) for page in range(count)]
+        self.processes = _processes(min(settings.frontend_count, len(sockets)), sockets)
         self._settings = settings
         self._large_bodies_bytes = body_memory(settings).budget_bytes
         self._catalogue = catalogue
@@ -144,6 +109,8 @@ class FrontendProcesses:
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
         self._memory = MetricMemory(supervision.metrics_fd)
         self._background, self._changes = supervision.background, supervision.changes
+        self._traces = supervision.traces
+        self._regions_fds = [] if settings.shared_memory == "off" else [supervision.regions_fd]
         self._quiet = quiet_start
         self._on_started = on_started
         self._on_request = on_request
@@ -230,7 +197,7 @@ class FrontendProcesses:
     def close_sockets(self) -> None:
         """Close the listening sockets: while they are open, connections are accepted that nobody serves."""
         for process in self.processes:
-            for sock in process.sockets:
+            for sock in (*process.sockets, *(process.mailbox or ())):
                 sock.close()
 
     def _running(self) -> Iterable[FrontendProcess]:
@@ -252,9 +219,18 @@ class FrontendProcesses:
         process.child = child
         process.still_looks = 0
         process.serving = set(self._models)
-        child.send(
-            self._start_message(process), [self._metrics_fd, *(sock.fileno() for sock in process.sockets)]
-        )
+        fds = [
+            self._metrics_fd,
+            *self._regions_fds,
+            *self._mailboxes(process),
+            *(sock.fileno() for sock in process.sockets),
+        ]
+        child.send(self._start_message(process), fds)
+
+    def _mailboxes(self, process: FrontendProcess) -> list[int]:
+        """Where a frontend finds connections that others hand on, and where it hands on its own, to each of all."""
+        ways = [each.mailbox[1].fileno() for each in self.processes if each.mailbox is not None]
+        return [] if process.mailbox is None else [process.mailbox[0].fileno(), *ways]
 
     def _start_message(self, process: FrontendProcess) -> StartFrontend:
         settings = self._settings
@@ -270,9 +246,13 @@ class FrontendProcesses:
                 large_bodies_bytes=self._large_bodies_bytes,
                 endpoint=settings.endpoint,
                 connection_age_s=settings.connection_age_s,
+                trusts_proxy=settings.trust_proxy_headers,
+                access_log_sample=settings.access_log_sample,
+                sampling=None if self._traces is None else self._traces.sampling,
             ),
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
+            console=settings.console,
             cors_origins=settings.cors_origins,
             tells_version=settings.tells_version,
             title=settings.service_name if self._named_alone else None,
@@ -283,6 +263,9 @@ class FrontendProcesses:
             services=tuple(self._service_rules(process, model) for model in self._models.values()),
             models=tuple(model.route() for model in self._catalogue.models.values()),
             only=self._catalogue.only,
+            shared_memory=_shared_memory_rules(settings),
+            pipelines=rules_of_pipelines(settings, self._catalogue),
+            log=log_settings(),
         )
 
     def _admin_rules(self) -> AdminRules:
@@ -310,11 +293,21 @@ class FrontendProcesses:
                 servable.max_batch_rows,
                 model.max_delay_ms,
                 servable.batch_buckets,
+                servable.acceleration.precision,
+                model.origin,
+                servable.sequence,
             ),
             keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
         )
 
     def _on_message(self, process: FrontendProcess, child: FrontendChild, message: FromFrontend) -> None:
+        if isinstance(message, Ask):
+            self._on_request(child, message)
+        else:
+            self._on_news(process, message)
+        self._changes.tell()
+
+    def _on_news(self, process: FrontendProcess, message: News) -> None:
         match message:
             case Started():
                 process.started = True
@@ -334,14 +327,11 @@ class FrontendProcesses:
                 self._on_outgrown(process, generation, answer_bytes)
             case Compared(ticket, comparison):
                 process.compared[ticket] = comparison
-            case AskIndex() | AskEvents() | AskLoad() | AskUnload() | AskShift() | AskReload():
-                self._on_request(child, message)
             case Stopped(cut_off):
                 if cut_off:
                     logger.warning("%d connections did not end in time and were cut off", cut_off)
             case _:
                 assert_never(message)
-        self._changes.tell()
 
     def _on_exit(self, process: FrontendProcess, child: FrontendChild) -> None:
         process.child = None
@@ -349,11 +339,28 @@ class FrontendProcesses:
         process.attached.clear()
         process.serving.clear()
         process.compared.clear()
+        self._memory.page(process.page).clear_connections()
         self._changes.tell()
         if self._background.stopping:
             return
         self._page.count_restart("frontend")
         self._background.restart("a frontend", child, process.backoff, lambda: self._start(process))
+
+
+def _processes(count: int, sockets: Sequence[socket.socket]) -> list[FrontendProcess]:
+    processes = [FrontendProcess(page, list(sockets[page::count])) for page in range(count)]
+    if count > 1:
+        for process in processes:
+            process.mailbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return processes
+
+
+def _shared_memory_rules(settings: ServerSettings) -> SharedMemoryRules | None:
+    if settings.shared_memory == "off":
+        return None
+    return SharedMemoryRules(
+        needs_admin=settings.shared_memory == "admin", anywhere=settings.shared_memory_peers == "any"
+    )
 
 
 def _grpc_rules(settings: ServerSettings, beside: socket.socket) -> GrpcRules | None:

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from stoker.echo import cut
@@ -27,6 +27,7 @@ from stoker.errors import (
     UnknownService,
 )
 from stoker.names import is_name
+from stoker.settings.adjustments import Adjustments
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model
 from stoker.supervisor.events import Events
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["Rollout"]
 
 logger = logging.getLogger(__name__)
+
+_NONE: Final = Adjustments()
 
 
 class Rollout:
@@ -62,6 +65,8 @@ class Rollout:
         self._waiting: dict[str, Mapping[str, int]] = {}
         self._stored: dict[str, Canary] = {}
         """What was last read of weights: those that somebody has set since by the API stay until they change."""
+        self._adjustments: dict[str, Adjustments] = {}
+        """What the last load of a model asked for, which its further versions are loaded by too."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
         self._begun = False
@@ -85,13 +90,21 @@ class Rollout:
         for deployed in leaving:
             await self._manager.remove(deployed)
 
-    async def load(self, name: str, policy: VersionPolicy | None = None, version: int | None = None) -> None:
+    async def load(
+        self,
+        name: str,
+        policy: VersionPolicy | None = None,
+        version: int | None = None,
+        adjustments: Adjustments = _NONE,
+    ) -> None:
         """Serve a model as its policy says now, and load anew what has changed in its files.
 
         Args:
             name: Name of the model.
             policy: Another policy than that of its settings.
             version: This one version in addition to those that are served.
+            adjustments: How all versions are to be batched until the next such load, if not as the settings say; what
+                is served otherwise is loaded anew. A single version is as the others are.
 
         Raises:
             UnknownService: There is no such model.
@@ -101,7 +114,9 @@ class Rollout:
             NotReady: The server is starting.
         """
         async with self._exclusive(name):
-            offer = await self._offer(name)
+            if version is not None:
+                adjustments = self._adjustments.get(name, _NONE)
+            offer = (await self._offer(name)).adjusted(adjustments)
             if offer.error is not None:
                 raise LoadFailed(f"failed to load '{name}', {offer.error}")
             there = offer.there
@@ -121,6 +136,7 @@ class Rollout:
                 reasons = "; ".join(f"version {number}: {error}" for number, error in failed.items())
                 alike = (kind for kind in (LoadTimeout, ParityFailed) if _all_are(kind, failed.values()))
                 raise next(alike, LoadFailed)(f"failed to load '{name}', {reasons}")
+            self._adjustments[name] = adjustments
 
     async def unload(self, name: str, version: int | None = None) -> None:
         """Unload a model or one of its versions, and return when its last requests have been answered.
@@ -187,7 +203,8 @@ class Rollout:
             if model is not None and model.wanted:
                 # Files that have changed are not loaded for it: nobody has said that they are complete.
                 unserved = offer.there.difference(model.available)
-                await self._serve(offer, model.chosen, await in_thread(offer.labels), unserved)
+                adjusted = offer.adjusted(self._adjustments.get(offer.name, _NONE))
+                await self._serve(adjusted, model.chosen, await in_thread(offer.labels), unserved)
 
     async def refresh(self, offers: Mapping[str, Offer], settled: Collection[tuple[str, int]]) -> None:
         """Serve what the policies of these models say now; models that are not among them are unloaded.
@@ -206,7 +223,10 @@ class Rollout:
                 chosen = set(offer.policy.choose({*offer.versions, *rewritten}))
                 ready = [version for other, version in settled if other == name]
                 try:
-                    await self._serve(offer, chosen, await in_thread(offer.labels), ready, failed_too=False)
+                    adjusted = offer.adjusted(self._adjustments.get(name, _NONE))
+                    await self._serve(
+                        adjusted, chosen, await in_thread(offer.labels), ready, failed_too=False
+                    )
                 except OperatorError as error:
                     logger.warning("%s", error)
         if any(offer.error is not None for offer in offers.values()):
@@ -319,8 +339,10 @@ class Rollout:
                 )
 
     async def _is_missing(self, model: Model, offer: Offer, number: int, *, failed_too: bool) -> bool:
-        """Whether a version is to be loaded: it is not served, or its files have changed."""
+        """Whether a version is to be loaded: it is not served, or in another way, or its files have changed."""
         version = model.versions.get(number)
+        if version is not None and version.served and version.served.adjustments != offer.adjustments:
+            return True
         failed = None if version is None or failed_too else version.failed
         known = failed or (version.served.fingerprint if version and version.served else None)
         return known is None or known != await in_thread(offer.fingerprint, number)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from stoker import __version__
+from stoker.models.ensembles import ensembles_of
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
@@ -20,6 +21,7 @@ from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
 from stoker.supervisor.guardian import Guardian
 from stoker.supervisor.handover import Predecessor, Succession
+from stoker.supervisor.pipelines import check_models
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
@@ -49,18 +51,20 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
     Raises:
         OperatorError: A setting is bad, or a model or device cannot be used.
     """
-    configure_logging("supervisor")
+    configure_logging("supervisor", form=settings.log_format)
     keep_memory_out_of_cores()
     if clash := onnx_clash():
         logger.warning("%s", clash)
     if predecessor is not None and settings.exit_on_error is None:
         # What the old server serves is not to be lost to a file that has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
+    broken: Broken = {}
+    settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
     with ExitStack() as resources:
         meant = {} if predecessor is None else predecessor.labels.by_model
         stock = resources.enter_context(Stock(settings, workspace, _say, meant))
         offers = stock.offers()
-        broken: Broken = {}
+        check_models(settings.pipelines, offers)
         models = stock.take_first(None if settings.ends_on_error(len(offers)) else broken)
         if broken and not models and settings.exit_on_error is None:
             raise next(iter(broken.values()))
@@ -84,6 +88,12 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
             )
 
         return asyncio.run(_run(supervisor, resources))
+
+
+def _with_ensembles(settings: ServerSettings, broken: Broken | None) -> ServerSettings:
+    """The settings with the pipelines of the model repositories that they name."""
+    found = ensembles_of(settings.models, broken)
+    return dataclasses.replace(settings, pipelines=(*settings.pipelines, *found)) if found else settings
 
 
 async def _run(make: Callable[[], Supervisor], resources: ExitStack) -> int:

@@ -48,9 +48,11 @@ class StartUp:
         models: The models in the order of the settings.
         elapsed_s: Seconds since the supervisor began.
         broken: By name and version why others of the settings are not served.
+        pipelines: By the names of pipelines what callers see of them.
     """
 
     devices: list[DeviceReport]
     models: list[ModelReport]
     elapsed_s: float
     broken: Mapping[tuple[str, int], OperatorError] = field(default_factory=dict)
+    pipelines: Mapping[str, Signature] = field(default_factory=dict)

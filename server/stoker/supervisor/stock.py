@@ -86,7 +86,8 @@ class Stock:
                 if broken is None:
                     raise
                 broken[model.servable.name, model.servable.version] = error
-        for name in dict.fromkeys(model.servable.name for model in models):
+        names = [model.servable.name for model in models]
+        for name in dict.fromkeys((*names, *(pipeline.name for pipeline in self._settings.pipelines))):
             self._provide_keys(name)
         return models
 

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,18 +19,20 @@ from stoker.models.deployed import Deployed
 from stoker.models.offers import left_out
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.endpoint import keys_owner
-from stoker.settings.server import ServerSettings
+from stoker.settings.server import ServerSettings, default_frontends
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
+from stoker.system.cgroup import usable_cores
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
+from stoker.wire.native_rows import native_rows_note
 from stoker.workspace import Workspace
 
 __all__ = [
     "batches_of",
     "batching_lines",
-    "broken_lines",
     "curl_data",
     "device_lines",
+    "frontend_line",
     "notes",
     "replica_lines",
     "sample_file",
@@ -43,7 +45,7 @@ _NPY: Final = "application/x-npy"
 
 def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up: StartUp) -> list[str]:
     """The lines that are printed when the server is ready."""
-    lines = device_lines(start_up.devices)
+    lines = [*device_lines(start_up.devices), frontend_line(settings.frontends, usable_cores())]
     for model in start_up.models:
         servable = model.deployed.servable
         lines.append(
@@ -58,8 +60,10 @@ def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up:
         lines += _environment_lines(model.deployed)
         lines += [f"           {note}" for note in model.deployed.notes]
         lines += _data_lines(model.deployed)
-    lines += broken_lines(start_up.broken)
+    lines += [f"  pipeline {line}" for line in _pipelines(settings, start_up)]
+    lines += _broken_lines(start_up.broken)
     lines += [f"  azure    {note}" for note in settings.notes]
+    lines += [f"  note     {note}" for note in settings.passed_over]
     lines += [f"  note     {note}" for note in notes(settings, workspace)]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
     base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -67,11 +71,40 @@ def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up:
     by_name = {model.deployed.servable.name: model for model in start_up.models}
     for name, model in by_name.items():
         leads = settings.endpoint is not None and name == settings.endpoint.leading
-        path = "/score" if leads or len(by_name) == 1 else f"/api/v1/service/{name}/score"
+        path = "/score" if leads or (len(by_name) == 1 and not settings.pipelines) else _path(name)
         lines += service_lines(settings, workspace, model, base + path)
+    for name, signature in start_up.pipelines.items():
+        sample = _made_up_file(workspace, name, signature)
+        lines += _scoring_lines(settings, workspace, name, sample, base + _path(name))
     lines += _grpc_lines(settings, host)
+    lines.append(f"  json     {native_rows_note()}")
+    if settings.console:
+        lines.append(f"  console  {base}/console")
     lines.append(f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {base}/metrics; stop with Ctrl-C")
     return lines
+
+
+def frontend_line(asked: int, cores: int) -> str:
+    """How many frontends there are, and who has chosen that; 0 are asked for where nobody has."""
+    sensible = default_frontends(cores)
+    count = asked or sensible
+    if count > cores:
+        # Their turns are short then, and what a turn costs is shared by few requests.
+        chosen = f"more than the {cores} cores: each request takes more CPU than with {sensible}"
+    else:
+        chosen = "as asked for" if asked else f"by the {cores} cores; --frontends chooses"
+    return f"  http     {count} {'process' if count == 1 else 'processes'} ({chosen})"
+
+
+def _path(name: str) -> str:
+    return f"/api/v1/service/{name}/score"
+
+
+def _pipelines(settings: ServerSettings, start_up: StartUp) -> Iterator[str]:
+    for pipeline in settings.pipelines:
+        if pipeline.name in start_up.pipelines:
+            steps = ", ".join(step.name for step in pipeline.steps)
+            yield f"{pipeline.name} ({steps}): {start_up.pipelines[pipeline.name]}"
 
 
 def batches_of(servable: Servable, signature: Signature) -> str:
@@ -80,6 +113,8 @@ def batches_of(servable: Servable, signature: Signature) -> str:
         return "one request after the other"
     if signature.script is not None:
         most = signature.script.max_requests
+        if (signature.script.yields or signature.sequences) and (servable.instances or 1) > 1:
+            return f"{servable.instances} requests at the same time"
         return f"batches of at most {most} requests" if most > 1 else "one request after the other"
     most = servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
     return f"batches of at most {most} rows"
@@ -90,7 +125,7 @@ def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
         return []
     security = " with TLS" if settings.grpc_tls_cert else ""
     address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
-    return [f"  grpc     {address}{security}: the Open Inference Protocol v2"]
+    return [f"  grpc     {address}{security}: the Open Inference Protocol v2, TensorFlow Serving's API"]
 
 
 def batching_lines(model: ModelReport) -> list[str]:
@@ -102,7 +137,7 @@ def batching_lines(model: ModelReport) -> list[str]:
     return [] if verdict is None else [f"           {verdict}"]
 
 
-def broken_lines(broken: Mapping[tuple[str, int], Exception]) -> list[str]:
+def _broken_lines(broken: Mapping[tuple[str, int], Exception]) -> list[str]:
     """What of the settings is not served, and why: a line for each version."""
     return [
         f"  broken   {name} version {version} is not served: {' '.join(str(error).split())}"
@@ -168,13 +203,19 @@ def replica_lines(model: ModelReport) -> list[str]:
 
 def service_lines(settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str) -> list[str]:
     """Where and with which key a model is scored, and a command that does it."""
-    owner = keys_owner(settings.endpoint, model.deployed.servable.name)
-    access, bearer = _access(settings, workspace, owner)
+    name = model.deployed.servable.name
+    said = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
+    return _scoring_lines(settings, workspace, name, sample_file(workspace, model), uri, said)
+
+
+def _scoring_lines(
+    settings: ServerSettings, workspace: Workspace, name: str, sample: Path | None, uri: str, said: str = ""
+) -> list[str]:
+    access, bearer = _access(settings, workspace, keys_owner(settings.endpoint, name))
     lines = [f"  scoring  {uri}", *access]
-    sample = sample_file(workspace, model)
     if sample is not None:
         header = f'-H "Authorization: Bearer {bearer}" ' if bearer else ""
-        lines.append(f"  try      curl -s {header}{curl_data(sample)} {shlex.quote(uri)}")
+        lines.append(f"  try      curl -s {header}{said}{curl_data(sample)} {shlex.quote(uri)}")
     return lines
 
 
@@ -225,7 +266,8 @@ def _shown(path: Path) -> str:
     except FileNotFoundError:
         # The current folder has been removed.
         return str(path)
-    return str(path) if relative.startswith("..") else relative
+    # From the root of all files, as in containers, it would be the same without its slash, and look like another one.
+    return str(path) if relative.startswith("..") or Path.cwd() == Path("/") else relative
 
 
 def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
@@ -237,11 +279,16 @@ def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
     servable = model.deployed.servable
     if servable.sample_file is not None and _is_scoring_body(servable.sample_file, servable, model.signature):
         return servable.sample_file
-    body = _made_up(model.signature)
+    return _made_up_file(workspace, servable.name, model.signature)
+
+
+def _made_up_file(workspace: Workspace, name: str, signature: Signature) -> Path | None:
+    """A file with a body that was made up; None if only the model knows one, or nothing can be written."""
+    body = _made_up(signature)
     if not body:
         return None
     try:
-        path = workspace.create_run_dir() / f"{servable.name}.{SAMPLE_INPUT}"
+        path = workspace.create_run_dir() / f"{name}.{SAMPLE_INPUT}"
         path.write_text(json.dumps(body))
     except OSError:
         return None

@@ -32,15 +32,19 @@ from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.handover import Succession, Successor
+from stoker.supervisor.live_settings import LiveSettings
+from stoker.supervisor.pipelines import join_pipelines
+from stoker.supervisor.recorder import Recorder
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.start_up import StartUp
+from stoker.supervisor.tracing import trace_sender
 from stoker.supervisor.trials import Trials
 from stoker.supervisor.watch import Watch
 
 if TYPE_CHECKING:
     from stoker.errors import OperatorError
     from stoker.models.offers import Offer
-    from stoker.supervisor.frontend_processes import FrontendChild
+    from stoker.supervisor.frontend_process import FrontendChild
     from stoker.supervisor.version_manager import Stock
 
 __all__ = ["Supervisor"]
@@ -48,6 +52,8 @@ __all__ = ["Supervisor"]
 logger = logging.getLogger(__name__)
 
 _GPU_POLL_S: Final = 2.0
+_STEP_S: Final = 1.0
+"""What a step of the console is."""
 _LOOK_S: Final = 1.0
 _TRIAL_S: Final = 2.0
 _END_TIMEOUT_S: Final = 5.0
@@ -85,31 +91,30 @@ class Supervisor:
             broken: By name and version what of them is not loaded, and why.
             succession: Whose place this server takes, and who takes its own; by default nobody had its sockets.
         """
-        self._settings = settings
+        self._settings, self._offers, self._on_ready = settings, offers, on_ready
         self._models = list(models)
-        self._on_ready = on_ready
-        self._offers = offers
         self._begun_s = time.monotonic()
         self._metrics_fd = MetricMemory.create()
         memory = MetricMemory(self._metrics_fd)
         self._page = memory.page(SUPERVISOR_PAGE)
-        supervision = Supervision(self._metrics_fd, self._page)
+        self._traces = trace_sender(settings, os.environ, self._metrics_fd, self._page.count_traces)
+        traces = None if self._traces is None else self._traces.settings
+        supervision = Supervision(self._metrics_fd, self._page, traces)
         self._background = supervision.background
         self._broken = dict(broken)
-        self._catalogue = catalogue = Catalogue(self._models, offers, broken)
+        self._catalogue = catalogue = Catalogue(self._models, offers, broken, settings.pipelines)
         self._succession = succession or Succession(sockets)
         quiet = self._succession.predecessor is not None
         self._fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet)
         self._rollout = Rollout(catalogue, self._fleet, stock, memory)
-        self._requests = Requests(self._rollout, self._fleet.frontends, self._background, self._reload)
+        self._live = LiveSettings(self._fleet, traces, settings.trace_ratio)
+        frontends, names = self._fleet.frontends, catalogue.pipelines
+        self._requests = Requests(self._rollout, frontends, self._background, self._reload, self._live, names)
         self._trials = Trials(catalogue, self._rollout, memory)
-        self._stock = stock
-        self._watch = Watch(self._rollout, stock, settings.poll_s)
+        self._stock, self._watch = stock, Watch(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
-        self._announced = False
-        self._port_stays = False
-        self._stop_grace_s = 0.0
-        self._asked_s = 0.0
+        self._announced = self._port_stays = False
+        self._stop_grace_s = self._asked_s = 0.0
 
     async def run(self) -> Successor | None:
         """Serve until a signal asks to stop, or somebody else serves; return the successor, if that is a child.
@@ -128,6 +133,12 @@ class Supervisor:
         self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
         self._background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
         self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.look)
+        if self._settings.console:
+            recorder = Recorder(self._metrics_fd, lambda: self._fleet.pids)
+            self._background.repeat("recording what the console shows", _STEP_S, recorder.look)
+        if self._traces is not None:
+            self._traces.start()
+            self._background.repeat("looking how many traces are left", _LOOK_S, self._look_at_traces)
         starting = loop.create_task(self._start())
         stopped = loop.create_task(self._background.stopped())
         try:
@@ -153,11 +164,13 @@ class Supervisor:
             if model.number in failed
         }
         await self._rollout.begin(self._offers, failed)
+        pipelines, unjoined = join_pipelines(self._settings.pipelines, self._catalogue, models)
         await self._fleet.frontends.listen()
         self._announced = True
         processes = self._fleet.devices.processes
         devices = [process.report for process in processes if process.report is not None]
-        self._on_ready(StartUp(devices, models, time.monotonic() - self._begun_s, broken))
+        elapsed_s = time.monotonic() - self._begun_s
+        self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines))
         self._background.spawn(self._watch.run())
         self._succession.tell_ready()
 
@@ -224,7 +237,9 @@ class Supervisor:
         frontends.tell(Drain(self._port_stays))
         await asyncio.sleep(self._stop_grace_s)
         frontends.close_sockets()
-        longest_s = max((model.terms.timeout_ms for model in self._catalogue.served), default=0) / 1000
+        timeouts_ms = [model.terms.timeout_ms for model in self._catalogue.served]
+        timeouts_ms += [one.timeout_ms or self._settings.timeout_ms for one in self._settings.pipelines]
+        longest_s = max(timeouts_ms, default=0) / 1000
         timeout_s = min(_DRAIN_TIMEOUT_S, longest_s)
         frontends.tell(Stop(timeout_s))
         waits = [asyncio.ensure_future(child.process.wait()) for child in children]
@@ -234,12 +249,18 @@ class Supervisor:
     async def _end_all(self) -> None:
         self._background.cancel()
         await self._fleet.end()
+        if self._traces is not None:
+            await in_thread(self._traces.close)
         self._fleet.frontends.close_sockets()
 
     async def _look_for_hung(self) -> bool:
         if not self._background.stopping:
             self._fleet.frontends.end_hung()
         return not self._background.stopping
+
+    async def _look_at_traces(self) -> bool:
+        self._live.tell_frontends()
+        return True
 
     async def _show_keys(self) -> bool:
         self._page.set_keys_generation(self._stock.keys_generation)

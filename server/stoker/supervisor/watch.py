@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import OperatorError
@@ -47,10 +47,10 @@ class Watch:
         async with asyncio.TaskGroup() as looks:
             while True:
                 await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
-                looks.create_task(_whole(self.look_at_labels()))
-                looks.create_task(_whole(in_thread(self._stock.look_at_keys)))
+                looks.create_task(_whole(self.look_at_labels))
+                looks.create_task(_whole(lambda: in_thread(self._stock.look_at_keys)))
                 if self._poll_s and loop.time() >= look_s and (looking is None or looking.done()):
-                    looking = looks.create_task(_whole(self.look()))
+                    looking = looks.create_task(_whole(self.look))
                     look_s = loop.time() + self._poll_s
 
     async def look_at_labels(self) -> None:
@@ -108,10 +108,10 @@ class Watch:
         await self._rollout.refresh(offers, settled)
 
 
-async def _whole(look: Coroutine[Any, Any, None]) -> None:
-    """One look; a fault in it must not end the watch."""
+async def _whole(look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """One look; a fault in it must not end the watch. One that is cancelled before it begins is not made."""
     try:
-        await look
+        await look()
     except Exception:
         logger.exception("looking for changes of the models failed")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import uuid
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: It cannot be written; `filename` is `path`.
     """
-    staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    staged = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
     with _naming(path):
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:

@@ -1,21 +1,44 @@
-"""Logging of all processes: one line format, on standard error, that no caller and no exception can forge or flood.
+"""Logging of all processes: text or JSON on standard error, that no caller and no exception can forge or flood.
 
 A record of the server is one line, whatever its message holds: control characters are escaped, and what is very long
-is cut. The lines of its traceback follow it, indented, so that none of them can be taken for a record. Records that
-come faster than a disk should have to take are counted, not written. What an entry script logs and prints is its own.
+is cut. As text, the lines of its traceback follow it, indented, so that none of them can be taken for a record; as
+JSON they are a member of it. Records that come faster than a disk should have to take are counted, not written. What
+an entry script logs and prints is escaped too, but neither cut nor counted.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, TextIO
 
-__all__ = ["LimitedHandler", "LineFormatter", "LineLimit", "configure_logging"]
+from stoker.system.log_settings import LogFormat, LogSettings
+
+__all__ = [
+    "LOG_FORMAT_VARIABLE",
+    "JsonFormatter",
+    "LimitedHandler",
+    "LineFormatter",
+    "LineLimit",
+    "change_log_settings",
+    "configure_logging",
+    "escaped",
+    "is_ours",
+    "json_line",
+    "log_format",
+    "log_settings",
+    "text_line",
+    "with_facts",
+]
+
+LOG_FORMAT_VARIABLE: Final = "STOKER_LOG_FORMAT"
+"""Tells a process the format that its server has."""
 
 _FOREIGN: Final = "stoker.script.print"
 _OURS: Final = ("stoker", "uvicorn", "asyncio", "grpc", "py")
@@ -32,37 +55,126 @@ _INDENT: Final = "  "
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-def configure_logging(process: str, level: str = "INFO") -> None:
-    """Send this process's log to standard error as `TIME LEVEL [process] logger - message`, times in UTC."""
-    handler = LimitedHandler(LineLimit())
-    handler.setFormatter(LineFormatter(process))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+def configure_logging(process: str, form: LogFormat | None = None) -> None:
+    """Send this process's log to standard error, times in UTC.
+
+    Args:
+        process: What lines call this process.
+        form: `text`, which is `TIME LEVEL [process] logger - message`, or `json`; None takes what the environment
+            says, and text if that says neither.
+    """
+    said = form or os.environ.get(LOG_FORMAT_VARIABLE, "").strip().lower()
+    kind = JsonFormatter if said == "json" else LineFormatter
+    handler = LimitedHandler(LineLimit(), kind(process))
+    logging.basicConfig(level="INFO", handlers=[handler], force=True)
+
+
+def log_settings() -> LogSettings:
+    """What the log of this process has."""
+    handlers = (handler for handler in logging.getLogger().handlers if isinstance(handler, LimitedHandler))
+    return next((handler.settings for handler in handlers), LogSettings())
+
+
+def log_format() -> LogFormat:
+    """The form in which this process logs."""
+    return log_settings().form
+
+
+def change_log_settings(settings: LogSettings) -> None:
+    """Let the log of this process have something else from now on."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LimitedHandler):
+            handler.change(settings)
+    # Not the root: libraries write heads of requests below INFO, which hold keys.
+    logging.getLogger("stoker").setLevel(logging.DEBUG if settings.verbose_level else logging.NOTSET)
+
+
+def with_facts(**facts: Any) -> dict[str, dict[str, Any]]:
+    """Return `extra` for a record of the server: facts that JSON has as members; None and empty ones are left out."""
+    return {"facts": {name: value for name, value in facts.items() if value not in (None, "", b"")}}
+
+
+def text_line(time_s: float, level: str, process: str, logger: str, message: str) -> str:
+    """Return a record as text; all but the message has to be printable."""
+    return f"{_moment(time_s)} {level} [{process}] {logger} - {message}"
+
+
+def json_line(
+    time_s: float, level: str, process: str, logger: str, message: str, facts: Mapping[str, Any]
+) -> str:
+    """Return a record as a line of JSON, in ASCII; values of the facts have to be printable."""
+    common = {
+        "time": _moment(time_s), "level": level, "process": process, "logger": logger, "message": message,
+    }  # fmt: skip
+    return json.dumps({**common, **facts})
 
 
 class LineFormatter(logging.Formatter):
-    """Makes one line of a record of the server, and indented lines of a traceback."""
+    """Makes one line of a record of the server, and indented lines of a traceback.
+
+    Attributes:
+        process: What lines call this process.
+    """
 
     def __init__(self, process: str) -> None:
-        line = f"%(asctime)s.%(msecs)03dZ %(levelname)s [{process}] %(name)s - %(request)s%(message)s"
-        # Processes of entry scripts name there the request that a line was written for.
-        super().__init__(line, "%Y-%m-%dT%H:%M:%S", defaults={"request": ""})
-        self.converter = time.gmtime
+        super().__init__()
+        self.process = process
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name that logging calls
-        """Return the line."""
-        request = getattr(record, "request", "")
-        if request:
-            record.request = _line(request, _MESSAGE_CHARS)
-        if _is_ours(record):
-            record.message = _line(record.message.rstrip("\n"), _MESSAGE_CHARS)
-        return super().formatMessage(record)
+        """Return the line; further lines of what a script logs are indented as those of a traceback are."""
+        # Processes of entry scripts name there the request that a line was written for.
+        request = escaped(getattr(record, "request", ""), _MESSAGE_CHARS)
+        trace_id = _facts_of(record).get("trace_id")
+        message = request + _message(record, "\n" + _INDENT) + (f" (trace {trace_id})" if trace_id else "")
+        return text_line(record.created, record.levelname, self.process, escaped(record.name), message)
 
     def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802  # the name that logging calls
         """Return the lines of a traceback: the first and the last ones of a very long one."""
-        lines = super().formatException(ei).split("\n")
-        if (left_out := len(lines) - _TRACE_LINES_FIRST - _TRACE_LINES_LAST) > 0:
-            lines[_TRACE_LINES_FIRST:-_TRACE_LINES_LAST] = [f"… ({left_out} lines)"]
-        return "\n".join(_INDENT + _line(line, _TRACE_LINE_CHARS) for line in lines)
+        return "\n".join(_INDENT + line for line in _shown(super().formatException(ei)))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802  # the name that logging calls
+        """Return the lines of a stack."""
+        return "\n".join(_INDENT + line for line in _shown(stack_info))
+
+    def lines(self, text: str) -> int:
+        """Return how many lines a formatted record has."""
+        return text.count("\n") + 1
+
+    def shortened(self, text: str) -> str:
+        """Return a formatted record without what follows its first line."""
+        return f"{text.partition(chr(10))[0]} ({self.lines(text) - 1} lines about it are left out)"
+
+
+class JsonFormatter(LineFormatter):
+    """Makes one line of JSON of a record, in ASCII; a traceback is one of its members.
+
+    Values are escaped as in text, so nothing that a reader decodes moves a terminal; tracebacks, and what a script
+    logs, keep their line ends.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        record.message = record.getMessage()
+        facts = {n: escaped(v) if isinstance(v, str) else v for n, v in _facts_of(record).items()}
+        traces = (
+            [] if not record.exc_info else _shown(logging.Formatter.formatException(self, record.exc_info))
+        )
+        traces += _shown(record.stack_info) if record.stack_info else []
+        if traces:
+            facts["traceback"] = "\n".join(traces)
+        message, name = _message(record, "\n"), escaped(record.name)
+        return json_line(record.created, record.levelname, self.process, name, message, facts)
+
+    def lines(self, text: str) -> int:
+        """Return how many lines the record would have as text."""
+        return text.count("\\n") + 1
+
+    def shortened(self, text: str) -> str:
+        """Return a formatted record without its traceback."""
+        facts = json.loads(text)
+        left_out = facts.pop("traceback", "").count("\n") + 1
+        facts["message"] += f" ({left_out} lines about it are left out)"
+        return json.dumps(facts)
 
 
 class LineLimit:
@@ -88,18 +200,35 @@ class LineLimit:
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Writes to standard error; of the server's own records no more than a limit, and then how many it was."""
+    """Writes to standard error; of the server's own records no more than a limit, and then how many it was.
 
-    def __init__(self, limit: LineLimit) -> None:
+    Attributes:
+        settings: What it writes.
+    """
+
+    stream: TextIO
+
+    def __init__(self, limit: LineLimit, formatter: LineFormatter) -> None:
         super().__init__(sys.stderr)
-        self._limit = limit
+        self.setFormatter(formatter)
+        self._limit, self._lines = limit, formatter
         self._left_out = 0
+        self.settings = LogSettings(form="json" if isinstance(formatter, JsonFormatter) else "text")
+
+    def change(self, settings: LogSettings) -> None:
+        """Write what other settings say from now on."""
+        self.settings = settings
+        kind = JsonFormatter if settings.form == "json" else LineFormatter
+        self._lines = kind(self._lines.process)
+        self.setFormatter(self._lines)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, without its traceback where only its line has room, or count it."""
+        if not self.settings.shows(record.levelno):
+            return
         try:
             text = self.format(record)
-            if _is_ours(record):
+            if is_ours(record):
                 text = self._admitted(text)
             if text:
                 self._tell_left_out()
@@ -121,11 +250,11 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
         super().close()
 
     def _admitted(self, text: str) -> str:
-        lines = text.count("\n") + 1
+        lines = self._lines.lines(text)
         if self._limit.take(lines):
             return text
         if lines > 1 and self._limit.take(1):
-            return f"{text.partition(chr(10))[0]} ({lines - 1} lines about it are left out)"
+            return self._lines.shortened(text)
         self._left_out += 1
         return ""
 
@@ -142,13 +271,39 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
         self.flush()
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def is_ours(record: logging.LogRecord) -> bool:
     """Whether the server writes it, or what it runs on, rather than a script."""
     return record.name.partition(".")[0] in _OURS and record.name != _FOREIGN
 
 
-def _line(text: str, most_chars: int) -> str:
+def escaped(text: str, most_chars: int | None = None) -> str:
     """Return text as a part of one line, cut and with its control characters escaped."""
-    if len(text) > most_chars:
+    if most_chars is not None and len(text) > most_chars:
         text = f"{text[:most_chars]}… ({len(text)} characters)"
     return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def _message(record: logging.LogRecord, line_end: str) -> str:
+    """What a record says; the lines of what a script logs are its own, and are joined by a line end."""
+    text = record.message.rstrip("\n")
+    if is_ours(record):
+        return escaped(text, _MESSAGE_CHARS)
+    return line_end.join(map(escaped, text.split("\n")))
+
+
+def _facts_of(record: logging.LogRecord) -> Mapping[str, Any]:
+    facts: Mapping[str, Any] = getattr(record, "facts", {})
+    return facts
+
+
+def _shown(trace: str) -> list[str]:
+    """The lines of a traceback, escaped, without the middle of a very long one."""
+    lines = trace.split("\n")
+    if (left_out := len(lines) - _TRACE_LINES_FIRST - _TRACE_LINES_LAST) > 0:
+        lines[_TRACE_LINES_FIRST:-_TRACE_LINES_LAST] = [f"… ({left_out} lines)"]
+    return [escaped(line, _TRACE_LINE_CHARS) for line in lines]
+
+
+def _moment(time_s: float) -> str:
+    whole, fraction = divmod(time_s, 1.0)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int(fraction * 1000):03d}Z"

@@ -7,11 +7,21 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import BinaryIO, Final, TextIO
 
-__all__ = ["SELF_CHECK", "PrintedLines", "current_request_ids", "open_request_log", "requests_in_log"]
+from stoker.system.logs import escaped, is_ours
+
+__all__ = [
+    "SELF_CHECK",
+    "PrintedLines",
+    "RequestMarks",
+    "current_request_ids",
+    "open_request_log",
+    "requests_in_log",
+]
 
 SELF_CHECK: Final = b"self-check"
 """Stands for the id of a request where a script is called to see how it can be served."""
@@ -43,13 +53,35 @@ def current_request_ids() -> tuple[bytes, ...]:
     return _request_ids.get()
 
 
-def _mark(record: logging.LogRecord) -> bool:
-    ids = _request_ids.get()
-    if ids:
-        shown = ", ".join(request_id.decode("latin-1") for request_id in ids[:_SHOWN_IDS])
-        more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
-        record.request = f"request {shown}{more}: "
-    return True
+class RequestMarks:
+    """Says in each record of this process whose it is.
+
+    Args:
+        facts: What JSON has of all of them.
+    """
+
+    def __init__(self, facts: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._facts = facts
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mark a record; what a script says by `extra` is not ours, and has no place among the facts."""
+        ids = [request_id.decode("latin-1") for request_id in _request_ids.get()]
+        said = getattr(record, "facts", {}) if is_ours(record) else {}
+        record.facts = {**self._facts, **_id_facts(ids), **said}
+        # A script could set this too.
+        record.request = ""
+        if ids:
+            more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+            record.request = f"request {', '.join(ids[:_SHOWN_IDS])}{more}: "
+        return True
+
+
+def _id_facts(ids: Sequence[str]) -> dict[str, str | list[str]]:
+    """One id as itself; of several requests that are run together, all."""
+    shown = [escaped(request_id) for request_id in ids]
+    if len(shown) > 1:
+        return {"request_ids": shown}
+    return {"request_id": shown[0]} if shown else {}
 
 
 class PrintedLines(io.TextIOBase):
@@ -100,16 +132,20 @@ class PrintedLines(io.TextIOBase):
             self._logger.info("%s", shown)
 
 
-def open_request_log() -> None:
+def open_request_log(facts: Mapping[str, str] = MappingProxyType({})) -> None:
     """Let log lines of this process carry the ids of requests, and make log lines of all that it prints.
 
     What is printed goes to the logger `stoker.script.print`. Its handlers are those of the root logger at this
     moment: a script that configures logging anew, to write to `sys.stderr`, must not make a line of each line
     for ever.
+
+    Args:
+        facts: What lines of JSON have beside that.
     """
     handlers = logging.getLogger().handlers
+    marks = RequestMarks(facts)
     for handler in handlers:
-        handler.addFilter(_mark)
+        handler.addFilter(marks)
     logger = logging.getLogger("stoker.script.print")
     logger.handlers = list(handlers)
     logger.propagate = False

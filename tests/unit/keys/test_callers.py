@@ -1,9 +1,11 @@
 """Named keys: who is let in where, until when, and what servers that run know of changes."""
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
+from tests.puppets import SecondsClock
 
 from stoker.errors import InvalidSettings, OutOfScope, Unauthorized
 from stoker.keys.access import Access
@@ -12,14 +14,7 @@ from stoker.keys.keyring import AdminKey, Keyring
 from stoker.keys.tokens import TokenVerifier
 from stoker.keys.verifier import KeyVerifier
 
-
-class Clock:
-    """A clock in seconds of the epoch that stands still until a test moves it."""
-
-    now_s = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+NOW_S = 1_800_000_000.0
 
 
 def bearer(key: str) -> bytes:
@@ -81,11 +76,11 @@ def test_only_the_log_says_that_a_key_has_expired(
     keys_dir: Path, book: CallerBook, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever sends it is told what a wrong key is told; the log says it once, not with every request."""
-    clock = Clock()
+    clock = SecondsClock(NOW_S)
     key = book.add("ads", terms={"models": frozenset({"mnist"}), "expires_s": clock.now_s + 10})
     for model in ("mnist", "other"):
         access = Access(KeyVerifier(keys_dir, "mnist", model=model, clock_s=clock))
-        clock.now_s = Clock.now_s
+        clock.now_s = NOW_S
         assert access.allows(bearer(key)) is (model == "mnist")
         clock.now_s += 10
         for _ in range(2):
@@ -153,6 +148,24 @@ def test_names_and_keys_belong_to_one_caller(book: CallerBook) -> None:
         book.remove("search")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("number", 256), ("number", 0), ("rows_per_s", 0), ("burst_s", -1)]
+)
+def test_what_no_command_has_written_is_not_read(
+    keys_dir: Path, book: CallerBook, name: str, value: float
+) -> None:
+    """A number of a caller that nobody could count, or a limit that lets nothing through."""
+    book.add("ads", terms={"rows_per_s": 5.0, "device_ms_per_s": 7.0, "burst_s": 3.0})
+    (terms,) = book.callers()
+    assert (terms.rows_per_s, terms.device_ms_per_s, terms.burst_s) == (5, 7, 3)
+    path = keys_dir / ".callers"
+    stored = json.loads(path.read_bytes())
+    stored["callers"][0][name] = value
+    path.write_text(json.dumps(stored))
+    with pytest.raises(InvalidSettings, match="cannot be read"):
+        book.callers()
+
+
 def test_a_damaged_file_closes_named_keys_alone(
     keys_dir: Path, book: CallerBook, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,7 +185,7 @@ def test_a_damaged_file_closes_named_keys_alone(
 
 def test_a_token_is_of_the_caller_whose_key_fetched_it(keys_dir: Path, book: CallerBook) -> None:
     """It is worth what the caller's key is worth, and nothing once the caller is removed."""
-    clock = Clock()
+    clock = SecondsClock(NOW_S)
     keys = KeyVerifier(keys_dir, "mnist", model="mnist", clock_s=clock)
     tokens = TokenVerifier(keys_dir, "mnist", keys, clock_s=clock)
     access = Access(keys, tokens)

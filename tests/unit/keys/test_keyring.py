@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PROGRAM_S
 
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys, services_with_keys
@@ -358,7 +359,7 @@ def test_frontends_in_other_processes_follow_a_rotation(tmp_path: Path) -> None:
         assert answers(getattr(keys, slot)) == ["True", "True"]
         assert answers(keys.primary) == answers(keys.secondary) == ["True", "True"]
     for frontend in frontends:
-        frontend.communicate(timeout=20)
+        frontend.communicate(timeout=PROGRAM_S)
         assert frontend.returncode == 0
 
 
@@ -371,7 +372,7 @@ def test_the_other_key_is_valid_all_through_a_rotation(tmp_path: Path) -> None:
     assert frontend.stdout.readline() == "loaded\n"
     for _ in range(30):
         keyring.regenerate("primary")
-    output, _ = frontend.communicate("stop\n", timeout=20)
+    output, _ = frontend.communicate("stop\n", timeout=PROGRAM_S)
     refused, generations = map(int, output.split())
     assert refused == 0
     assert generations > 1
@@ -382,7 +383,7 @@ def test_servers_that_start_at_once_agree_on_the_keys(tmp_path: Path) -> None:
     servers = [python(START, str(tmp_path / "new" / "keys")) for _ in range(4)]
     assert [server.stdout.readline() for server in servers if server.stdout] == ["ready\n"] * 4
     with ThreadPoolExecutor(4) as pool:
-        outputs = list(pool.map(lambda server: server.communicate("go\n", timeout=20)[0], servers))
+        outputs = list(pool.map(lambda server: server.communicate("go\n", timeout=PROGRAM_S)[0], servers))
     stored = Keyring(tmp_path / "new" / "keys", "mnist").show()
     assert outputs == [f"{stored.primary} {stored.secondary}\n"] * 4
 
@@ -398,7 +399,7 @@ def test_rotations_at_once_lose_nothing(tmp_path: Path) -> None:
         for slot in ("primary", "secondary")
     ]
     for rotation in rotations:
-        rotation.communicate(timeout=30)
+        rotation.communicate(timeout=PROGRAM_S)
         assert rotation.returncode == 0
     for service, verifier in verifiers.items():
         keys = Keyring(tmp_path, service).show()

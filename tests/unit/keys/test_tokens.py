@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jwt
 import pytest
+from tests.puppets import SecondsClock
 
 from stoker.commands import keys as keys_command
 from stoker.commands import token as command
@@ -21,19 +22,9 @@ NOW_S = 1_800_000_000.75
 GIVEN = Keys("primary-key-of-the-tests", "secondary-key-of-the-tests")
 
 
-class Clock:
-    """A clock in seconds of the epoch that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = NOW_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SecondsClock:
+    return SecondsClock(NOW_S)
 
 
 @pytest.fixture
@@ -44,7 +35,7 @@ def keyring(tmp_path: Path) -> Keyring:
 
 
 @pytest.fixture
-def verifier(keyring: Keyring, clock: Clock) -> TokenVerifier:
+def verifier(keyring: Keyring, clock: SecondsClock) -> TokenVerifier:
     keys = KeyVerifier(keyring.keys_dir, "mnist", GIVEN)
     return TokenVerifier(keyring.keys_dir, "mnist", keys, clock_s=clock)
 
@@ -99,7 +90,7 @@ def test_the_secret_is_made_once_for_the_owner_alone(keyring: Keyring) -> None:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_a_token_is_accepted_until_its_end(
-    keyring: Keyring, verifier: TokenVerifier, clock: Clock, scheme: str
+    keyring: Keyring, verifier: TokenVerifier, clock: SecondsClock, scheme: str
 ) -> None:
     """At first sight and when remembered; the second in which it ends it is refused, remembered or not."""
     header = f"{scheme} {signed(keyring, valid_s=60).text}".encode()
@@ -112,7 +103,7 @@ def test_a_token_is_accepted_until_its_end(
 
 
 def test_an_expired_token_is_told_from_a_bad_one(
-    keyring: Keyring, verifier: TokenVerifier, clock: Clock
+    keyring: Keyring, verifier: TokenVerifier, clock: SecondsClock
 ) -> None:
     """The body and `WWW-Authenticate` say which, and where to get another one; no token is no bad token."""
     header = bearer(signed(keyring, valid_s=60).text)
@@ -124,6 +115,9 @@ def test_an_expired_token_is_told_from_a_bad_one(
     )
     assert str(verifier.refusal(header, "the metadata '{}'")).endswith("send it as the metadata 'token'.")
     assert expired.challenge == 'Bearer error="invalid_token", error_description="The token has expired"'
+    assert str(verifier.refusal(bearer("expired-key"))).startswith(
+        "This is no token, and no key that is valid"
+    )
     invalid = verifier.refusal(bearer("a.b.c"))
     assert str(invalid).startswith("The token is not valid: ")
     assert invalid.challenge.startswith(
@@ -251,7 +245,7 @@ def test_a_malformed_secret_stops_the_start(keyring: Keyring, content: str) -> N
     assert path.read_text() == content
 
 
-def test_a_service_without_a_secret_has_no_verifier(tmp_path: Path, clock: Clock) -> None:
+def test_a_service_without_a_secret_has_no_verifier(tmp_path: Path, clock: SecondsClock) -> None:
     """A frontend cannot take tokens that nobody can sign."""
     Keyring(tmp_path, "mnist").ensure()
     with pytest.raises(FileNotFoundError):
@@ -260,7 +254,7 @@ def test_a_service_without_a_secret_has_no_verifier(tmp_path: Path, clock: Clock
         Keyring(tmp_path, "mnist").regenerate_signing_secret()
 
 
-def test_a_key_fetches_a_token(verifier: TokenVerifier, clock: Clock) -> None:
+def test_a_key_fetches_a_token(verifier: TokenVerifier, clock: SecondsClock) -> None:
     """Either key does; a token does not, so a leaked one cannot be prolonged."""
     for key in (GIVEN.primary, GIVEN.secondary):
         token = verifier.fresh(bearer(key))

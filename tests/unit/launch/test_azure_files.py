@@ -135,6 +135,39 @@ def test_a_cluster_for_one_run_and_a_python_of_the_user(project: Path, tmp_path:
     assert "file" not in file.configuration["environment"]
 
 
+def test_a_run_configuration_is_found_by_its_path_too(project: Path) -> None:
+    """As by its name, in both folders of projects; else there is none."""
+    path = write(project, "box.runconfig", OLD)
+    (project / ".azureml").mkdir()
+    other = project / ".azureml" / "sdk.runconfig"
+    other.write_text(NEW)
+    assert find_run_config(project, "aml_config/box.runconfig") == path
+    assert find_run_config(project, "sdk") == other
+    assert find_run_config(project, "none") is None
+
+
+def test_a_run_configuration_names_files_of_the_project(project: Path, tmp_path: Path) -> None:
+    """An environment, a Dockerfile; one without an environment is of the SDK if it names a script."""
+    (project / "env.yml").write_text(
+        "name: digits\npython: {condaDependenciesFile: aml_config/conda_dependencies.yml}\n"
+        "docker: {baseDockerfile: Dockerfile.lab, baseImageRegistry: {password: x}}\n"
+    )
+    (project / "Dockerfile.lab").write_text("FROM lab/train:3\n")
+    lines = "script: train.py\nframework: PySpark\nenvironment: env.yml\n"
+    file = read_run_config(write(project, "box.runconfig", lines), tmp_path)
+    environment = file.configuration["environment"]
+    assert environment["file"] == str(project / "aml_config" / "conda_dependencies.yml")
+    assert Path(environment["dockerfile"]).read_text() == "FROM lab/train:3\n"
+    assert "image" not in environment
+    assert [note.partition(" is ")[0] for note in file.notes] == ["baseImageRegistry", "the framework"]
+    inline = lines.replace("env.yml", '{docker: {baseDockerfile: "FROM lab/train:4\\nRUN true"}}')
+    file = read_run_config(write(project, "box.runconfig", inline), tmp_path)
+    written = Path(file.configuration["environment"]["dockerfile"]).read_text()
+    assert written == "FROM lab/train:4\nRUN true"
+    bare = read_run_config(write(project, "bare.runconfig", "script: train.py\ntarget: box\n"), tmp_path)
+    assert bare.configuration == {"script": "train.py", "target": "box", "environment": {"variables": {}}}
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -223,5 +256,6 @@ def test_a_machine_by_ssh(project: Path) -> None:
             "baseDockerImage: x\nnvidiaDocker: true\n",
         )
     )
-    assert compute.settings == {"type": "ssh", "address": "host.lab", "port": 2222, "username": "me"}
-    assert "without a container" in compute.notes[0]
+    address = {"type": "ssh", "address": "host.lab", "port": 2222, "username": "me"}
+    assert compute.settings == {**address, "containers": True}
+    assert (compute.image, compute.gpus, compute.notes) == ("x", 1, ())

@@ -1,7 +1,6 @@
 """From settings to the list of servables."""
 
 import dataclasses
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,22 +30,6 @@ from stoker.workspace import Workspace
 
 NOW = datetime(2026, 10, 18, 12, 30, tzinfo=UTC)
 SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path / "workspace").create()
-
-
-@pytest.fixture
-def repository(workspace: Workspace) -> Repository:
-    return Repository(workspace.models_dir)
-
-
-@pytest.fixture
-def leases() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def script(folder: Path, name: str = "score.py") -> Path:
@@ -232,6 +215,19 @@ def test_frontends_share_a_limit(
     assert [terms.max_concurrent_requests for terms in kept] == shares
 
 
+def test_frontends_share_the_room_for_kept_answers(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """What all frontends keep is no more than was said, whether or not requests are limited."""
+    path = onnx(tmp_path / "digits.onnx")
+    for limit in (None, 4):
+        model = ModelSettings(path=path, cache_mb=1.5, max_concurrent_requests=limit)
+        (deployed,) = deploy(workspace, leases, model)
+        kept = [deployed.terms.share_of(frontend, 4).cache_bytes for frontend in range(4)]
+        assert kept == [3 << 17] * 4
+        assert deployed.terms.cache_bytes == 3 << 19
+
+
 def test_the_batch_size_of_a_foreign_layout_counts(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
@@ -271,7 +267,9 @@ def test_tritons_configuration_is_laid_under_the_operators_settings(
     second, third = deploy(workspace, leases, ModelSettings(path=base))
     assert [deployed.servable.version for deployed in (second, third)] == [2, 3]
     assert (third.max_delay_ms, third.servable.instances, third.placement.devices) == (0.5, 2, ("cpu",))
-    assert third.notes == ("config.pbtxt of digits: response_cache is passed over: each request is run",)
+    assert third.notes == (
+        "config.pbtxt of digits: response_cache is passed over: answers are kept with the setting cache_mb",
+    )
     assert [request.name for request in third.servable.warm_up] == ["w"]
     model = ModelSettings(path=base, versions="latest", max_delay_ms=3.0, instances=1)
     (only,) = deploy(workspace, leases, model, device=("cuda:1",))

@@ -1,6 +1,5 @@
 """The folder of models that a script finds as AZUREML_MODEL_DIR."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,26 +13,11 @@ from stoker.models.model_links import copy_model, link_models
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
 from stoker.settings.model import ModelSettings
+from stoker.settings.sequence import SequenceSettings, StateTensor
 from stoker.settings.server import ServerSettings
 from stoker.workspace import Workspace
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path / "workspace").create()
-
-
-@pytest.fixture
-def repository(workspace: Workspace) -> Repository:
-    return Repository(workspace.models_dir)
-
-
-@pytest.fixture
-def leases() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -42,6 +26,19 @@ def script(tmp_path: Path) -> Path:
     path.parent.mkdir()
     path.write_text("def init(): ...\ndef run(raw_data): ...\n")
     return path
+
+
+SEQUENCE = SequenceSettings((StateTensor("h", "hn"),))
+NOT_FOR_SEQUENCES: list[tuple[dict[str, Any], str]] = [
+    ({"cache_mb": 1}, "leave cache_mb out"),
+    ({"shadow": {"next": 10}}, "leave shadow out"),
+    ({"pad": {"x": 0}}, "leave pad out"),
+    ({"zipmap": "objects"}, "leave zipmap out"),
+    ({"execution": "graph"}, "leave execution out"),
+    ({"batching": "none"}, "leave batching out"),
+    ({"precision": "fp16"}, "precision fp16 and provider cuda are not for it"),
+    ({"canary": {"stable": 90, "next": 10}}, "canary needs canary_by"),
+]
 
 
 def register(repository: Repository, source: Path, name: str) -> Registered:
@@ -181,11 +178,26 @@ def test_only_a_script_uses_models(
         serve(workspace, leases, path=script, batching="rows")
     with pytest.raises(InvalidSettings, match="digits is no SavedModel: signature is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", signature=("embed",))
-    for name, value in {"late": "refuse", "hold": 0.5}.items():
-        with pytest.raises(InvalidSettings, match="digits has no target_ms: late and hold are for"):
+    for name, value in {"late": "refuse", "hold": 0.5, "admission": "target"}.items():
+        with pytest.raises(InvalidSettings, match="digits has no target_ms: late, hold and admission"):
             serve(workspace, leases, path=tmp_path / "digits.onnx", **{name: value})
+    with pytest.raises(InvalidSettings, match="vouch with cache_scripts: true"):
+        serve(workspace, leases, path=script, cache_mb=1)
+    with pytest.raises(InvalidSettings, match="app keeps no answers: cache_scripts needs cache_mb"):
+        serve(workspace, leases, path=script, cache_scripts=True)
+    with pytest.raises(InvalidSettings, match="digits is no entry script: cache_scripts is for those alone"):
+        serve(workspace, leases, path=tmp_path / "digits.onnx", cache_mb=1, cache_scripts=True)
     with pytest.raises(InvalidSettings, match="app is no ONNX model: zipmap is for those alone"):
         serve(workspace, leases, path=script, zipmap="objects")
+    with pytest.raises(InvalidSettings, match=r"app is an entry script, .* leave state out of its sequence"):
+        serve(workspace, leases, path=script, sequence=SEQUENCE)
+    with pytest.raises(InvalidSettings, match="one request at a time: leave batching out"):
+        serve(workspace, leases, path=script, sequence=SequenceSettings(), batching="merge")
+    with pytest.raises(InvalidSettings, match="digits: sequence needs its state"):
+        serve(workspace, leases, path=tmp_path / "digits.onnx", sequence=SequenceSettings())
+    for more, complaint in NOT_FOR_SEQUENCES:
+        with pytest.raises(InvalidSettings, match=complaint):
+            serve(workspace, leases, path=tmp_path / "digits.onnx", sequence=SEQUENCE, **more)
     with pytest.raises(InvalidSettings, match="environment_variables is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", environment_variables={"A": "1"})
     with pytest.raises(InvalidSettings, match="writes its answers itself: leave non_finite out"):

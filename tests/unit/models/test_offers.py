@@ -27,11 +27,6 @@ from stoker.workspace import Workspace
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path / "workspace").create()
-
-
-@pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A base path with the versions 2, 3 and 10."""
     for version in (2, 3, 10):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PROGRAM_S
 
 from stoker.errors import (
     CorruptModel,
@@ -542,7 +543,7 @@ def first_line(process: "subprocess.Popen[str]") -> str:
 
 def kill(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PROGRAM_S)
 
 
 def test_registering_at_once_gives_two_versions(repository: Repository, script: Path) -> None:
@@ -550,7 +551,7 @@ def test_registering_at_once_gives_two_versions(repository: Repository, script: 
     processes = [start(REGISTER, repository.models_dir, script) for _ in range(3)]
     assert [first_line(process) for process in processes] == ["copying"] * 3
     assert repository.list() == []
-    outputs = [process.communicate("go\n", timeout=20)[0] for process in processes]
+    outputs = [process.communicate("go\n", timeout=PROGRAM_S)[0] for process in processes]
     assert sorted(outputs) == ["1\n", "2\n", "3\n"]
     assert [model.version for model in repository.list()] == [1, 2, 3]
     for model in repository.list():
@@ -566,7 +567,9 @@ def test_many_registrations_at_once_lose_none(repository: Repository, onnx: Path
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    numbers = [int(line) for process in processes for line in process.communicate(timeout=60)[0].split()]
+    numbers = [
+        int(line) for process in processes for line in process.communicate(timeout=PROGRAM_S)[0].split()
+    ]
     assert sorted(numbers) == list(range(1, 61))
 
 
@@ -591,7 +594,7 @@ def test_a_copy_under_way_is_not_swept(repository: Repository, script: Path) -> 
     process = start(REGISTER, repository.models_dir, script)
     assert first_line(process) == "copying"
     repository.register("digits", script, now=NOW)
-    assert process.communicate("go\n", timeout=20)[0] == "2\n"
+    assert process.communicate("go\n", timeout=PROGRAM_S)[0] == "2\n"
     repository.get("digits", 2).verify()
 
 

@@ -346,8 +346,12 @@ def test_model_names_of_a_layout_are_checked(tmp_path: Path) -> None:
         ("model.keras", r'export it as a SavedModel \(model.export\("saved_model"\)\), or write a score.py'),
         ("weights.H5", "export it as a SavedModel"),
         ("model.pt", r"export it \(torch.onnx.export\), or write a score.py"),
+        ("deployment.yaml", "serve a deployment file with --config, or write a score.py"),
         ("model.tar.gz", "unpack it, or write a score.py"),
-        ("model.pkl", r"saved_model.pb\): write a score.py whose init\(\) loads it"),
+        ("model.mar", "unpack it, or write a score.py"),
+        ("model.joblib", r"convert it to ONNX \(skl2onnx.to_onnx\), or write a score.py"),
+        ("models.config", "give it as --model-config-file"),
+        ("model.bin", r"saved_model.pb\): write a score.py whose init\(\) loads it"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path: Path, file: str, hint: str) -> None:

@@ -12,6 +12,9 @@ from stoker.errors import RepositoryError
 from stoker.models.triton_config import TritonConfig, read_triton_config
 from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.settings.model import ModelSettings
+from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
+
+CONTROL = 'sequence_batching { control_input { name: "A" control {'
 
 
 def read(tmp_path: Path, text: str) -> TritonConfig:
@@ -21,6 +24,69 @@ def read(tmp_path: Path, text: str) -> TritonConfig:
     config = read_triton_config(base)
     assert config is not None
     return config
+
+
+def test_the_state_of_sequences_becomes_settings(tmp_path: Path) -> None:
+    """With the sizes that are declared, how many there may be, how long each is kept, and what has no effect."""
+    config = read(
+        tmp_path,
+        """
+        max_batch_size: 8
+        input [
+          { name: "x" data_type: TYPE_FP32 dims: [ 576 ] }, { name: "free" data_type: TYPE_FP32 dims: [ -1 ] }
+        ]
+        sequence_batching {
+          max_sequence_idle_microseconds: 5000000
+          oldest { max_candidate_sequences: 20 max_queue_delay_microseconds: 2000 preferred_batch_size: [ 4 ] }
+          state [
+            { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: [ 2, 64 ]
+              initial_state { name: "zeros" data_type: TYPE_FP32 dims: [ 2, 64 ] zero_data: true } },
+            { input_name: "c" output_name: "cn" data_type: TYPE_FP32 dims: [ -1 ] use_growable_memory: true }
+          ]
+        }
+        """,
+    )
+    assert config.settings == ModelSettings(
+        max_batch_rows=8,
+        max_delay_ms=2.0,
+        sequence=SequenceSettings(
+            (StateTensor("h", "hn", (2, 64)), StateTensor("c", "cn")), {"x": (576,)}, {}, 5.0, 20
+        ),
+    )
+    passed = [note.partition(": ")[2].partition(" is passed over")[0] for note in config.notes]
+    assert passed == [
+        "sequence_batching.state[1].use_growable_memory",
+        "sequence_batching.oldest.preferred_batch_size",
+    ]
+
+
+def test_what_a_model_is_told_of_sequences_becomes_settings(tmp_path: Path) -> None:
+    """Each kind and each type that Triton has; a state that begins with a file has it from its folder."""
+    config = read(
+        tmp_path,
+        """
+        sequence_batching {
+          control_input [
+            { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+            { name: "END" control [ { kind: CONTROL_SEQUENCE_END fp32_false_true: [ 0.5, 2 ] } ] },
+            { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ] } ] },
+            { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] }
+          ]
+          state { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: 2
+                  initial_state { name: "h0" data_type: TYPE_FP32 dims: 2 data_file: "h0.bin" } }
+        }
+        """,
+    )
+    assert config.notes == ()
+    assert config.settings.sequence == SequenceSettings(
+        (StateTensor("h", "hn", (2,), initial=tmp_path / "net" / "initial_state" / "h0.bin"),),
+        controls=(
+            ControlInput("START", "start", 0, 1, "int32"),
+            ControlInput("END", "end", 0.5, 2, "float32"),
+            ControlInput("READY", "ready", 0, 1, "bool"),
+            ControlInput("CORRID", "id", dtype="uint64"),
+        ),
+    )
 
 
 def test_a_folder_without_one_has_none(tmp_path: Path) -> None:
@@ -108,13 +174,40 @@ def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str
         ('platform: "tensorrt_plan"', "the platform 'tensorrt_plan' is not offered, .* provider: tensorrt"),
         ('backend: "fil"', "the backend 'fil' is not offered, .* load the model in a score.py"),
         ('platform: "onnxruntime_onnx" backend: "tensorflow"', "contradict each other"),
-        ('platform: "ensemble" ensemble_scheduling { }', "ensemble_scheduling is not offered: a score.py"),
-        ("sequence_batching { }", "sequence_batching is not offered: Stoker keeps no state"),
+        (
+            'platform: "ensemble" ensemble_scheduling { }',
+            "ensemble_scheduling is not offered: write its steps under pipelines",
+        ),
+        ("sequence_batching { }", "sequence_batching.state is missing"),
+        ('sequence_batching { control_input [{ name: "START" }] }', "name and one control are both needed"),
+        (f"{CONTROL} kind: CONTROL_SEQUENCE_MIDDLE }} }} }}", "kind must be one of CONTROL_SEQUENCE_START"),
+        (f"{CONTROL} kind: CONTROL_SEQUENCE_CORRID }} }} }}", "data_type must be one of TYPE_UINT64"),
+        (f"{CONTROL} int32_false_true: [0] }} }} }}", "needs the two values of one of int32_false_true"),
+        (f"{CONTROL} bool_false_true: [no, yes] }} }} }}", "must be numbers or true and false, not no"),
+        (f"{CONTROL} int64_false_true: [0, 1] }} }} }}", "there is no field .*int64_false_true"),
+        (
+            "sequence_batching { "
+            + 'control_input { name: "A" control { int32_false_true: [0, 1] } } ' * 2
+            + "}",
+            "control_input has two of one name",
+        ),
+        ("sequence_batching { iterative_sequence: true }", "iterative_sequence is not offered"),
+        (
+            'sequence_batching { state [{ input_name: "h" output_name: "hn" '
+            'initial_state { name: "h0" data_file: "../h0" } }] }',
+            "data_file is '../h0'; it must be a name without a folder",
+        ),
+        (
+            'sequence_batching { state [{ input_name: "h" output_name: "hn" '
+            "initial_state { zero_data: true } initial_state { zero_data: true } }] }",
+            "initial_state stands more than once",
+        ),
+        ('sequence_batching { state [{ input_name: "h" }] }', "without input_name or output_name"),
         ("max_batchsize: 8", "there is no field max_batchsize; did you mean max_batch_size?"),
         ("instance_group { cuont: 2 }", r"there is no field instance_group\[0\].cuont; did you mean count?"),
         ("max_batch_size: 8 max_batch_size: 9", "max_batch_size stands more than once"),
         ('max_batch_size: "8"', "max_batch_size must be a whole number, not 8"),
-        ("max_batch_size: -1", "max_batch_size must be a whole number, not -1"),
+        ("max_batch_size: -1", "max_batch_size must be a whole number from 0 up, not -1"),
         ("name: net", "name must be a text in quotes, not net"),
         ("input: 3", "input must be messages in braces"),
         ("input { data_type: TYPE_FP32 dims: 1 }", r"input\[0\].name is missing"),

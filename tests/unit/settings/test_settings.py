@@ -107,12 +107,15 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     given = {
         "host": "::1", "port": 1, "frontends": 2, "device": "cuda:1", "replicas": 3,
         "auth": False, "token_auth": True, "metrics_auth": True, "open_metadata": True, "collect": True,
+            "console": False, "log_format": "json", "access_log_sample": 0.5,
+        "otlp_endpoint": "http://127.0.0.1:4318", "otlp_protocol": "grpc", "trace_ratio": 0.25,
         "max_image_mpx": 2.5,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
         "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
         "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
-        "connection_age_s": 2.5, "keys_dir": "/keys",
+        "connection_age_s": 2.5, "trust_proxy_headers": True, "keys_dir": "/keys",
         "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7, "device_batches": 2,
+        "shared_memory": "admin", "shared_memory_peers": "any",
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()

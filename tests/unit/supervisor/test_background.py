@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from stoker.supervisor.background import Background, in_thread
 from stoker.supervisor.children import Backoff, Child
@@ -46,7 +47,7 @@ def test_a_process_that_cannot_be_started_is_tried_until_it_can(
             started.set()
 
         background.restart("a frontend", ended_child(), Backoff(), start)
-        await asyncio.wait_for(started.wait(), 30)
+        await asyncio.wait_for(started.wait(), PATIENCE_S)
         return tries
 
     assert asyncio.run(scene()) == 4
@@ -139,7 +140,7 @@ def test_a_call_that_hangs_holds_up_neither_its_caller_nor_the_end(fails: bool) 
     def hang() -> None:
         threads.append(threading.current_thread())
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_S)
         if fails:
             raise OSError("the disk is away")
 
@@ -155,4 +156,4 @@ def test_a_call_that_hangs_holds_up_neither_its_caller_nor_the_end(fails: bool) 
     assert thread.is_alive()
     assert thread.daemon, "nor does the process wait for it"
     go_on.set()
-    thread.join(30)
+    thread.join(PATIENCE_S)

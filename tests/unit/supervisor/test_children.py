@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
+from tests.patience import PATIENCE_S, PROGRAM_S
 
 from stoker.control.message_codec import Codec
 from stoker.supervisor.children import Child
@@ -52,7 +53,7 @@ def run():
     for number in (signal.SIGTERM, signal.SIGINT):
         child = subprocess.Popen(["sleep", "60"])
         child.send_signal(number)
-        codes.append(child.wait(30))
+        codes.append(child.wait())
     reading, writing = os.pipe()
     forked = os.fork()
     if not forked:
@@ -101,7 +102,7 @@ def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: py
             ended.set_result,
             variables={"WORDS": "two"},
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await ended is child
         (message,) = said
         return message, child
@@ -134,7 +135,7 @@ def test_a_child_of_which_a_message_was_lost_is_ended(
         child = await Child.start(
             "child", module, CODEC, lambda _, message: said.append(message), ended.set_result
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             with room_for_descriptors(0):
                 await ended
         assert said == []
@@ -148,6 +149,6 @@ def test_a_child_of_which_a_message_was_lost_is_ended(
 def test_what_a_device_process_starts_heeds_signals() -> None:
     """It leaves them to the supervisor, but neither programs that a script calls nor what it forks do."""
     ran = subprocess.run(
-        [sys.executable, "-c", STARTS_OTHERS], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", STARTS_OTHERS], capture_output=True, text=True, timeout=PROGRAM_S, check=True
     )
     assert json.loads(ran.stdout) == [-15, -2, -15]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.puppets import metric_memory
 
 from stoker.control.frontend_messages import Route
 from stoker.errors import (
@@ -33,6 +34,7 @@ from stoker.models.offers import Offer
 from stoker.models.placement import Placement
 from stoker.models.sources import ModelSource
 from stoker.servable import Servable
+from stoker.settings.adjustments import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.takeover import Canary, Parity
 from stoker.supervisor import watch as watch_module
@@ -150,7 +152,9 @@ class PuppetStock:
 
     def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
         self.held.add(number)
-        return self.deployed(offer.name, version, slot, number)
+        return dataclasses.replace(
+            self.deployed(offer.name, version, slot, number), adjustments=offer.adjustments
+        )
 
     def put_back(self, number: int) -> None:
         self.held.discard(number)
@@ -217,9 +221,7 @@ def play(tmp_path: Path) -> Play:
         if with_broken:
             stock.files["faces", 4] = "more weights"
         fleet = PuppetFleet()
-        fd = MetricMemory.create()
-        memory = MetricMemory(fd)
-        os.close(fd)
+        memory = metric_memory()
         broken = {("letters", 2): LoadFailed("letters is no model")} if with_broken else {}
         if with_broken:
             stock.files["letters", 2] = "nonsense"
@@ -293,6 +295,36 @@ def test_a_new_version_takes_over_before_the_old_one_leaves(play: Play) -> None:
         ]
         assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
         assert stage.stock.held == {1}
+
+    play(scene)
+
+
+def test_a_load_can_say_how_a_model_is_batched(play: Play) -> None:
+    """What is served otherwise is loaded anew, once; further versions are so too, until a load says nothing of it."""
+
+    async def scene(stage: Stage) -> None:
+        def served(version: int) -> Adjustments:
+            deployed = stage.catalogue.models["digits"].versions[version].served
+            assert deployed is not None
+            return deployed.adjustments
+
+        wanted = Adjustments(max_batch_rows=4)
+        for _ in range(2):
+            await stage.rollout.load("digits", adjustments=wanted)
+        assert stage.fleet.happened().count("load digits 3") == 1
+        assert served(3) == wanted
+        stage.stock.files["digits", 7] = "new weights"
+        await stage.rollout.load("digits", version=7)
+        assert served(7) == wanted
+        stage.stock.files["digits", 8] = "weights that cannot be loaded"
+        stage.fleet.broken.add(8)
+        with pytest.raises(LoadFailed):
+            await stage.rollout.load("digits", adjustments=Adjustments(instances=2))
+        await stage.rollout.load("digits", version=3)
+        assert served(3) == wanted, "what could not be loaded so changes nothing"
+        del stage.stock.files["digits", 8]
+        await stage.rollout.load("digits")
+        assert served(7) == Adjustments()
 
     play(scene)
 
@@ -614,7 +646,7 @@ def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
     def mark(base: Path) -> tuple[int, int, int]:
         if base.name == "digits":
             hanging.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE_S)
         return labels_mark(base)
 
     monkeypatch.setattr(watch_module, "labels_mark", mark)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PROGRAM_S
 from tests.puppets import BODIES, ROWS
 
 from stoker.models.deployed import Deployed
@@ -21,6 +22,7 @@ from stoker.supervisor.summary import (
     batches_of,
     curl_data,
     device_lines,
+    frontend_line,
     replica_lines,
     sample_file,
     service_lines,
@@ -123,7 +125,9 @@ def test_commands_of_the_summary_can_be_pasted_into_a_shell(
     lines = service_lines(ServerSettings(), workspace, _report(ROWS), "http://[::1]:8080/score")
     (command,) = (line.partition("try")[2].strip() for line in lines if line.startswith("  try"))
     shell = 'curl() { printf "%s\\n" "$@"; }; stoker() { printf "%s|" "$@"; }; ' + command
-    told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=30)
+    told = subprocess.run(
+        ["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=PROGRAM_S
+    )
     assert told.stdout.splitlines() == [
         "-s",
         "-H",
@@ -139,7 +143,7 @@ def test_a_summary_that_cannot_be_written_ends_nothing() -> None:
     code = "from stoker.supervisor.serving import _say; _say('one'); _say('two'); print('three')"
     with Path("/dev/full").open("wb") as full:
         said = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=30
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=PROGRAM_S
         )
     assert said.returncode == 0, said.stderr
     assert said.stderr.count(b"standard output cannot be written (No space left on device)") == 1
@@ -151,7 +155,7 @@ def test_a_summary_that_nobody_reads_any_more_ends_nothing() -> None:
     os.close(reader)
     code = "from stoker.supervisor.serving import _say; _say('one'); _say('two')"
     said = subprocess.run(
-        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=30
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=PROGRAM_S
     )
     os.close(writer)
     assert said.returncode == 0, said.stderr
@@ -171,6 +175,19 @@ def test_processes_that_share_a_device_are_counted() -> None:
         "           2 device processes share the memory of cuda:0",
         "           2 device processes share the cores",
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "said"),
+    [
+        (0, 2, "1 process (by the 2 cores; --frontends chooses)"),
+        (2, 2, "2 processes (as asked for)"),
+        (8, 2, "8 processes (more than the 2 cores: each request takes more CPU than with 1)"),
+    ],
+)
+def test_the_number_of_frontends_is_said_with_its_reason(asked: int, cores: int, said: str) -> None:
+    """Who asks for more than there are cores is told what that costs."""
+    assert frontend_line(asked, cores) == f"  http     {said}"
 
 
 @pytest.mark.parametrize(

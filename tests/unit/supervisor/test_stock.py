@@ -1,12 +1,12 @@
 """What a server writes to its workspace before it loads a model, and what happens where nothing can be written."""
 
+import contextlib
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
-from tests.puppets import BODIES, ROWS
+from tests.puppets import BODIES, ROWS, metric_memory
 from tests.tiny_models import write_doubler
 
 from stoker.control.frontend_rules import ServerRules, ServiceRules
@@ -15,7 +15,6 @@ from stoker.gateway.assembly import assemble
 from stoker.hosting import Hosting
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
-from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
 from stoker.models.placement import place
 from stoker.script_form import ScriptForm
@@ -57,9 +56,7 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     with Stock(settings, workspace, print) as stock:
         stock.take_first()
     assert [file.name for file in workspace.keys_dir.glob("*.keys")] == ["shop.keys"]
-    fd = MetricMemory.create()
-    page = MetricMemory(fd).page(0)
-    os.close(fd)
+    page = metric_memory().page(0)
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, 1000, settings.endpoint)
     rules = ServiceRules(0, "green", 1, "onnx", 0, Terms(), Hosting())
     primary = Keyring(workspace.keys_dir, "shop").show().primary
@@ -97,7 +94,9 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
         assert stock.keys_generation == 7
         assert verifier.verify(f"Bearer {KEY * 2}".encode())
     report = reported(Servable("doubler", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
-    lines = list(service_lines(settings, workspace, report, "http://x/score"))
+    # As in a container: a path without its slash would be one that is nowhere else.
+    with contextlib.chdir("/"):
+        lines = list(service_lines(settings, workspace, report, "http://x/score"))
     assert any(f"keys     from {folder}, followed" in line for line in lines)
 
 

@@ -6,6 +6,7 @@ import logging
 import shlex
 import sys
 from importlib import metadata, util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,7 +33,6 @@ from stoker.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ASKED = [
     "always>=1",
@@ -108,6 +108,12 @@ def test_no_command_names_stoker(extra: str) -> None:
     names = {Requirement(text).name for text in shlex.split(command)}
     assert names
     assert not {name for name in names if "stoker" in name}
+
+
+def test_no_message_has_a_command_of_its_own_for_an_extra() -> None:
+    """What an extra is installed with is said in one place, which knows that Stoker is on no index."""
+    sources = Path(stoker.__file__).parent.rglob("*.py")
+    assert [source for source in sources if "stoker[" in source.read_text(encoding="utf-8")] == []
 
 
 @pytest.fixture
@@ -204,7 +210,7 @@ def test_the_start_says_that_builds_clash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before anything is loaded, so that it stands above whatever fails then."""
-    monkeypatch.setattr(serving, "configure_logging", lambda _: None)
+    monkeypatch.setattr(serving, "configure_logging", lambda _, form: None)
     monkeypatch.setattr(serving, "onnx_clash", lambda: "both are installed")
     nothing = ServerSettings(models=(ModelSettings(path=tmp_path / "nothing.onnx"),))
     with caplog.at_level(logging.WARNING), pytest.raises(OperatorError, match=r"nothing\.onnx"):

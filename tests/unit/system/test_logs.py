@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import logging
 import sys
 
 import pytest
 
-from stoker.system.logs import LimitedHandler, LineFormatter, LineLimit
+from stoker.system.log_settings import LogSettings
+from stoker.system.logs import (
+    JsonFormatter,
+    LimitedHandler,
+    LineFormatter,
+    LineLimit,
+    change_log_settings,
+    configure_logging,
+    log_format,
+    log_settings,
+    with_facts,
+)
 
 FORGED = "2026-01-01T00:00:00.000Z INFO [supervisor] stoker.keys - all is well"
 
@@ -17,12 +29,13 @@ FORGED = "2026-01-01T00:00:00.000Z INFO [supervisor] stoker.keys - all is well"
 class Log:
     """A log that is kept, with a clock that stands still until a test moves it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, formatter: type[LineFormatter] = LineFormatter
+    ) -> None:
         self.stream = io.StringIO()
         monkeypatch.setattr(sys, "stderr", self.stream)
         self.now_s = 0.0
-        self.handler = LimitedHandler(LineLimit(lambda: self.now_s))
-        self.handler.setFormatter(LineFormatter("frontend"))
+        self.handler = LimitedHandler(LineLimit(lambda: self.now_s), formatter("frontend"))
 
     def write(self, message: str, name: str = "stoker.test", **more: object) -> None:
         told = {"name": name, "levelname": "ERROR", "levelno": logging.ERROR, "msg": message}
@@ -79,14 +92,14 @@ def test_what_is_very_long_is_cut(log: Log) -> None:
     assert any(line.startswith("  … (") and line.endswith(" lines)") for line in log.lines())
 
 
-def test_the_id_of_a_request_is_escaped_where_a_script_logs(log: Log) -> None:
-    """Callers choose it; what the script says is its own, as are the lines that it takes."""
-    log.write("a\nb", "of.the.script", request="request \x9b2J: ")
-    log.write("\x1b[1mbold", "stoker.script.print")
+def test_what_a_script_logs_is_escaped_as_the_id_of_its_request_is(log: Log) -> None:
+    """Callers choose it, and may have chosen what the script says: its further lines are indented, none is forged."""
+    log.write(f"a\n{FORGED}", "of.the\n.script", request="request \x9b2J\n: ")
+    log.write("\x1b[1mbold\x85", "stoker.script.print")
     assert log.lines() == [
-        "of.the.script - request \\x9b2J: a",
-        "b",
-        "stoker.script.print - \x1b[1mbold",
+        "of.the\\n.script - request \\x9b2J\\n: a",
+        f"  {FORGED}",
+        "stoker.script.print - \\x1b[1mbold\\x85",
     ]
 
 
@@ -149,3 +162,94 @@ def test_a_log_that_cannot_be_written_costs_records_and_nothing_else(
     told, third = log.lines()
     assert told.startswith("stoker.system.logs - 2 records are left out here")
     assert third == "stoker.test - third"
+
+
+@pytest.fixture
+def json_log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    return Log(monkeypatch, JsonFormatter)
+
+
+def test_a_record_in_json_has_its_facts_as_members(json_log: Log) -> None:
+    """Those that are known, in one line of ASCII; a second look at the value finds nothing that moves a terminal."""
+    facts = with_facts(request_id="id", trace_id="", model="größe", version="3", status=503)
+    json_log.write("bad\n\x1b[2J\x9b\u2028\ud800 größe", created=1.5, **facts)
+    text = json_log.stream.getvalue()
+    assert text.isascii()
+    assert text.count("\n") == 1
+    assert json.loads(text) == {
+        "time": "1970-01-01T00:00:01.500Z",
+        "level": "ERROR",
+        "process": "frontend",
+        "logger": "stoker.test",
+        "message": "bad\\n\\x1b[2J\\x9b\\u2028\\ud800 größe",
+        "request_id": "id",
+        "model": "größe",
+        "version": "3",
+        "status": 503,
+    }
+
+
+def test_a_traceback_in_json_is_a_member_and_goes_before_its_record(json_log: Log) -> None:
+    """Its lines are escaped and keep their ends; where only one line has room, the record is there without it."""
+    json_log.fail(ValueError("boom\x9b"))
+    trace = json.loads(json_log.stream.getvalue())["traceback"]
+    assert trace.splitlines()[0] == "Traceback (most recent call last):"
+    assert trace.splitlines()[-1] == "ValueError: boom\\x9b"
+    for _ in range(600):
+        json_log.fail(ValueError("boom"))
+    last = json.loads(json_log.stream.getvalue().splitlines()[-1])
+    assert last["message"].startswith("it failed (")
+    assert last["message"].endswith("lines about it are left out)")
+    assert "traceback" not in last
+
+
+def test_the_trace_of_a_request_is_in_its_lines_as_text(log: Log) -> None:
+    """It stands behind the message."""
+    log.write("it failed", **with_facts(trace_id="ab" * 16))
+    assert log.lines() == [f"stoker.test - it failed (trace {'ab' * 16})"]
+
+
+@pytest.mark.parametrize(
+    ("said", "formatter"), [("JSON", JsonFormatter), ("xml", LineFormatter), ("", LineFormatter)]
+)
+def test_a_process_logs_as_its_server_does(
+    said: str, formatter: type[LineFormatter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment says how, and text is for whatever else it says."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setenv("STOKER_LOG_FORMAT", said)
+    level = root.level
+    try:
+        configure_logging("device")
+    finally:
+        root.setLevel(level)
+    assert type(root.handlers[0].formatter) is formatter
+    assert log_format() == ("json" if formatter is JsonFormatter else "text"), (
+        "what it tells its own children"
+    )
+
+
+def test_what_the_log_has_can_be_changed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level by itself, but nothing hides what is critical; and the form, for all lines from then on."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [log.handler])
+    change_log_settings(LogSettings(info=False, error=False))
+    for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        log.write(name, levelno=logging.getLevelNamesMapping()[name])
+    assert [line.rpartition(" ")[2] for line in log.lines()] == ["DEBUG", "WARNING", "CRITICAL"]
+    settings = LogSettings(form="json")
+    change_log_settings(settings)
+    log.write("all is well")
+    assert json.loads(log.lines()[-1])["process"] == "frontend"
+    assert log_settings() == settings
+
+
+def test_a_verbose_log_has_no_more_of_libraries() -> None:
+    """Below INFO only the server's own records are written: those of libraries have heads of requests, with keys."""
+    try:
+        change_log_settings(LogSettings(verbose_level=1))
+        assert logging.getLogger("stoker.gateway").isEnabledFor(logging.DEBUG)
+        assert not logging.getLogger("hpack").isEnabledFor(logging.DEBUG)
+    finally:
+        change_log_settings(LogSettings())
+    assert logging.getLogger("stoker").level == logging.NOTSET

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.live_server import wait_until
+from tests.patience import PROGRAM_S
 
 from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL
 
@@ -24,7 +25,7 @@ def test_cores_have_no_memory() -> None:
         f"subprocess.run([sys.executable, '-c', {show!r}], start_new_session=True)"
     )
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PROGRAM_S
     )
     assert told.stdout.split() == ["00000000"] * 2
 
@@ -64,7 +65,7 @@ hang()
 
 def test_writing_the_stacks_of_running_threads_ends_no_process() -> None:
     """However often it is asked to: nobody runs while their frames are read."""
-    asked = subprocess.run([sys.executable, "-c", _RUNS], capture_output=True, timeout=60, check=False)
+    asked = subprocess.run([sys.executable, "-c", _RUNS], capture_output=True, timeout=PROGRAM_S, check=False)
     assert asked.returncode == 0
     assert b"in work" in asked.stderr
     assert b"in join" in asked.stderr

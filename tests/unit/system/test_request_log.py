@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import io
+import json
 import logging
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 
+from tests.patience import PATIENCE_S
+
+from stoker.system.log_settings import LogFormat
 from stoker.system.logs import configure_logging
 from stoker.system.request_log import open_request_log, requests_in_log
 
@@ -18,7 +22,7 @@ Lines = Callable[[], list[str]]
 
 
 @contextlib.contextmanager
-def script_process() -> Iterator[Lines]:
+def script_process(form: LogFormat = "text") -> Iterator[Lines]:
     """Log as the process of a script does, and read the lines, each without its time; then all is as it was.
 
     No fixture: pytest takes the streams back between a fixture and its test.
@@ -29,9 +33,10 @@ def script_process() -> Iterator[Lines]:
     root.handlers = []
     sys.stdout, sys.stderr = io.StringIO(), stream
     try:
-        configure_logging("device")
-        open_request_log()
-        yield lambda: [line.partition(" ")[2] for line in stream.getvalue().splitlines()]
+        configure_logging("device", form=form)
+        open_request_log({"model": "churn", "version": "2"})
+        cut = " " if form == "text" else "{"
+        yield lambda: [line.partition(cut)[2] for line in stream.getvalue().splitlines()]
     finally:
         root.handlers, sys.stdout, sys.stderr = before
         root.setLevel(level)
@@ -119,9 +124,9 @@ def test_requests_on_different_threads_are_told_apart() -> None:
 
         def serve(request_id: bytes) -> None:
             with requests_in_log(request_id):
-                both.wait(10)
+                both.wait(PATIENCE_S)
                 print(f"serving {request_id.decode()}")
-                both.wait(10)
+                both.wait(PATIENCE_S)
 
         threads = [threading.Thread(target=serve, args=(request_id,)) for request_id in (b"x", b"y")]
         for thread in threads:
@@ -160,3 +165,28 @@ def test_the_streams_can_be_used_as_files() -> None:
         sys.stdout.writelines(["d\n"])
         sys.stdout.flush()
         assert len(lines()) == 2
+
+
+def test_in_json_lines_of_a_script_say_model_version_and_requests() -> None:
+    """One id, or those of all requests that are run together; what the script says by `extra` adds nothing."""
+    logger = logging.getLogger("of the script")
+    with script_process("json") as lines:
+        with requests_in_log(b"id\x9b"):
+            print("hello\x1b[1m")
+        with requests_in_log(b"a", b"b"):
+            logger.warning("two\nlines", extra={"facts": {"status": object()}, "request": "forged"})
+        logger.info("idle")
+        shown = [json.loads("{" + line) for line in lines()]
+    for line in shown:
+        assert (line.pop("model"), line.pop("version"), line.pop("process")) == ("churn", "2", "device")
+        del line["time"]
+    assert shown == [
+        {
+            "level": "INFO",
+            "logger": "stoker.script.print",
+            "message": "hello\\x1b[1m",
+            "request_id": "id\\x9b",
+        },
+        {"level": "WARNING", "logger": "of the script", "message": "two\nlines", "request_ids": ["a", "b"]},
+        {"level": "INFO", "logger": "of the script", "message": "idle"},
+    ]

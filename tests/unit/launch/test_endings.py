@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.puppet_engine import exited
 
-from stoker.launch.verdict import verdict
+from stoker.launch.endings import observations
 from stoker.runs.failures import FailureCode
 from stoker.runs.states import CancelAsked, Ended, Lost, Refused, TimeUp
 
@@ -33,20 +33,42 @@ KILLED = {"outcome": "signalled", "exit_status": None}
 )
 def test_each_failure_has_its_code(report: dict[str, Any], code: str, words: str) -> None:
     """A status, an exception, a signal and a lack of memory are told apart."""
-    (observation,) = verdict(report, 60)
+    (observation,) = observations(report, 60)
     assert isinstance(observation, Ended)
     assert observation.failure is not None
     assert observation.failure.code == code
     assert words in observation.failure.message
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        "tensorflow.python.summary.tb_summary.TBNotInstalledError: TensorBoard is not installed, missing "
+        "implementation for tf.summary.scalar",
+        "ModuleNotFoundError: No module named 'tensorboard.plugins'",
+    ],
+)
+def test_a_lack_of_tensorboard_says_what_to_install(last: str) -> None:
+    """It is MLflow that needs it, which the script does not show; other exceptions have no advice."""
+    (observation,) = observations(exited(1, traceback=f"T\n{last}"), 60)
+    assert isinstance(observation, Ended)
+    assert observation.failure is not None
+    assert observation.failure.message == last
+    assert "pip install tensorboard" in observation.failure.hint
+    assert "mlflow.tensorflow.autolog needs it" in observation.failure.hint
+    (other,) = observations(exited(1, traceback="T\nKeyError: 'x'"), 60)
+    assert isinstance(other, Ended)
+    assert other.failure is not None
+    assert other.failure.hint == ""
+
+
 def test_other_ends_are_other_observations() -> None:
     """A good end, a stop, the end of the time, a lost lease, and a start that was none."""
-    assert verdict(exited(0), 60) == [Ended(0, None, 5)]
-    stopped = verdict(exited(0, outcome="stopped", reason="canceled", signal="SIGTERM"), 60)
+    assert observations(exited(0), 60) == [Ended(0, None, 5)]
+    stopped = observations(exited(0, outcome="stopped", reason="canceled", signal="SIGTERM"), 60)
     assert stopped == [CancelAsked("canceled"), Ended(-15, None, 5)]
-    assert verdict(exited(0, outcome="timed_out"), 60)[0] == TimeUp(60)
-    assert isinstance(verdict(exited(0, outcome="lease_lost"), 60)[0], Lost)
-    (refused,) = verdict(exited(0, outcome="not_started", reason="there is no folder x"), 60)
+    assert observations(exited(0, outcome="timed_out"), 60)[0] == TimeUp(60)
+    assert isinstance(observations(exited(0, outcome="lease_lost"), 60)[0], Lost)
+    (refused,) = observations(exited(0, outcome="not_started", reason="there is no folder x"), 60)
     assert isinstance(refused, Refused)
     assert refused.failure.message == "there is no folder x"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.runs.states import CancelAsked, Ended, Lost, Observation, Refused, TimeUp
 
-__all__ = ["INTERRUPTED", "verdict"]
+__all__ = ["INTERRUPTED", "observations"]
 
 INTERRUPTED: Final = RunFailure(
     FailureCode.INTERRUPTED,
@@ -18,7 +18,7 @@ INTERRUPTED: Final = RunFailure(
 _SIGNALS: Final = {"SIGSEGV": -11, "SIGKILL": -9, "SIGTERM": -15, "SIGINT": -2, "SIGABRT": -6, "SIGBUS": -7}
 
 
-def verdict(report: Mapping[str, Any], limit_s: float) -> list[Observation]:
+def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]:
     """Return what the runner has seen when an attempt has ended so.
 
     Args:
@@ -58,7 +58,8 @@ def _failed(report: Mapping[str, Any], status: int) -> RunFailure:
         return _out_of_memory(report)
     traceback = str(report.get("traceback") or "").strip()
     if traceback:
-        return RunFailure(FailureCode.SCRIPT_FAILED, traceback.splitlines()[-1], "", details)
+        message = traceback.splitlines()[-1]
+        return RunFailure(FailureCode.SCRIPT_FAILED, message, _advice(message), details)
     lines = [str(line) for line in report.get("last_lines") or ()]
     said = f"; its last line: {lines[-1]}" if lines else ""
     return RunFailure(
@@ -67,6 +68,18 @@ def _failed(report: Mapping[str, Any], status: int) -> RunFailure:
         "stoker runs logs RUN",
         details,
     )
+
+
+def _advice(message: str) -> str:
+    """What can be done about an exception, given its line in a traceback; empty where nothing is known."""
+    # TensorFlow does not ask for it any more. With it missing, a script ends after its first epoch.
+    if "TBNotInstalledError" in message or "No module named 'tensorboard" in message:
+        return (
+            "install tensorboard beside TensorFlow (pip install tensorboard), or name it in the file of "
+            "--environment: mlflow.tensorflow.autolog needs it as TensorBoard's callback does; mlflow.keras.autolog "
+            "works without"
+        )
+    return ""
 
 
 def _killed(report: Mapping[str, Any]) -> RunFailure:

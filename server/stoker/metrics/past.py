@@ -1,0 +1,207 @@
+"""What the counters were in each of the last fifteen minutes' seconds: one ring in shared memory behind the pages.
+
+The supervisor writes a step a second; any frontend reads them. Steps hold counters as they are, so that whoever
+reads takes differences, and a step that is missing costs nothing but detail. Only the parts of models and processes
+that are there take memory: about 1 MiB for each version that has been served.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stoker.gpu.facts import GpuReading
+from stoker.metrics.layout import (
+    DEVICE_SLOTS,
+    HELD_REQUESTS_BLOCK,
+    MEMORY_BYTES,
+    MODEL_SLOTS,
+    PADDING_BLOCK,
+    PAGES,
+    READY_REPLICAS_BLOCK,
+    REJECTED_BLOCK,
+    ROW_COMPUTE_BLOCK,
+    SLOT_WORDS,
+    TARGET_REASONS_BLOCK,
+)
+
+__all__ = ["PAST_END", "STEPS", "Past", "ProcessReading", "Steps"]
+
+STEPS: Final = 900
+"""How many steps can be read; a step is a second."""
+_RING: Final = STEPS + 60
+"""What is being read is not overwritten for a minute."""
+
+_KEPT: Final = np.concatenate(
+    [
+        np.arange(READY_REPLICAS_BLOCK.end),
+        *(
+            np.arange(block.offset, block.end)
+            for block in (ROW_COMPUTE_BLOCK, PADDING_BLOCK, HELD_REQUESTS_BLOCK, TARGET_REASONS_BLOCK)
+        ),
+    ]
+)
+"""The words of a slot that are kept of each step."""
+_GPU_FIELDS: Final = (
+    "utilization_percent", "memory_used_bytes", "memory_total_bytes", "power_mw", "power_limit_mw", "temperature_c",
+)  # fmt: skip
+_GPU_WORDS: Final = 1 + len(_GPU_FIELDS)
+_SERVER_WORDS: Final = 3 + DEVICE_SLOTS * _GPU_WORDS
+_PROCESS_WORDS: Final = 3
+_UNKNOWN: Final = -1
+
+
+def _pages(words: int) -> int:
+    return -(-8 * words // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+_SERVER_BYTES: Final = _pages(1) + _pages(_RING * _SERVER_WORDS)
+_MODEL_BYTES: Final = _pages(_RING * len(_KEPT))
+_PROCESS_BYTES: Final = _pages(_RING * _PROCESS_WORDS)
+_PAST_BYTES: Final = _SERVER_BYTES + MODEL_SLOTS * _MODEL_BYTES + PAGES * _PROCESS_BYTES
+PAST_END: Final = MEMORY_BYTES + _PAST_BYTES
+"""Where it ends in the file of the metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """A process at one moment.
+
+    Attributes:
+        page: Its page of the metrics.
+        pid: Its process id.
+        cpu_ms: Processor time that it has had.
+        memory_bytes: Its resident memory.
+    """
+
+    page: int
+    pid: int
+    cpu_ms: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps that were read, the oldest first, with one before them that their differences begin at.
+
+    Attributes:
+        last: The number of the latest step; 0 if there is none.
+        time_ms: When each was, in milliseconds since 1970: `int64[steps]`.
+        restarts: Restarts so far of device processes and frontends: `int64[steps, 2]`.
+        slots: The counters of the slots that were asked for, those of all added up, with 0 for words that are not
+            kept: `int64[steps, SLOT_WORDS]`.
+    """
+
+    last: int
+    time_ms: np.ndarray
+    restarts: np.ndarray
+    slots: np.ndarray
+    _gpus: np.ndarray
+    _processes: np.ndarray
+
+    def processes(self) -> dict[int, np.ndarray]:
+        """By page what is known of each process that ran in the last step: `int64[steps, 3]` with pid, ms, bytes."""
+        if not len(self.time_ms):
+            return {}
+        return {page: self._processes[page] for page in np.flatnonzero(self._processes[:, -1, 0]).tolist()}
+
+    def gpus(self) -> dict[int, dict[str, list[int | None]]]:
+        """By index and quantity what was read of each GPU that was there in the last step; None where nothing was."""
+        found = {}
+        for index in range(DEVICE_SLOTS):
+            words = self._gpus[:, index]
+            if len(words) and words[-1, 0]:
+                found[index] = {
+                    name: [None if value == _UNKNOWN else value for value in words[:, 1 + place].tolist()]
+                    for place, name in enumerate(_GPU_FIELDS)
+                }
+        return found
+
+
+class Past:
+    """The ring; one process writes it, any may read."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the file of the metrics; `fd` may be closed afterwards."""
+        self._memory = mmap.mmap(fd, _PAST_BYTES, offset=MEMORY_BYTES)
+        words = np.frombuffer(self._memory, np.int64)
+        self._head = words[:1]
+        self._server = words[_pages(1) // 8 :][: _RING * _SERVER_WORDS].reshape(_RING, _SERVER_WORDS)
+        models = words[_SERVER_BYTES // 8 :][: MODEL_SLOTS * _MODEL_BYTES // 8].reshape(MODEL_SLOTS, -1)
+        self._models = models[:, : _RING * len(_KEPT)].reshape(MODEL_SLOTS, _RING, len(_KEPT))
+        processes = words[-(PAGES * _PROCESS_BYTES // 8) :].reshape(PAGES, -1)
+        self._processes = processes[:, : _RING * _PROCESS_WORDS].reshape(PAGES, _RING, _PROCESS_WORDS)
+        self._slots: set[int] = set()
+        self._pages: set[int] = set()
+
+    @property
+    def last(self) -> int:
+        """The number of the latest step; 0 if there is none."""
+        return int(self._head[0])
+
+    def record(
+        self,
+        time_ms: int,
+        slots: np.ndarray,
+        restarts: Sequence[int],
+        gpus: Iterable[GpuReading],
+        processes: Iterable[ProcessReading],
+    ) -> None:
+        """Write a step.
+
+        Args:
+            time_ms: The time, in milliseconds since 1970.
+            slots: The counters of all slots: `int64[MODEL_SLOTS, SLOT_WORDS]`.
+            restarts: Restarts so far of device processes and of frontends.
+            gpus: What was last read of the GPUs.
+            processes: The processes of the server.
+        """
+        place = (self.last + 1) % _RING
+        server = self._server[place]
+        server[:] = 0
+        server[:3] = (time_ms, *restarts)
+        for gpu in gpus:
+            if gpu.index < DEVICE_SLOTS:
+                values = (getattr(gpu, name) for name in _GPU_FIELDS)
+                start = 3 + gpu.index * _GPU_WORDS
+                known = (_UNKNOWN if value is None else value for value in values)
+                server[start : start + _GPU_WORDS] = (1, *known)
+        # A slot or page that was never used takes no memory; one that is not any more has to be overwritten.
+        self._slots.update(np.flatnonzero(slots.any(axis=1)).tolist())
+        for slot in self._slots:
+            if (
+                slots[slot, : REJECTED_BLOCK.end] < self._models[slot, place - 1, : REJECTED_BLOCK.end]
+            ).any():
+                # Counters never fall: another version has got the slot, and this past is not its own.
+                self._models[slot] = 0
+            self._models[slot, place] = slots[slot, _KEPT]
+        readings = {process.page: process for process in processes}
+        self._pages.update(readings)
+        for page in self._pages:
+            reading = readings.get(page)
+            self._processes[page, place] = (
+                (0, 0, 0) if reading is None else (reading.pid, reading.cpu_ms, reading.memory_bytes)
+            )
+        # Last, so that nobody reads half a step.
+        self._head[0] = self.last + 1
+
+    def read(self, slots: Iterable[int], since: int = 0) -> Steps:
+        """Return the steps after `since`, with the one before them where there is one.
+
+        Args:
+            slots: The slots whose counters are added up.
+            since: The number of a step; 0 reads all that there are.
+        """
+        last = self.last
+        first = max(1, last - STEPS, min(since, last))
+        places = np.arange(first if last else 1, last + 1) % _RING
+        server = self._server[places]
+        counters = np.zeros((len(places), SLOT_WORDS), np.int64)
+        for slot in slots:
+            counters[:, _KEPT] += self._models[slot, places]
+        gpus = server[:, 3:].reshape(-1, DEVICE_SLOTS, _GPU_WORDS)
+        return Steps(last, server[:, 0], server[:, 1:3], counters, gpus, self._processes[:, places])

@@ -1,0 +1,124 @@
+"""Triton's ensembles, as the pipelines that they are: folders of a model repository whose `config.pbtxt` has steps.
+
+The fields are those of `ModelConfig` and `ModelEnsembling` in Triton's `model_config.proto`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import InvalidSettings
+from stoker.models.pbtxt import PbtxtError, parse
+from stoker.models.pbtxt_fields import Fields, WrongField
+from stoker.models.triton_config import CONFIG_FILE
+from stoker.names import checked_name
+from stoker.pipelines.definition import VERSION, Pipeline, Step, named_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from stoker.models.sources import Broken
+    from stoker.settings.model import ModelSettings
+
+__all__ = ["ensembles_of", "is_ensemble"]
+
+_SCHEDULING = "ensemble_scheduling"
+
+
+def is_ensemble(base: Path) -> bool:
+    """Whether a folder of a model repository is an ensemble, and holds no model; what cannot be read is none."""
+    return _fields_of(base) is not None
+
+
+def _fields_of(base: Path) -> Fields | None:
+    """What a folder's file says if it is an ensemble."""
+    try:
+        text = (base / CONFIG_FILE).read_text(encoding="utf-8-sig")
+        # Most folders are models, whose files somebody else parses.
+        message = parse(text) if _SCHEDULING in text else {}
+    except (OSError, UnicodeDecodeError, PbtxtError):
+        return None
+    return Fields(message, "") if _SCHEDULING in message else None
+
+
+def ensembles_of(models: Iterable[ModelSettings], broken: Broken | None = None) -> tuple[Pipeline, ...]:
+    """Return the ensembles in the model repositories among what is to be served, in the order of their names.
+
+    Args:
+        models: What is to be served.
+        broken: Receives why malformed ones are left out, and the others are optional; without it the first of them is
+            an error.
+
+    Raises:
+        InvalidSettings: One of them is malformed; the message says where.
+    """
+    repositories = [model.path for model in models if model.path is not None and model.path.is_dir()]
+    bases = [base for repository in repositories for base in sorted(repository.iterdir())]
+    found = []
+    for base in bases:
+        fields = _fields_of(base)
+        if fields is None:
+            continue
+        try:
+            found.append(dataclasses.replace(_read(base, fields), optional=broken is not None))
+        except InvalidSettings as error:
+            if broken is None:
+                raise
+            broken[base.name, VERSION] = error
+    return tuple(found)
+
+
+def _read(base: Path, fields: Fields) -> Pipeline:
+    try:
+        return _pipeline(base, fields)
+    except WrongField as error:
+        raise InvalidSettings(f"{CONFIG_FILE} of {base.name}: {error}") from None
+
+
+def _pipeline(base: Path, fields: Fields) -> Pipeline:
+    name = fields.text("name") or base.name
+    if name != base.name:
+        raise WrongField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
+    scheduling = fields.message(_SCHEDULING)
+    steps = [] if scheduling is None else [_step(one) for one in scheduling.messages("step")]
+    if not steps:
+        raise WrongField(f"{_SCHEDULING} has no step")
+    inputs, outputs = (tuple(_names(fields, side)) for side in ("input", "output"))
+    return Pipeline(
+        checked_name(name, "pipeline"),
+        named_steps(steps),
+        inputs or None,
+        outputs or None,
+    )
+
+
+def _names(fields: Fields, side: str) -> Iterator[str]:
+    for one in fields.messages(side):
+        name = one.text("name")
+        if not name:
+            raise WrongField(f"{one.place}name is missing")
+        yield name
+
+
+def _step(fields: Fields) -> Step:
+    fields.check_known("model_name", "model_version", "input_map", "output_map", "model_namespace")
+    model = fields.text("model_name")
+    if not model:
+        raise WrongField(f"{fields.place}model_name is missing")
+    # -1 is their word for the newest.
+    version = next((number for number in fields.sizes("model_version") if number >= 0), None)
+    return Step("", model, version, None, _map(fields, "input_map"), _map(fields, "output_map"))
+
+
+def _map(fields: Fields, side: str) -> dict[str, str]:
+    named = {}
+    for entry in fields.messages(side):
+        key, value = entry.text("key"), entry.text("value")
+        if not key or not value:
+            raise WrongField(f"{entry.place}key and value are both needed")
+        named[key] = value
+    if not named:
+        raise WrongField(f"{fields.place}{side} is missing")
+    return named

@@ -1,0 +1,56 @@
+"""What Triton's configuration says of batching when it comes with a load: as JSON, not as `config.pbtxt`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stoker.models.pbtxt import Message, Value, Word
+from stoker.models.pbtxt_fields import Fields, WrongField
+from stoker.models.triton_config import batching_settings
+from stoker.settings.adjustments import Adjustments
+from stoker.settings.model import model_settings
+
+__all__ = ["ADJUSTED", "adjustments_of"]
+
+ADJUSTED: Final = ("max_batch_size", "dynamic_batching", "instance_group")
+"""The fields that are heeded."""
+
+
+def adjustments_of(config: Mapping[str, Any], source: str) -> Adjustments:
+    """Return how a model is to be batched, and where it is to run; what does not count is passed over.
+
+    Args:
+        config: The configuration as protobuf's JSON has it, where 64 bits are a text.
+        source: What errors call it.
+
+    Raises:
+        WrongField: A field has a value that it cannot have.
+        InvalidSettings: A number is out of bounds.
+    """
+    try:
+        fields = Fields(_message({name: config[name] for name in ADJUSTED if name in config}), "")
+    except RecursionError:
+        raise WrongField("it is nested too deeply") from None
+    settings = model_settings(batching_settings(fields, lambda *_: None), source)
+    names = (field.name for field in dataclasses.fields(Adjustments))
+    return Adjustments(**{name: getattr(settings, name) for name in names})
+
+
+def _message(values: Mapping[str, Any]) -> Message:
+    return {
+        name: [_value(name, one) for one in (value if isinstance(value, list) else [value])]
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _value(name: str, value: Any) -> Value:
+    if isinstance(value, Mapping):
+        return _message(value)
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() and value.isascii() and len(value) < 20 else Word(value)
+    if isinstance(value, bool | int | float):
+        return value
+    raise WrongField(f"{name} cannot be {type(value).__name__}")

@@ -1,0 +1,170 @@
+"""A pipeline joined with the signatures of its models: which tensor goes where, and what callers send and get."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stoker.pipelines.graph import Graph, Links
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+
+if TYPE_CHECKING:
+    from stoker.pipelines.definition import Pipeline, Step
+
+__all__ = ["JoinedPipeline", "check_names", "join"]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPipeline:
+    """A pipeline that can run.
+
+    Attributes:
+        pipeline: What was said of it.
+        graph: Which step waits for which.
+        links: By step what it takes and gives.
+        infos: By step its inputs, as its model declares them, by their names.
+        models: By step the signature of its model.
+        signature: What callers see.
+    """
+
+    pipeline: Pipeline
+    graph: Graph
+    links: tuple[Links, ...]
+    infos: tuple[Mapping[str, TensorInfo], ...]
+    models: tuple[Signature, ...]
+    signature: Signature
+
+
+def check_names(pipeline: Pipeline) -> None:
+    """Find what is wrong with a pipeline whatever its models are, as far as all of its tensors are named.
+
+    Raises:
+        InvalidSettings: As `Graph.of`.
+    """
+    if pipeline.is_explicit:
+        Graph.of(pipeline, [Links(step.inputs or {}, step.outputs or {}) for step in pipeline.steps])
+
+
+def join(pipeline: Pipeline, models: Sequence[Signature]) -> JoinedPipeline:
+    """Join a pipeline with the signatures of its models, in the order of its steps.
+
+    Raises:
+        InvalidSettings: Something does not fit; the message says what, in one sentence.
+    """
+    sides = [_tensors(pipeline, step, model) for step, model in zip(pipeline.steps, models, strict=True)]
+    links = tuple(_links(pipeline, step, side) for step, side in zip(pipeline.steps, sides, strict=True))
+    graph = Graph.of(pipeline, links)
+    infos = tuple({info.name: info for info in side.inputs} for side in sides)
+    inputs, outputs = _ends(pipeline, graph, links, sides)
+    signature = _signature(pipeline, models, inputs, outputs, batched=all(side.batched for side in sides))
+    return JoinedPipeline(pipeline, graph, links, infos, tuple(models), signature)
+
+
+def _tensors(pipeline: Pipeline, step: Step, model: Signature) -> ModelTensors:
+    tensors = model.model_tensors
+    if tensors is None:
+        raise pipeline.wrong(
+            f"{step.name} is an entry script that takes whole requests, not tensors; decorate its run with "
+            "stoker.batched, so that it takes and gives arrays"
+        )
+    return tensors
+
+
+def _links(pipeline: Pipeline, step: Step, tensors: ModelTensors) -> Links:
+    inputs, outputs = [info.name for info in tensors.inputs], [info.name for info in tensors.outputs]
+    takes = {name: name for name in inputs} if step.inputs is None else step.inputs
+    gives = {name: name for name in outputs} if step.outputs is None else step.outputs
+    for said, there, side in ((takes, inputs, "input"), (gives, outputs, "output")):
+        unknown = next((name for name in said if name not in there), None)
+        if unknown is not None:
+            raise pipeline.wrong(f"{step.name} has no {side} {unknown!r}; it has: {', '.join(there)}")
+    missing = next((name for name in inputs if name not in takes), None)
+    if missing is not None:
+        raise pipeline.wrong(f"nothing is said of the input {missing!r} of {step.name}; name its tensor")
+    return Links(takes, gives)
+
+
+def _ends(
+    pipeline: Pipeline, graph: Graph, links: Sequence[Links], sides: Sequence[ModelTensors]
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """What callers send and get, as the steps declare it; raises where a step cannot take what another one gives."""
+    known: dict[str, tuple[TensorInfo, str]] = {}
+    for step, link, side in zip(pipeline.steps, links, sides, strict=True):
+        for info in side.outputs:
+            if info.name in link.gives:
+                known[link.gives[info.name]] = (info, f"{step.name} gives {info}")
+    for step, link, side in zip(pipeline.steps, links, sides, strict=True):
+        for info in side.inputs:
+            tensor = link.takes[info.name]
+            given, said = known.setdefault(tensor, (info, f"{step.name} takes {info}"))
+            if not _fits(given, info):
+                raise pipeline.wrong(
+                    f"the tensor {tensor!r} does not fit: {said}, and {step.name} takes {info}"
+                )
+            if tensor in graph.inputs:
+                known[tensor] = (_narrower(given, info), said)
+    inputs, outputs = (
+        tuple(dataclasses.replace(known[tensor][0], name=tensor) for tensor in tensors)
+        for tensors in (graph.inputs, graph.outputs)
+    )
+    return inputs, outputs
+
+
+def _fits(given: TensorInfo, taken: TensorInfo) -> bool:
+    """Whether there are arrays that are both."""
+    if given.dtype != taken.dtype:
+        return False
+    if given.any_rank or taken.any_rank:
+        return True
+    return len(given.shape) == len(taken.shape) and all(
+        one == other or -1 in (one, other) for one, other in zip(given.shape, taken.shape, strict=True)
+    )
+
+
+def _narrower(one: TensorInfo, other: TensorInfo) -> TensorInfo:
+    """What both take: of a size that one of them leaves free, the other's counts."""
+    if one.any_rank:
+        return other
+    if other.any_rank:
+        return one
+    sizes = tuple(max(pair) for pair in zip(one.shape, other.shape, strict=True))
+    return dataclasses.replace(one, shape=sizes)
+
+
+def _signature(
+    pipeline: Pipeline,
+    models: Sequence[Signature],
+    inputs: tuple[TensorInfo, ...],
+    outputs: tuple[TensorInfo, ...],
+    *,
+    batched: bool,
+) -> Signature:
+    sequences = any(model.sequences for model in models)
+    if any(model.takes != "rows" for model in models):
+        # A row of any of them has room for a whole request.
+        size_bytes = max(spec.shape[0] for model in models for spec in model.inputs if spec.variable)
+        row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
+        return Signature(row, row, "tensors", tensors=ModelTensors(inputs, outputs, batched, sequences))
+    texts = [info.name for info in outputs if info.dtype == "string"]
+    if texts and len(outputs) > 1:
+        raise pipeline.wrong(
+            f"the output {texts[0]!r} is JSON that a script writes, and has to be the only output; leave the others "
+            "out, or let the script give an array"
+        )
+    given = (_text(texts[0], models),) if texts else _specs(outputs)
+    return Signature(_specs(inputs), given, sequences=sequences)
+
+
+def _specs(infos: Sequence[TensorInfo]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(info.name, info.dtype, info.shape[1:], labels=info.labels, as_objects=info.as_objects)
+        for info in infos
+    )
+
+
+def _text(name: str, models: Sequence[Signature]) -> TensorSpec:
+    """The rows of an output that holds texts: those of the model whose rows have most room for them."""
+    rooms = [spec.shape[0] for model in models for spec in model.outputs if spec.variable]
+    return TensorSpec(name, "uint8", (max(rooms),), variable=True)

@@ -1,0 +1,100 @@
+"""Spans to a receiver of OTLP, over HTTP or gRPC, by OpenTelemetry's SDK: the one module that knows it.
+
+Beside the endpoint, what the SDK reads of the environment holds: headers, certificates, compression, timeouts, the
+attributes of the resource.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace.status import Status, StatusCode
+
+from stoker import __version__
+from stoker.settings.otlp import OtlpProtocol
+from stoker.supervisor.spans import Span
+
+__all__ = ["OtlpExporter"]
+
+_PATH: Final = "/v1/traces"
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_FAILED: Final = Status(StatusCode.ERROR)
+_UNSET: Final = Status(StatusCode.UNSET)
+_NAME: Final = "service.name"
+
+
+class OtlpExporter:
+    """Sends spans; for one thread, but for `close`.
+
+    Args:
+        endpoint: The receiver's address, with or without the path of traces; None takes that of the environment.
+        protocol: What it is spoken to in.
+    """
+
+    def __init__(self, endpoint: str | None, protocol: OtlpProtocol = "http/protobuf") -> None:
+        # It says each time what went wrong; whoever sends does, now and then.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._exporter = _over_grpc(endpoint) if protocol == "grpc" else _over_http(endpoint)
+        self._resource = _resource()
+        self._scope = InstrumentationScope("stoker", __version__)
+
+    def send(self, spans: Sequence[Span]) -> bool:
+        """Whether they were taken; tried for as long as `OTEL_EXPORTER_OTLP_TIMEOUT` says, 10 s."""
+        readable = [self._readable(span) for span in spans]
+        return bool(self._exporter.export(readable) is SpanExportResult.SUCCESS)
+
+    def close(self) -> None:
+        """Give up what is being sent."""
+        self._exporter.shutdown()
+
+    def _readable(self, span: Span) -> ReadableSpan:
+        # Not by a tracer: it would ask the clock, its sampler and its locks for what is known already.
+        return ReadableSpan(
+            span.name,
+            _context(span.trace_id, span.span_id),
+            _context(span.trace_id, span.parent_id, remote=span.of_caller) if span.parent_id else None,
+            self._resource,
+            span.attributes,
+            links=[Link(_context(*link)) for link in span.links],
+            kind=SpanKind.SERVER if span.of_caller else SpanKind.INTERNAL,
+            status=_FAILED if span.failed else _UNSET,
+            start_time=span.begin_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=self._scope,
+        )
+
+
+# Only what is used is imported: over gRPC it is a runtime of its own, with threads.
+
+
+def _over_http(endpoint: str | None) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=endpoint and endpoint.removesuffix("/").removesuffix(_PATH) + _PATH)
+
+
+def _over_grpc(endpoint: str | None) -> Any:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    # The scheme says whether it is TLS.
+    return OTLPSpanExporter(endpoint=endpoint)
+
+
+def _context(trace_id: str, span_id: str, *, remote: bool = False) -> SpanContext:
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=remote, trace_flags=_SAMPLED)
+
+
+def _resource() -> Resource:
+    """What sends: by the environment, and where that gives no name, as Stoker."""
+    said = Resource.create()
+    named = not str(said.attributes.get(_NAME, "")).startswith("unknown_service")
+    return Resource({"service.version": __version__}).merge(
+        said if named else said.merge(Resource({_NAME: "stoker"}))
+    )

@@ -1,0 +1,121 @@
+"""The pipelines of a server: checked against its models, and told to frontends, which run them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stoker.control.frontend_rules import PipelineRules
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError
+from stoker.keys.keyring import Keys
+from stoker.pipelines.definition import VERSION
+from stoker.pipelines.joined import join
+
+if TYPE_CHECKING:
+    from stoker.pipelines.definition import Pipeline, Step
+    from stoker.settings.server import ServerSettings
+    from stoker.supervisor.catalogue import Catalogue
+    from stoker.supervisor.start_up import ModelReport
+    from stoker.tensors import Signature
+
+__all__ = ["check_models", "join_pipelines", "rules_of_pipelines"]
+
+
+def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None:
+    """Refuse pipelines that have the name of a model, or steps of models that are not served.
+
+    Optional ones may have steps of models that are not served: who asks them is told so.
+
+    Args:
+        pipelines: The pipelines.
+        models: The names of the models that are to be served.
+
+    Raises:
+        InvalidSettings: There is one.
+    """
+    names = Counter(pipeline.name for pipeline in pipelines)
+    for pipeline in pipelines:
+        if names[pipeline.name] > 1:
+            raise InvalidSettings(f"two pipelines have the name {pipeline.name!r}; give them different names")
+        if pipeline.name in models:
+            raise InvalidSettings(
+                f"a model and a pipeline would be served as {pipeline.name!r}; give them different names"
+            )
+        for step in pipeline.steps:
+            if step.model in names:
+                raise pipeline.wrong(
+                    f"{step.model} is a pipeline, and steps are models; name its steps instead"
+                )
+            if step.model not in models and not pipeline.optional:
+                raise pipeline.wrong(
+                    f"no model {step.model!r} is served, which the step {step.name} names; there are: "
+                    f"{', '.join(models)}"
+                )
+
+
+def rules_of_pipelines(settings: ServerSettings, catalogue: Catalogue) -> tuple[PipelineRules, ...]:
+    """Return what frontends are told of the pipelines of a server."""
+    return tuple(
+        PipelineRules(
+            pipeline,
+            catalogue.pipelines[pipeline.name],
+            settings.timeout_ms if pipeline.timeout_ms is None else pipeline.timeout_ms,
+            settings.non_finite,
+            Keys.given(settings.primary_key or None, settings.secondary_key or None),
+        )
+        for pipeline in settings.pipelines
+    )
+
+
+def join_pipelines(
+    pipelines: Sequence[Pipeline], catalogue: Catalogue, reports: Sequence[ModelReport]
+) -> tuple[dict[str, Signature], dict[tuple[str, int], OperatorError]]:
+    """Join the pipelines of a server with its models, when these have been loaded.
+
+    Returns:
+        What callers see of each pipeline, and why others cannot be asked: a model of theirs could not be loaded.
+
+    Raises:
+        InvalidSettings: Something does not fit, in a pipeline that is not optional.
+    """
+    signatures = {
+        (report.deployed.servable.name, report.deployed.servable.version): report.signature
+        for report in reports
+    }
+    joined: dict[str, Signature] = {}
+    broken: dict[tuple[str, int], OperatorError] = {}
+    for pipeline in pipelines:
+        try:
+            models = [_signature(pipeline, step, catalogue, signatures) for step in pipeline.steps]
+            joined[pipeline.name] = join(pipeline, models).signature
+        except LoadFailed as error:
+            broken[pipeline.name, VERSION] = error
+        except InvalidSettings as error:
+            if not pipeline.optional:
+                raise
+            broken[pipeline.name, VERSION] = error
+    return joined, broken
+
+
+def _signature(
+    pipeline: Pipeline, step: Step, catalogue: Catalogue, signatures: Mapping[tuple[str, int], Signature]
+) -> Signature:
+    model = catalogue.models.get(step.model)
+    if model is None:
+        raise LoadFailed(f"step {step.name}: the model {step.model} is not served")
+    number = model.named(step.version, step.label)
+    if number is None and step.label is not None:
+        labels = ", ".join(model.labels) or "none"
+        raise pipeline.wrong(
+            f"{step.model} has no label {step.label!r}, which the step {step.name} names; it has: {labels}"
+        )
+    if step.version is not None and number not in model.versions:
+        raise pipeline.wrong(
+            f"version {number} of {step.model}, which the step {step.name} names, is not served; there are: "
+            f"{', '.join(map(str, sorted(model.versions)))}"
+        )
+    signature = None if number is None else signatures.get((step.model, number))
+    if signature is None:
+        raise LoadFailed(f"step {step.name}: the model {step.model} could not be loaded")
+    return signature

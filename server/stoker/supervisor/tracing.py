@@ -1,0 +1,179 @@
+"""Where traces go, and the thread that sends them: nothing waits for whoever receives them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, Protocol
+
+from stoker.errors import InvalidSettings
+from stoker.metrics.traced import TraceReader
+from stoker.settings.otlp import OtlpProtocol, said_protocol
+from stoker.supervisor.spans import SpanMaker
+from stoker.supervisor.trace_settings import TraceSettings
+from stoker.system.extras import how_to_install
+
+if TYPE_CHECKING:
+    from stoker.settings.server import ServerSettings
+    from stoker.supervisor.spans import Span
+
+__all__ = ["Exporter", "TraceSender", "trace_sender"]
+
+logger = logging.getLogger(__name__)
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PACKAGES: Final[dict[OtlpProtocol, str]] = {
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc",
+}
+_PERIOD_S: Final = 0.25
+_SENT_SPANS: Final = 512
+"""So many go out together, as in the SDK."""
+_QUIET_PERIODS: Final = 120
+"""What is left out is said at once, and then not before so many more periods."""
+
+
+class Exporter(Protocol):
+    """What takes spans."""
+
+    def send(self, spans: Sequence[Span]) -> bool:
+        """Whether they were taken."""
+
+    def close(self) -> None:
+        """Give up what is being sent."""
+
+
+def trace_sender(
+    settings: ServerSettings, environ: Mapping[str, str], metrics_fd: int, count: Callable[[int, int], None]
+) -> TraceSender | None:
+    """Return what sends the traces of a server; None if none are to be sent.
+
+    The setting wins. Where it is not given, the variables of OpenTelemetry are heeded if its SDK is installed: they
+    may have been meant for others.
+
+    Args:
+        settings: How the server runs.
+        environ: The variables.
+        metrics_fd: The memory of the metrics.
+        count: See `TraceSender`.
+
+    Raises:
+        InvalidSettings: The setting is given, and the SDK is not installed.
+    """
+    named = next((name for name in _ENDPOINTS if environ.get(name)), None)
+    if settings.otlp_endpoint is None and (named is None or _declined(environ)):
+        return None
+    protocol = settings.otlp_protocol or _spoken(said_protocol(environ))
+    if not _installed(_PACKAGES[protocol]):
+        needs = f"OpenTelemetry's SDK: {how_to_install('otel')}"
+        if settings.otlp_endpoint is not None:
+            raise InvalidSettings(f"otlp_endpoint needs {needs}")
+        logger.warning("%s is set, but no traces are sent; that needs %s", named, needs)
+        return None
+    from stoker.supervisor.otlp import OtlpExporter
+
+    exporter = OtlpExporter(settings.otlp_endpoint, protocol)
+    return TraceSender(TraceReader(metrics_fd), exporter, count, TraceSettings(settings.trace_ratio))
+
+
+def _declined(environ: Mapping[str, str]) -> bool:
+    """Whether the variables themselves ask for no traces, or for some in a protocol that is none of ours."""
+    if (
+        environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or environ.get("OTEL_TRACES_EXPORTER") == "none"
+    ):
+        return True
+    if (protocol := said_protocol(environ)) not in _PACKAGES:
+        logger.warning(
+            "no traces are sent: the protocols of OTLP are here %s, not %s", " and ".join(_PACKAGES), protocol
+        )
+        return True
+    return False
+
+
+def _spoken(said: str) -> OtlpProtocol:
+    """The protocol of the variables, as far as it is ours: who gives the setting means to be sent traces."""
+    return "grpc" if said == "grpc" else "http/protobuf"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+class TraceSender:
+    """Sends what frontends say of traced requests, from a thread of its own.
+
+    What comes while a receiver is slow waits in the rings of the frontends, which overwrite it in the end.
+
+    Attributes:
+        settings: Which requests are traced.
+
+    Args:
+        reader: What they say.
+        exporter: Takes the spans.
+        count: Told of requests whose spans were sent, and of those whose spans were not.
+        settings: Which requests are to be traced; by default all that frontends say.
+        maker: Makes the spans.
+    """
+
+    def __init__(
+        self,
+        reader: TraceReader,
+        exporter: Exporter,
+        count: Callable[[int, int], None],
+        settings: TraceSettings | None = None,
+        maker: SpanMaker | None = None,
+    ) -> None:
+        self.settings = settings or TraceSettings()
+        self._reader, self._exporter, self._count = reader, exporter, count
+        self._maker = maker or SpanMaker()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="traces", daemon=True)
+        self._untold, self._quiet_periods = 0, _QUIET_PERIODS
+
+    def start(self) -> None:
+        """Send from now on."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is there, and end; what is not taken within `timeout_s` is lost."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning("the last traces are left: their receiver does not take them in time")
+            self._exporter.close()
+
+    def _live(self) -> None:
+        while not self._closing.wait(_PERIOD_S):
+            self.send()
+        self.send(last=True)
+
+    def send(self, *, last: bool = False) -> None:
+        """Send what has come since the last time, and with the last of it all batches."""
+        requests, dropped = self._reader.read()
+        spans, sent = self._maker.make(self.settings.admit(requests), last=last), 0
+        for start in range(0, len(spans), _SENT_SPANS):
+            portion = spans[start : start + _SENT_SPANS]
+            # Each request has one such span.
+            count = sum(span.of_caller for span in portion)
+            if self._exporter.send(portion):
+                sent += count
+            else:
+                dropped += count
+        self._count(sent, dropped)
+        self._tell(dropped)
+
+    def _tell(self, dropped: int) -> None:
+        """Say now and then how many requests were left out."""
+        self._untold += dropped
+        self._quiet_periods += 1
+        if self._untold and self._quiet_periods > _QUIET_PERIODS:
+            logger.warning(
+                "traces of %d requests were left out: their receiver did not take them", self._untold
+            )
+            self._untold = self._quiet_periods = 0

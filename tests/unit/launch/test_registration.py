@@ -1,0 +1,73 @@
+"""Models that scripts have asked to have registered when they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import InvalidSettings, OperatorError
+from stoker.launch.registration import register_asked, register_model
+from stoker.models.repository import Repository
+from stoker.runs.definition import Definition
+from stoker.runs.folder import RunFolder
+from stoker.runs.record import RunRecord
+from stoker.runs.states import RunState, Status
+from stoker.runs.store import RunStore
+from stoker.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace").create()
+
+
+@pytest.fixture
+def folder(workspace: Workspace) -> RunFolder:
+    """A run that has written a file."""
+    record = RunRecord("e_1_0000000a", "e", 1, Definition("train.py"))
+    folder = RunStore(workspace.runs_dir).create(record, RunState(Status.FINALIZING))
+    (folder.outputs / "model.pkl").write_bytes(b"weights")
+    return folder
+
+
+def ask(folder: RunFolder, **asked: Any) -> None:
+    """Leave a line as the script's face does."""
+    with folder.events.open("a") as events:
+        events.write(json.dumps({"t": 1, "e": "register", "v": asked}) + "\n")
+
+
+def test_what_was_asked_for_is_registered_with_its_origin(workspace: Workspace, folder: RunFolder) -> None:
+    """Name, labels and words are the script's; the properties say which run it is from."""
+    ask(folder, model_name="digits", model_path="outputs/model.pkl", tags={"k": 1}, description="first")
+    with folder.events.open("a") as events:
+        events.write('{"t": 1, "e": "register"}\n{"t": 1, "e": "tag", "k": "a", "v": "b"}\n')
+    register_asked(folder, workspace)
+    model = Repository(workspace.models_dir).resolve("digits")
+    assert (model.framework, model.description, model.tags) == ("files", "first", {"k": "1"})
+    assert folder.id in model.properties.values()
+    assert (model.files_dir / "model.pkl").read_bytes() == b"weights"
+
+
+def test_one_model_that_cannot_be_registered_keeps_none_of_the_others_back(
+    workspace: Workspace, folder: RunFolder
+) -> None:
+    """The first reason is said, once all have been tried."""
+    ask(folder, model_path="outputs/model.pkl")
+    ask(folder, model_name="missing", model_path="outputs/none.pkl")
+    ask(folder, model_name="digits", model_path="outputs/model.pkl")
+    with pytest.raises(InvalidSettings, match="register a model without a name"):
+        register_asked(folder, workspace)
+    assert Repository(workspace.models_dir).resolve("digits").version == 1
+    with pytest.raises(OperatorError):
+        Repository(workspace.models_dir).resolve("missing")
+
+
+def test_whoever_names_a_framework_gets_no_other_one(workspace: Workspace, folder: RunFolder) -> None:
+    """A pickle is no ONNX model; without a framework it is kept as files for an entry script."""
+    with pytest.raises(OperatorError):
+        register_model(workspace, folder, "digits", "outputs/model.pkl", framework="onnx")
+    registered = register_model(workspace, folder, "digits", "outputs/model.pkl")
+    assert (registered.framework, registered.version) == ("files", 1)

@@ -1,0 +1,94 @@
+"""Triton's ensembles, read as pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import InvalidSettings
+from stoker.models.ensembles import ensembles_of
+from stoker.models.layouts import discover
+from stoker.pipelines.definition import Pipeline, Step
+from stoker.settings.model import ModelSettings
+
+ENSEMBLE = """
+name: "digits"
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 784 ] } ]
+output [ { name: "SCORES" data_type: TYPE_FP32 dims: [ 10 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "scale"
+      model_version: -1
+      input_map { key: "x" value: "IMAGE" }
+      output_map { key: "y" value: "scaled" }
+    },
+    {
+      model_name: "classify"
+      model_version: 3
+      input_map { key: "x" value: "scaled" }
+      output_map { key: "y" value: "SCORES" }
+    }
+  ]
+}
+"""
+
+
+def repository(tmp_path: Path, text: str = ENSEMBLE) -> Path:
+    """A repository with one model and one ensemble, each with a version."""
+    for name, config in (("scale", "max_batch_size: 8  # no ensemble_scheduling"), ("digits", text)):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    (tmp_path / "scale" / "1" / "model.onnx").touch()
+    return tmp_path
+
+
+def test_an_ensemble_is_a_pipeline_and_no_model(tmp_path: Path) -> None:
+    """Its steps, maps and ends are those of the file; -1 is no version."""
+    folder = repository(tmp_path)
+    assert ensembles_of([ModelSettings(path=folder), ModelSettings(registered="other")]) == (
+        Pipeline(
+            "digits",
+            (
+                Step("scale", "scale", None, None, {"x": "IMAGE"}, {"y": "scaled"}),
+                Step("classify", "classify", 3, None, {"x": "scaled"}, {"y": "SCORES"}),
+            ),
+            ("IMAGE",),
+            ("SCORES",),
+        ),
+    )
+    assert [source.name for source in discover(folder)] == ["scale"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('name: "digits"', 'name: "other"'), "its name is 'other', and its folder is digits"),
+        (('model_name: "scale"', ""), r"ensemble_scheduling.step\[0\].model_name is missing"),
+        (('input_map { key: "x" value: "IMAGE" }', ""), r"step\[0\].input_map is missing"),
+        (('key: "x" value: "IMAGE"', 'key: "x"'), r"input_map\[0\].key and value are both needed"),
+        (('name: "IMAGE"', ""), r"input\[0\].name is missing"),
+        (("model_version", "version"), r"there is no field ensemble_scheduling.step\[0\].version"),
+        (("step [", "step2 ["), "ensemble_scheduling has no step"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    """The message names the folder and the field."""
+    folder = repository(tmp_path, ENSEMBLE.replace(*change, 1))
+    with pytest.raises(InvalidSettings, match=f"^config.pbtxt of digits: .*{said}"):
+        ensembles_of([ModelSettings(path=folder)])
+    broken: dict[tuple[str, int], Exception] = {}
+    assert ensembles_of([ModelSettings(path=folder)], broken) == ()  # type: ignore[arg-type]  # its values are narrower
+    assert list(broken) == [("digits", 1)]
+
+
+def test_a_file_that_is_not_read_is_told_of_as_that_of_a_model(tmp_path: Path) -> None:
+    """Nobody can know what it was to be."""
+    folder = repository(tmp_path, ENSEMBLE + "}")
+    assert ensembles_of([ModelSettings(path=folder)]) == ()
+    broken: dict[tuple[str, int], Exception] = {}
+    discover(folder, broken)  # type: ignore[arg-type]  # its values are narrower
+    assert list(broken) == [("digits", 1)]

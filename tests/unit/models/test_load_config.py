@@ -1,0 +1,34 @@
+"""What Triton's configuration says of batching when it comes with a load."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stoker.models.load_config import adjustments_of
+from stoker.models.pbtxt_fields import WrongField
+from stoker.settings.adjustments import Adjustments
+from stoker.settings.model import ModelSettings
+
+
+def test_what_says_nothing_of_batching_changes_nothing() -> None:
+    """So settings stay as they are; a size of 0 means in protobuf that nothing is said."""
+    for config in ({}, {"name": "m", "input": []}, {"max_batch_size": 0}, {"instance_group": None}):
+        assert adjustments_of(config, "it") == Adjustments()
+    settings = ModelSettings(max_batch_rows=8, instances=2)
+    assert Adjustments().over(settings) == settings
+    assert Adjustments(instances=3).over(settings) == ModelSettings(max_batch_rows=8, instances=3)
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    """However deep a caller's JSON is, as far as JSON can be read."""
+    nested: Any = 0
+    for _ in range(5000):
+        nested = {"dynamic_batching": nested}
+    with pytest.raises(WrongField, match="nested too deeply"):
+        adjustments_of(nested, "it")
+    assert adjustments_of(
+        json.loads('{"dynamic_batching": {"max_queue_delay_microseconds": 5}}'), "it"
+    ) == Adjustments(max_delay_ms=0.005)

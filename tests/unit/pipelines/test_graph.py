@@ -1,0 +1,113 @@
+"""Graphs of pipelines: which step waits for which, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.puppets import STEADY
+
+from stoker.errors import InvalidSettings
+from stoker.pipelines.definition import Pipeline, Step
+from stoker.pipelines.graph import Graph, Links, Progress
+
+Maps = Mapping[str, tuple[list[str], list[str]]]
+
+
+def graph(
+    steps: Maps, inputs: tuple[str, ...] | None = None, outputs: tuple[str, ...] | None = None
+) -> Graph:
+    """The graph of steps that take and give tensors of these names."""
+    pipeline = Pipeline("p", tuple(Step(name, name) for name in steps), inputs, outputs)
+    links = [
+        Links(
+            {f"in{i}": tensor for i, tensor in enumerate(takes)}, {f"out{i}": t for i, t in enumerate(gives)}
+        )
+        for takes, gives in steps.values()
+    ]
+    return Graph.of(pipeline, links)
+
+
+@st.composite
+def acyclic(draw: st.DrawFn) -> Maps:
+    """Steps in any order of writing that have no circle; each takes tensors of earlier ones or of the caller."""
+    count = draw(st.integers(1, 8))
+    made: list[str] = ["sent"]
+    steps: dict[str, tuple[list[str], list[str]]] = {}
+    for number in range(count):
+        takes = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
+        gives = [f"t{number}.{place}" for place in range(draw(st.integers(1, 2)))]
+        steps[f"s{number}"] = (takes, gives)
+        made += gives
+    names = draw(st.permutations(list(steps)))
+    return {name: steps[name] for name in names}
+
+
+@settings(STEADY, max_examples=50)
+@given(acyclic(), st.randoms(use_true_random=False))
+def test_each_step_runs_once_and_behind_all_that_it_waits_for(steps: Maps, random: object) -> None:
+    """In whatever order steps end, each begins once, when all that it takes is there, and all of them run."""
+    made = graph(steps)
+    progress, there = Progress(made), set(made.inputs)
+    begun, running = list(made.first), list(made.first)
+    sides = list(steps.values())
+    while running:
+        step = running.pop(random.randrange(len(running)))  # type: ignore[attr-defined]
+        takes, gives = sides[step]
+        assert there.issuperset(takes)
+        there.update(gives)
+        ready = progress.finish(step)
+        begun += ready
+        running += ready
+    assert sorted(begun) == list(range(len(steps)))
+    assert progress.steps_left == 0
+    assert there.issuperset(made.outputs)
+
+
+@settings(STEADY, max_examples=30)
+@given(acyclic())
+def test_a_tensor_is_used_by_those_that_take_it_and_by_the_answer(steps: Maps) -> None:
+    """What counts the uses of tensors counts each step once, and the answer once."""
+    made = graph(steps)
+    for tensor, uses in made.uses.items():
+        takers = sum(tensor in takes for takes, _ in steps.values())
+        assert uses == takers + (tensor in made.outputs)
+        assert uses >= (tensor in (*made.inputs, *made.outputs))
+
+
+def test_inputs_are_what_nobody_makes_and_outputs_what_nobody_takes() -> None:
+    """Where nothing is said, what is left at both ends is what callers send and get."""
+    made = graph({"b": (["x", "y"], ["z"]), "a": (["image"], ["x", "w"])})
+    assert (made.inputs, made.outputs) == (("y", "image"), ("z", "w"))
+    assert (made.first, made.waits, made.followers) == ((1,), (1, 0), ((), (0,)))
+    assert graph({"a": (["image"], ["x", "w"])}, outputs=("w",)).outputs == ("w",)
+
+
+@pytest.mark.parametrize(
+    ("steps", "inputs", "outputs", "said"),
+    [
+        ({"a": (["i"], ["x"]), "b": (["i"], ["x"])}, None, None, "the tensor 'x' is made by a and by b"),
+        ({"a": (["i"], ["x", "x"])}, None, None, "the tensor 'x' is made twice by a"),
+        ({"a": (["x"], ["x"])}, None, None, "wait for each other in a circle: a$"),
+        (
+            {"f": (["i"], ["k"]), "a": (["z", "k"], ["x"]), "b": (["x"], ["z"]), "c": (["z"], ["o"])},
+            None,
+            None,
+            "wait for each other in a circle: a, b$",
+        ),
+        ({"a": (["i", "j"], ["x"])}, ("i",), None, "the tensor 'j', which is the input 'in1' of a, is made"),
+        ({"a": (["i"], ["x"])}, ("i", "k"), None, "the input 'k' is taken by no step"),
+        ({"a": (["i"], ["x"]), "b": (["x"], ["y"])}, ("i", "x"), None, "the input 'x' is made by a"),
+        ({"a": (["i"], ["x"])}, None, ("y",), "the output 'y' is made by no step; there are: x"),
+        ({"a": (["i"], ["x"])}, None, ("i",), "the output 'i' is made by no step"),
+        ({"a": (["i"], ["x"]), "b": (["i"], ["y"])}, None, ("x",), "nothing that b gives is an output or is taken"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_sentence(
+    steps: Maps, inputs: tuple[str, ...] | None, outputs: tuple[str, ...] | None, said: str
+) -> None:
+    """Each fault has a message that names the pipeline, the tensor and the steps."""
+    with pytest.raises(InvalidSettings, match=f"^the pipeline p: .*{said}"):
+        graph(steps, inputs, outputs)
