@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.background import serving
 from tests.cluster import tools
 from tests.cluster.control_plane import ControlPlane, running
+from tests.cluster.namespaces import create_restricted
 from tests.cluster.nodes import Behaviour
 
 from stoker.cluster.access import Cluster
-
-NUMBERS = itertools.count(1)
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -40,10 +38,8 @@ def echo() -> Iterator[Behaviour]:
     """Pods that answer, each with the body that it was sent."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield Behaviour(address=("127.0.0.1", server.server_address[1]))
-    server.shutdown()
-    server.server_close()
+    with serving(server):
+        yield Behaviour(address=("127.0.0.1", server.server_address[1]))
 
 
 @pytest.fixture(scope="session")
@@ -79,13 +75,7 @@ def cluster(control_plane: ControlPlane, warnings: list[str], monkeypatch: pytes
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
     """A namespace of its own for the test, which takes only pods of the profile restricted; it goes with the test."""
-    name = f"test-{next(NUMBERS)}"
-    labels = {
-        "pod-security.kubernetes.io/enforce": "restricted",
-        "pod-security.kubernetes.io/enforce-version": "latest",
-    }
-    content = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    control_plane.create("/api/v1/namespaces", content)
+    name = create_restricted(control_plane)
     yield name
     control_plane.api.delete(f"/api/v1/namespaces/{name}")
     # Its GPUs are those of the next test; the namespace itself may take its time.

@@ -56,7 +56,7 @@ def installed(control_plane: ControlPlane, definition: dict[str, Any]) -> Iterat
 
 def _await_storage(control_plane: ControlPlane, path: str) -> None:
     """The kind is listed before it can be kept."""
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = time.monotonic() + 120.0
     while not (answer := control_plane.api.get(path)).is_success:
         assert time.monotonic() < deadline_s, answer.text
         time.sleep(0.05)

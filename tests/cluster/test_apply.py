@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.plans import digits
+from tests.cluster.readiness import await_ready
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import KINDS, apply, delete, difference
@@ -52,7 +53,7 @@ def test_all_objects_are_taken_without_a_warning_and_the_second_time_nothing_cha
     first = applied(cluster, plan)
     kinds = ["ConfigMap", "NetworkPolicy", "Service", "Secret", "Deployment", "PodDisruptionBudget"]
     assert first == {"created": kinds}
-    assert ClusterService(cluster, namespace, "digits").await_ready(print, 30).state == "Healthy"
+    await_ready(ClusterService(cluster, namespace, "digits"))
     before = versions(cluster, namespace)
     assert difference(cluster, plan) == ""
     assert applied(cluster, plan) == {"unchanged": [kind for kind in kinds if kind != "Secret"]}
@@ -69,7 +70,7 @@ def test_the_pods_are_admitted_where_only_restricted_ones_are(
         assert applied(cluster, plan)["created"][0] == "Namespace"
         labels = control_plane.get("/api/v1/namespaces/of-its-own")["metadata"]["labels"]
         assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-        assert ClusterService(cluster, "of-its-own", "digits").await_ready(print, 30).state == "Healthy"
+        await_ready(ClusterService(cluster, "of-its-own", "digits"))
     finally:
         control_plane.api.delete("/api/v1/namespaces/of-its-own")
 
@@ -142,7 +143,8 @@ def test_keys_are_made_once_and_given_ones_are_taken(cluster: Cluster, namespace
     assert service.keys() == made
     assert applied(cluster, digits(namespace, replicas=2, primary_key=KEY))["changed"] == ["Secret"]
     assert (service.keys().primary, service.keys().secondary) == (KEY, made.secondary)
-    service.regenerate_key("secondary", OTHER_KEY)
+    # Nothing answers in these pods, so none shows that it takes it.
+    service.regenerate_key("secondary", OTHER_KEY, within_s=0.0)
     assert (service.keys().primary, service.keys().secondary) == (KEY, OTHER_KEY)
 
 
@@ -165,7 +167,7 @@ def test_a_deleted_service_leaves_nothing(
 ) -> None:
     """No object that was applied is left, nor a pod; a second time there is nothing to delete."""
     applied(cluster, digits(namespace, replicas=2, autoscaler=None))
-    assert ClusterService(cluster, namespace, "digits").await_ready(print, 30).state == "Healthy"
+    await_ready(ClusterService(cluster, namespace, "digits"))
     kinds = {reference.kind for reference in delete(cluster, namespace, "digits")}
     assert kinds == {"ConfigMap", "NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget", "Secret"}
     control_plane.eventually(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"])

@@ -61,6 +61,8 @@ def test_apply_says_what_it_waits_for_and_gives_up_in_time(
     plan: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nine pods on eight GPUs: the scheduler's own sentence is in the line, and the exit code is not 0."""
+    assert main(["kubernetes", "apply", *plan, "--replicas", "8"]) == 0
+    capsys.readouterr()
     assert main(["kubernetes", "apply", *plan, "--replicas", "9", "--wait-s", "5"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(

@@ -39,7 +39,11 @@ def test_pods_are_scheduled_to_gpus_and_said_to_run(control_plane: ControlPlane,
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     control_plane.create(path, deployment(9))
     control_plane.eventually(f"{path}/a", lambda found: found["status"].get("readyReplicas") == 8)
-    pods = control_plane.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    pods = control_plane.eventually(
+        f"/api/v1/namespaces/{namespace}/pods",
+        # The scheduler may look at the last one after the others run.
+        lambda found: all("conditions" in pod["status"] for pod in found["items"]),
+    )["items"]
     (waiting,) = [pod for pod in pods if "nodeName" not in pod["spec"]]
     assert "8 Insufficient nvidia.com/gpu" in waiting["status"]["conditions"][0]["message"]
     assert len({pod["status"]["podIP"] for pod in pods if pod is not waiting}) == 8

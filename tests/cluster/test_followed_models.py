@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.plans import digits
+from tests.cluster.readiness import await_ready
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import apply
@@ -20,7 +21,7 @@ def test_another_address_changes_a_config_map_and_no_pod(
     )
     assert {change.verb for change in apply(cluster, first)} == {"created"}
     service = ClusterService(cluster, namespace, "digits")
-    assert service.await_ready(print, 30).state == "Healthy"
+    await_ready(service)
     before = [pod["metadata"]["uid"] for pod in service.pods()]
     changed = [str(change.reference) for change in apply(cluster, second) if change.verb == "changed"]
     assert changed == ["ConfigMap digits-models"]

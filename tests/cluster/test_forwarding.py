@@ -7,6 +7,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import Behaviour
 from tests.cluster.plans import digits
+from tests.cluster.readiness import await_ready
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import apply
@@ -20,7 +21,7 @@ def service(cluster: Cluster, control_plane: ControlPlane, namespace: str, echo:
     control_plane.nodes.behaviours["echo:1"] = echo
     list(apply(cluster, digits(namespace, image="echo:1", replicas=2)))
     found = ClusterService(cluster, namespace, "digits")
-    assert found.await_ready(print, 30).state == "Healthy"
+    await_ready(found)
     return found
 
 

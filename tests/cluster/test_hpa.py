@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.cluster import tools
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.definitions import HTTP_ROUTES, SCALED_OBJECTS, Definition, definition
 from tests.cluster.kinds import installed
 from tests.cluster.plans import digits
 
@@ -127,26 +126,25 @@ def test_an_hpa_moves_the_deployment_by_the_load_of_its_pods(
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments/digits"
     control_plane.eventually(path, lambda found: found["status"].get("readyReplicas") == 1)
     metrics.load = 5.6
-    found = control_plane.eventually(path, lambda found: found["status"].get("readyReplicas") == 8, 90.0)
+    found = control_plane.eventually(path, lambda found: found["status"].get("readyReplicas") == 8, 240.0)
     assert found["spec"]["replicas"] == 8
     scaler = control_plane.get(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers/digits")
     assert scaler["status"]["desiredReplicas"] == 8
 
 
-def definition(name: str) -> dict[str, Any]:
-    """The definition of a kind, as its project has it."""
-    file = tools.definition(name)
-    if file is None:
-        pytest.skip(f"Go cannot get the module with {name}")
-    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return content
+def had(wanted: Definition) -> dict[str, Any]:
+    """The definition of a kind; skips where it cannot be had."""
+    try:
+        return definition(wanted)
+    except LookupError as reason:
+        pytest.skip(str(reason))
 
 
 def test_a_scaled_object_is_taken_by_kedas_own_definition(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, warnings: list[str]
 ) -> None:
     """As it is rendered, without a warning of a field that KEDA does not know; what it does know is checked."""
-    with installed(control_plane, definition("scaledobjects.keda.sh")):
+    with installed(control_plane, had(SCALED_OBJECTS)):
         changes = {str(change) for change in apply(cluster, digits(namespace, autoscaler="keda"))}
         assert "created ScaledObject digits" in changes
         path = f"/apis/keda.sh/v1alpha1/namespaces/{namespace}/scaledobjects/digits"
@@ -166,7 +164,7 @@ def test_weights_of_a_route_are_changed_in_place(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, warnings: list[str]
 ) -> None:
     """The HTTPRoute is taken by the Gateway API's own definition; a canary changes its weights and nothing else."""
-    with installed(control_plane, definition("httproutes.gateway.networking.k8s.io")):
+    with installed(control_plane, had(HTTP_ROUTES)):
         for version in "ab":
             plan = digits(
                 namespace, version_name=version, traffic={"a": 100.0, "b": 0.0}, gateway="gateways/main"

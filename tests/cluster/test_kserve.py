@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.definitions import serving_runtimes
+from tests.cluster.definitions import SERVING_RUNTIMES, definition
 from tests.live_server import wait_until
 
 from stoker.cluster.objects.kserve import kserve
@@ -27,10 +27,10 @@ VARIANTS: list[dict[str, Any]] = [
 def kserve_plane(control_plane: ControlPlane) -> ControlPlane:
     """A control plane that knows serving runtimes."""
     try:
-        definition = serving_runtimes()
+        runtimes = definition(SERVING_RUNTIMES)
     except LookupError as reason:
         pytest.skip(str(reason))
-    control_plane.create(DEFINITIONS, definition)
+    control_plane.create(DEFINITIONS, runtimes)
 
     # Until it serves them it knows nothing of them, or asks to come again.
     wait_until(

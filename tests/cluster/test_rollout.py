@@ -5,37 +5,14 @@ That no request is lost is not shown here: the pods are simulated.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import Behaviour
 from tests.cluster.plans import digits
+from tests.cluster.readiness import await_ready, counted
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import apply
 from stoker.cluster.service import ClusterService
-
-
-@contextmanager
-def counted(cluster: Cluster, service: ClusterService) -> Iterator[list[int]]:
-    """How many pods could score after each change of one, while the body runs."""
-    counts: list[int] = []
-    ended = threading.Event()
-
-    def count() -> None:
-        while not ended.is_set():
-            events = cluster.watch("v1", "Pod", service.namespace, within_s=1)
-            counts.extend(len(service.ready_pods()) for _ in events)
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_eight_pods_on_eight_gpus_are_replaced_one_by_one(
@@ -45,11 +22,11 @@ def test_eight_pods_on_eight_gpus_are_replaced_one_by_one(
     control_plane.nodes.behaviours |= {"old:1": Behaviour(end_s=0.2), "new:1": Behaviour(start_s=0.2)}
     service = ClusterService(cluster, namespace, "digits")
     list(apply(cluster, digits(namespace, image="old:1", replicas=8)))
-    assert service.await_ready(print, 60).state == "Healthy"
+    await_ready(service)
     before = {pod["metadata"]["uid"] for pod in service.pods()}
     with counted(cluster, service) as counts:
         list(apply(cluster, digits(namespace, image="new:1", replicas=8)))
-        assert service.await_ready(print, 100).state == "Healthy"
+        await_ready(service)
     pods = service.pods()
     assert len(pods) == 8
     assert before.isdisjoint(pod["metadata"]["uid"] for pod in pods)
@@ -64,10 +41,10 @@ def test_a_new_model_that_does_not_start_takes_one_pod_and_the_others_go_on(
     control_plane.nodes.behaviours["broken:1"] = Behaviour(waits="CrashLoopBackOff", message="back-off 10s")
     service = ClusterService(cluster, namespace, "digits")
     list(apply(cluster, digits(namespace, replicas=8)))
-    assert service.await_ready(print, 60).state == "Healthy"
+    await_ready(service)
     before = {pod["metadata"]["uid"] for pod in service.pods()}
     list(apply(cluster, digits(namespace, image="broken:1", replicas=8)))
-    failed = service.await_ready(print, 60)
+    failed = service.await_ready(print, 420)
     assert (failed.state, failed.error) == (
         "Failed",
         {"code": "CrashLoopBackOff", "message": "back-off 10s"},
@@ -75,20 +52,20 @@ def test_a_new_model_that_does_not_start_takes_one_pod_and_the_others_go_on(
     assert len(service.ready_pods()) == 7
     assert len(before & {pod["metadata"]["uid"] for pod in service.pods()}) == 7
     list(apply(cluster, digits(namespace, replicas=8)))
-    assert service.await_ready(print, 60).state == "Healthy"
+    await_ready(service)
 
 
 def test_fewer_pods_are_taken_away_at_once_and_more_come_at_once(cluster: Cluster, namespace: str) -> None:
     """Scaling makes no new pods of those that stay."""
     service = ClusterService(cluster, namespace, "digits")
     list(apply(cluster, digits(namespace, replicas=8)))
-    assert service.await_ready(print, 60).state == "Healthy"
+    await_ready(service)
     before = {pod["metadata"]["uid"] for pod in service.pods()}
     list(apply(cluster, digits(namespace, replicas=2)))
-    assert service.await_ready(print, 60).state == "Healthy"
+    await_ready(service)
     kept = {pod["metadata"]["uid"] for pod in service.pods() if "deletionTimestamp" not in pod["metadata"]}
     assert len(kept) == 2
     assert kept < before
     list(apply(cluster, digits(namespace, replicas=8)))
-    assert service.await_ready(print, 60).state == "Healthy"
+    await_ready(service)
     assert kept < {pod["metadata"]["uid"] for pod in service.pods()}

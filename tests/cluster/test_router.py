@@ -11,10 +11,11 @@ import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.plans import digits
+from tests.cluster.readiness import await_ready
 
 from stoker.cli import main
 from stoker.cluster.access import Cluster, Reference
-from stoker.cluster.applying import apply, delete
+from stoker.cluster.applying import apply, delete, difference
 from stoker.cluster.canary import set_shares
 from stoker.cluster.endpoints import EndpointSlices
 from stoker.cluster.service import ClusterService
@@ -40,7 +41,7 @@ def test_a_router_comes_goes_and_may_see_endpoints_alone(
     """Its account lists the endpoints of its namespace and nothing else; without a router all of it is removed."""
     plan = digits(namespace, replicas=2, router=True)
     assert {str(change).removeprefix("created ") for change in apply(cluster, plan)} > OF_THE_ROUTER
-    assert ClusterService(cluster, namespace, "digits").await_ready(print, 30).state == "Healthy"
+    await_ready(ClusterService(cluster, namespace, "digits"))
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/digits-router/token"
     token = control_plane.create(account, {"spec": {}})["status"]["token"]
     (tmp_path / "token").write_text(token)
@@ -96,3 +97,25 @@ def test_a_canary_gets_its_share_and_becomes_the_default(
     assert cluster.list("apps/v1", "Deployment", namespace) == []
     with pytest.raises(InvalidSettings, match="has no versions"):
         set_shares(cluster, namespace, "digits", {"b": 1.0})
+
+
+def test_another_image_of_the_pods_is_no_other_router(cluster: Cluster, namespace: str) -> None:
+    """It keeps the one that it has until it is given another one itself; the comparison says so too."""
+
+    def template() -> dict[str, Any]:
+        found = cluster.find(Reference("apps/v1", "Deployment", namespace, "digits-router"))
+        assert found is not None
+        content: dict[str, Any] = found["spec"]["template"]
+        return content
+
+    list(apply(cluster, digits(namespace, router=True)))
+    before = template()
+    new = digits(namespace, router=True, image="stoker:2")
+    changed = difference(cluster, new)
+    assert ("+++ Deployment/digits\n" in changed, "Deployment/digits-router" in changed) == (True, False)
+    list(apply(cluster, new))
+    assert template() == before
+    list(apply(cluster, digits(namespace, router=True, image="stoker:2", router_image="stoker:3")))
+    assert template()["spec"]["containers"][0]["image"] == "stoker:3"
+    list(apply(cluster, new))
+    assert template()["spec"]["containers"][0]["image"] == "stoker:3"

@@ -6,7 +6,6 @@ and from which versions, stands in `binaries/go.mod`; the sums of all of it in `
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MODULE", "NAMES", "OF_A_NODE", "build", "definition", "folder", "kubernetes_version", "missing"]
+__all__ = ["MODULE", "NAMES", "OF_A_NODE", "build", "folder", "kubernetes_version", "missing"]
 
 MODULE: Final = Path(__file__).parent / "binaries"
 NAMES: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -27,17 +26,6 @@ _PACKAGES: Final = {name: f"k8s.io/kubernetes/cmd/{name}" for name in OF_A_NODE}
     "etcd": "go.etcd.io/etcd/server/v3",
     "pause": "./pause",
 }
-_DEFINITIONS: Final = {
-    "scaledobjects.keda.sh": (
-        "github.com/kedacore/keda/v2@v2.18.0",
-        "config/crd/bases/keda.sh_scaledobjects.yaml",
-    ),
-    "httproutes.gateway.networking.k8s.io": (
-        "sigs.k8s.io/gateway-api@v1.4.0",
-        "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
-    ),
-}
-"""By what they are called: the module with its version, and the file in it."""
 
 
 def kubernetes_version() -> str:
@@ -53,21 +41,6 @@ def folder() -> Path:
         return Path(said)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "stoker-cluster-tools" / f"v{kubernetes_version()}"
-
-
-def definition(name: str) -> Path | None:
-    """The definition of a kind that another project brings, `scaledobjects.keda.sh`; None if Go cannot get it.
-
-    It lies in the module of its project, in Go's own cache.
-    """
-    module, path = _DEFINITIONS[name]
-    if shutil.which("go") is None:
-        return None
-    command = ["go", "mod", "download", "-json", module]
-    ended = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        return None
-    return Path(json.loads(ended.stdout)["Dir"]) / path
 
 
 def missing(wanted: Sequence[str] = NAMES) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from tests.http.raw_http import Answer, Connection, bearer, request
 from tests.image.podman import Podman
 from tests.live_server import PRIMARY, free_port, wait_until
+from tests.patience import PROGRAM_S
 
 __all__ = ["RESTRICTED", "Container"]
 
@@ -70,7 +71,7 @@ class Container:
 
     def until_ready(self) -> Self:
         """Wait until it can score."""
-        wait_until(self._ready, "the container can score", timeout_s=90, every_s=0.1)
+        wait_until(self._ready, "the container can score", timeout_s=PROGRAM_S, every_s=0.1)
         return self
 
     def _ready(self) -> bool:
@@ -126,7 +127,7 @@ class Container:
         """GET with the key."""
         return self.ask(request("GET", path, [bearer(PRIMARY)]))
 
-    def ask(self, data: bytes, timeout_s: float = 60) -> Answer:
+    def ask(self, data: bytes, timeout_s: float = PROGRAM_S) -> Answer:
         """Send a request on a connection of its own, and wait for its answer."""
         with Connection(self.port, timeout_s=timeout_s) as connection:
             return connection.ask(data)

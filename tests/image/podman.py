@@ -66,7 +66,7 @@ class Podman:
         raise AssertionError(f"podman does not run here: {said.stderr}")
 
     def run(
-        self, *arguments: str | Path, check: bool = True, timeout_s: float = 120
+        self, *arguments: str | Path, check: bool = True, timeout_s: float = 600
     ) -> subprocess.CompletedProcess[str]:
         """Run one of its commands."""
         done = subprocess.run(

@@ -14,6 +14,7 @@ from tests.http.raw_http import Connection, request, rows_body, scoring
 from tests.image.conftest import opened
 from tests.image.podman import ROOT, Podman
 from tests.live_server import free_port, wait_until
+from tests.patience import PROGRAM_S
 
 FOLDER = ROOT / "deploy/compose"
 # A distribution of its own, in an environment that uv keeps.
@@ -52,7 +53,7 @@ def compose(podman: Podman, settings: Mapping[str, str]) -> Iterator[Compose]:
             env=podman.environ | settings | {"PATH": os.environ["PATH"]},
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=2 * PROGRAM_S,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -99,7 +100,7 @@ def _ready(port: int) -> None:
         except (OSError, AssertionError):
             return False
 
-    wait_until(ready, "the service can score", timeout_s=90, every_s=0.1)
+    wait_until(ready, "the service can score", timeout_s=PROGRAM_S, every_s=0.1)
 
 
 def _key(podman: Podman, name: str) -> str:

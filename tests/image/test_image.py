@@ -14,6 +14,7 @@ from tests.image.conftest import REVISION, opened
 from tests.image.containers import RESTRICTED, Container
 from tests.image.podman import BASE, Podman
 from tests.live_server import PRIMARY, wait_until
+from tests.patience import PROGRAM_S
 
 import stoker
 
@@ -63,9 +64,16 @@ def test_a_new_server_in_the_same_container(
     """SIGUSR2 starts one in the place of the old one; the container goes on, and ends with 0."""
     container = start(cpu_image, *SERVED, models=models).until_ready()
     podman.run("kill", "--signal=USR2", container.name)
-    wait_until(lambda: container.logs().count("  ready    after") == 2, "the new server serves", every_s=0.2)
+    wait_until(
+        lambda: container.logs().count("  ready    after") == 2,
+        "the new server serves",
+        timeout_s=PROGRAM_S,
+        every_s=0.2,
+    )
     # SIGTERM is a second signal to the old one as long as that drains.
-    wait_until(lambda: container.frontends() == 1, "the old server has ended", every_s=0.2)
+    wait_until(
+        lambda: container.frontends() == 1, "the old server has ended", timeout_s=PROGRAM_S, every_s=0.2
+    )
 
     assert score(container) == DOUBLED
     assert container.stop() == 0

@@ -14,6 +14,7 @@ from tests.http.raw_http import request
 from tests.image.conftest import opened
 from tests.image.containers import Container
 from tests.live_server import wait_until
+from tests.patience import PROGRAM_S
 from tests.tiny_models import write_doubler, write_script
 
 from stoker.cluster.objects.kserve import kserve
@@ -91,7 +92,7 @@ def test_grpc(served: Callable[..., Container]) -> None:
     tensor.set_data_from_numpy(np.array(ROWS, np.float32))
 
     with triton.InferenceServerClient(f"127.0.0.1:{container.ports[9000]}") as client:
-        wait_until(lambda: client.is_model_ready("digits"), "the model is ready by gRPC")
+        wait_until(lambda: client.is_model_ready("digits"), "the model is ready by gRPC", timeout_s=PROGRAM_S)
         assert client.infer("digits", [tensor]).as_numpy("y").tolist() == DOUBLED
     assert container.stop() == 0
 

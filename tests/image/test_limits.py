@@ -12,6 +12,7 @@ import pytest
 from tests.http.raw_http import Answer, rows_body, scoring
 from tests.image.containers import RESTRICTED, Container
 from tests.live_server import PRIMARY, wait_until
+from tests.patience import PROGRAM_S
 from tests.tiny_models import HOLD, Gate, write_script
 
 COLUMNS = 784
@@ -83,13 +84,16 @@ def test_memory_stays_below_its_limit_with_full_queues(
         wait_until(lambda: gate.entered, "the first row is in the script")
         queued = [callers.submit(ask, container, number, QUEUED_ROWS) for number in range(80)]
         wait_until(
-            lambda: any(asked.done() for asked in queued), "the arena is full", timeout_s=120, every_s=0.1
+            lambda: any(asked.done() for asked in queued),
+            "the arena is full",
+            timeout_s=PROGRAM_S,
+            every_s=0.1,
         )
         large = [callers.submit(ask, container, number, LARGE_ROWS) for number in range(12)]
         wait_until(
             lambda: all(asked.done() for asked in large) or taken(container) > 2 * MIB,
             "large bodies are there",
-            timeout_s=60,
+            timeout_s=PROGRAM_S,
             every_s=0.1,
         )
         gate.open()
@@ -111,7 +115,7 @@ def test_memory_stays_below_its_limit_with_full_queues(
 def ask(container: Container, number: int, rows: int) -> Answer:
     """Score rows that begin with a number, on a connection of its own."""
     row = [number] + [0] * (COLUMNS - 1)
-    return container.ask(scoring("/score", PRIMARY, rows_body(*[row] * rows)), timeout_s=300)
+    return container.ask(scoring("/score", PRIMARY, rows_body(*[row] * rows)), timeout_s=PROGRAM_S)
 
 
 def metrics(container: Container) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.image.podman import ROOT
+from tests.patience import PROGRAM_S
 
 pytestmark = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze; apt-get install systemd"
@@ -30,7 +31,11 @@ def unit(tmp_path: Path) -> Path:
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run systemd-analyze."""
     return subprocess.run(
-        ["systemd-analyze", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        check=False,
     )
 
 

@@ -13,7 +13,6 @@ from stoker.offline import Predictor
 ray = pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
 
 pytestmark = [
-    pytest.mark.timeout(900),
     # Ray leaves sockets and processes to their finalizers.
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.live_server import wait_until
+from tests.patience import PROGRAM_S
 from tests.tiny_models import BODY_SCRIPT, Gate, write_script
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def offline(*arguments: object) -> subprocess.Popen[str]:
@@ -61,7 +60,7 @@ def test_an_interrupted_shard_goes_on(tmp_path: Path, number: signal.Signals, co
     (tmp_path / "rows" / "b.jsonl").write_text('{"data": [[3]], "tell": "hold"}\n')
     arguments = (script, "--input", tmp_path / "rows", "--output", tmp_path / "out")
     process = offline(*arguments)
-    wait_until(lambda: gate.entered, "the second file is scored", timeout_s=120)
+    wait_until(lambda: gate.entered, "the second file is scored", timeout_s=PROGRAM_S)
     os.kill(process.pid, number)
     gate.open()
     assert ended(process)[0] == code

@@ -18,7 +18,6 @@ from stoker.offline import spark
 sql = pytest.importorskip("pyspark.sql", reason="PySpark is not installed: the extra spark")
 
 pytestmark = [
-    pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is none"),
     # It says at each call that it does not fully support pandas 3 yet.
     pytest.mark.filterwarnings("ignore"),

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,14 +25,20 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.cluster import tools
 
-__all__ = ["Layer", "layer", "packages", "sandbox", "server", "write_archive"]
+__all__ = ["SERVE", "Layer", "further", "layer", "packages", "sandbox", "server", "write_archive"]
+
+SERVE: Final = (str(Path(sys.prefix) / "bin/stoker"), "serve")
+"""What containers of the server's images run."""
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 _EXTRAS: Final = frozenset({"gpu", "grpc", "cluster", "router"})
 _NOT_OF_PYTHON: Final = re.compile(
     r"(test|idlelib|tkinter|turtledemo|ensurepip|lib2to3|config-3.*|site-packages)"
 )
-_NOT_INSTALLED: Final = re.compile(r"libonnxruntime_providers_(cuda|tensorrt)")
+# What speaks with GPUs, and what only compilers read.
+_NOT_INSTALLED: Final = re.compile(
+    r"libonnxruntime_providers_(cuda|tensorrt)|/tensorflow/include/|/clang/native/"
+)
 _SOURCES: Final = ("server/stoker", "clients/stoker_client", "clients/stoker_run/stoker_run")
 _LOADED: Final = re.compile(r"(?:=>\s+)?(/\S+) \(0x")
 _USERS: Final = "root:x:0:0::/:/sbin/nologin\nstoker:x:10001:10001::/tmp:/sbin/nologin\n"
@@ -56,23 +62,27 @@ def sandbox(folder: Path) -> Layer:
     return layer(folder / "pause.tar", {Path("/pause"): tools.folder() / "pause"})
 
 
-def packages(*more: str) -> Layer:
-    """Return the layer with Python and the packages, kept from one run to the next as long as they are the same.
+def packages() -> Layer:
+    """Return the layer with Python and the packages that all pods have."""
+    return _kept("packages", _closure("stoker", _EXTRAS), _python)
 
-    Args:
-        more: Extras of the server beside those that all pods have.
-    """
-    found = _closure("stoker", _EXTRAS | set(more))
-    versions = sorted(f"{name}={importlib.metadata.version(name)}" for name in found)
+
+def further(extra: str) -> Layer:
+    """Return the layer with what another extra of the server needs beside that."""
+    return _kept(extra, _closure("stoker", _EXTRAS | {extra}) - _closure("stoker", _EXTRAS), dict)
+
+
+def _kept(kind: str, distributions: set[str], more: Callable[[], dict[Path, Path]]) -> Layer:
+    """Return a layer of distributions, kept from one run to the next as long as they are the same."""
+    versions = sorted(f"{name}={importlib.metadata.version(name)}" for name in distributions)
     state = repr((sys.version, sys.prefix, versions, Path(__file__).read_bytes()))
-    kind = "-".join(("packages", *more))
     name = f"{kind}-{hashlib.sha256(state.encode()).hexdigest()[:16]}.tar"
     file = tools.folder().parent / "images" / name
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         for old in file.parent.glob(f"{kind}-{'[0-9a-f]' * 16}.tar"):
             old.unlink()
-        made = layer(file.with_suffix(f".{os.getpid()}"), _python() | _installed(found))
+        made = layer(file.with_suffix(f".{os.getpid()}"), more() | _installed(distributions))
         made.file.rename(file)
     return Layer(file)
 
@@ -134,7 +144,7 @@ def _installed(distributions: Iterable[str]) -> dict[Path, Path]:
     for name in distributions:
         for file in importlib.metadata.distribution(name).files or ():
             path = Path(os.path.normpath(file.locate()))
-            if path.is_file() and not _NOT_INSTALLED.search(file.name):
+            if path.is_file() and not _NOT_INSTALLED.search(str(path)):
                 files[path] = path
     return files
 

@@ -26,6 +26,7 @@ __all__ = ["Answered", "Load", "ask"]
 _PROTOCOL: Final = "azure"
 _VERSION: Final = "azureml-model-deployment"
 _WITHIN_S: Final = 60.0
+_ANSWERS_WITHIN_S: Final = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Load:
             raise self._failures[0]
         assert self.ledger.open == 0, f"{self.ledger.open} requests have no verdict"
 
-    def await_answers(self, count: int, within_s: float = _WITHIN_S) -> None:
+    def await_answers(self, count: int, within_s: float = _ANSWERS_WITHIN_S) -> None:
         """Wait until so many more requests have been answered."""
         goal, deadline_s = len(self.answered) + count, time.monotonic() + within_s
         while len(self.answered) < goal and self._thread.is_alive():

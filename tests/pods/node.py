@@ -17,6 +17,7 @@ from typing import Any, Final
 import yaml
 from tests.cluster import tools
 from tests.cluster.control_plane import ControlPlane
+from tests.pods import names
 from tests.pods.device_plugin import gpus
 
 __all__ = ["ADDRESS", "CNI", "FOLDER", "NAME", "RESOURCES", "Node", "lacking", "network", "running"]
@@ -160,6 +161,7 @@ def running(plane: ControlPlane, folder: Path, images: Sequence[Path]) -> Iterat
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
         ]
+        started.enter_context(names.served(plane, ADDRESS))
         process = _start(started, folder, "kubelet", [*kubelet, *common])
         _start(started, folder, "kube-proxy", [*proxy, *common])
         plugins = Path("/var/lib/kubelet/device-plugins")
@@ -220,6 +222,8 @@ def _kubelet(folder: Path) -> Path:
         "failCgroupV1": False,
         "failSwapOn": False,
         "resolvConf": str(folder / "resolv.conf"),
+        "clusterDNS": [ADDRESS],
+        "clusterDomain": names.DOMAIN,
         "podLogsDir": str(folder / "logs"),
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,

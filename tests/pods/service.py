@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -13,9 +15,8 @@ from tests.pods.load import Load, ask
 from stoker.cluster.access import Cluster, Reference
 from stoker.cluster.service import ClusterService
 
-__all__ = ["Record", "answered_by", "await_ready", "eventually", "place", "pod_addresses"]
+__all__ = ["Record", "answered_by", "eventually", "place", "pod_addresses"]
 
-_WITHIN_S: Final = 420.0
 _ANSWERED: Final = re.compile(r'^stoker_requests_total\{[^}]*status="200"[^}]*\} (\S+)$', re.MULTILINE)
 
 
@@ -25,17 +26,20 @@ class Record(Protocol):
     def __call__(self, row: str, load: Load, *more: str, since_s: float = 0.0) -> None: ...
 
 
-def await_ready(service: ClusterService) -> None:
-    """Wait until all pods of a service can score."""
-    standing = service.await_ready(_say, _WITHIN_S)
-    assert standing.state == "Healthy", standing
-
-
 def place(cluster: Cluster, namespace: str, name: str = "digits") -> tuple[str, int]:
-    """The address of a Service in the cluster, which its node makes that of a pod."""
+    """The address of a Service in the cluster, once its node makes that the one of a pod."""
     found = cluster.find(Reference("v1", "Service", namespace, name))
     assert found is not None
-    return found["spec"]["clusterIP"], found["spec"]["ports"][0]["port"]
+    address = found["spec"]["clusterIP"], found["spec"]["ports"][0]["port"]
+    # The proxy of the node hears of pods a moment after others see that they are ready.
+    eventually(lambda: _connects(address), f"{name} can be reached", within_s=120)
+    return address
+
+
+def _connects(address: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
+        return True
+    return False
 
 
 def eventually(holds: Callable[[], object], what: str, *, within_s: float, every_s: float = 0.2) -> None:
@@ -60,7 +64,3 @@ def answered_by(service: ClusterService) -> dict[str, int]:
 def _answered(address: str) -> int:
     text = ask((address, 8080), request("GET", "/metrics")).body.decode()
     return sum(int(float(count)) for count in _ANSWERED.findall(text))
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 
+from tests.cluster.readiness import await_ready
 from tests.http.raw_http import bearer, request, rows_body
+from tests.patience import PATIENCE_S
 from tests.pods.load import Load, ask
 from tests.pods.plans import KEY, OTHER_KEY, digits
-from tests.pods.service import Record, await_ready, eventually, place, pod_addresses
+from tests.pods.service import Record, eventually, place, pod_addresses
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import apply
@@ -38,7 +40,7 @@ def test_a_key_is_replaced_in_all_pods_and_callers_of_the_other_one_notice_nothi
         eventually(
             lambda: all(status_with(address, KEY) == 401 for address in addresses),
             "no pod takes the old key",
-            within_s=30,
+            within_s=PATIENCE_S,
         )
         gone_s = time.monotonic() - began_s
         load.await_answers(200)

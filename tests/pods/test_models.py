@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.readiness import await_ready
 from tests.pods.load import Load
 from tests.pods.node import Node
 from tests.pods.plans import digits
-from tests.pods.service import Record, await_ready, eventually, place
+from tests.pods.service import Record, eventually, place
+from tests.pods.store import start_store
 from tests.tiny_models import write_doubler
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import apply
-from stoker.cluster.objects.store import store
 from stoker.cluster.service import ClusterService
 from stoker.cluster.store_client import push
-
-
-def start_store(cluster: Cluster, plane: ControlPlane, namespace: str, disk: Path) -> str:
-    """Start the store on a disk of this machine; returns where it answers."""
-    disk.mkdir(parents=True)
-    # A folder of the machine is given to no group, as other disks are.
-    disk.chmod(0o777)
-    name = f"{namespace}-store"
-    spec: dict[str, Any] = {
-        "capacity": {"storage": "1G"},
-        "accessModes": ["ReadWriteOnce"],
-        "hostPath": {"path": str(disk)},
-        "claimRef": {"namespace": namespace, "name": "stoker-store"},
-        "storageClassName": "by-hand",
-    }
-    disk_object = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
-    plane.create("/api/v1/persistentvolumes", disk_object)
-    for content in store("stoker:2", namespace, size_gb=1, storage_class="by-hand"):
-        cluster.apply(content)
-    deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments"
-    plane.eventually(
-        f"{deployments}/stoker-store", lambda found: found["status"].get("readyReplicas") == 1, within_s=180
-    )
-    host, port = place(cluster, namespace, "stoker-store")
-    return f"http://{host}:{port}"
 
 
 def test_one_pod_on_its_gpu_takes_a_new_version_in_place(

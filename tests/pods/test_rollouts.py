@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import contextlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
+from tests.cluster.clock import Clock
+from tests.cluster.readiness import await_ready, counted
 from tests.pods.load import Load
 from tests.pods.plans import digits
-from tests.pods.service import Record, answered_by, await_ready, eventually, place
+from tests.pods.service import Record, answered_by, eventually, place
 
 from stoker.cluster.access import Cluster
 from stoker.cluster.applying import apply
+from stoker.cluster.autoscaler import Autoscaler
+from stoker.cluster.leadership import Leadership
+from stoker.cluster.pod_loads import PodLoads
+from stoker.cluster.scale_access import ClusterDeployment
 from stoker.cluster.service import ClusterService
 
-
-@contextmanager
-def counted(cluster: Cluster, service: ClusterService) -> Iterator[list[int]]:
-    """How many pods could score after each change of one, while the body runs."""
-    counts: list[int] = []
-    ended = threading.Event()
-
-    def count() -> None:
-        while not ended.is_set():
-            events = cluster.watch("v1", "Pod", service.namespace, within_s=1)
-            counts.extend(len(service.ready_pods()) for _ in events)
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        ended.set()
-        thread.join()
+COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 def test_eight_pods_on_eight_gpus_change_their_image_without_a_lost_request(
@@ -73,6 +61,52 @@ def test_six_of_eight_pods_are_taken_away_without_a_lost_request(
     record("scale down", load)
     assert load.ledger.broken() == []
     assert set(service.ready_pods()) < before
+
+
+async def look_until(own: Autoscaler, clock: Clock, loads: PodLoads, ended: Callable[[], bool]) -> None:
+    """Have an autoscaler look once a second of its clock, of which the machine takes less or more."""
+    while not ended():
+        await own.look()
+        clock.now_s += 1
+    await loads.close()
+
+
+def test_the_idlest_pods_go_when_the_autoscaler_wants_fewer(
+    cluster: Cluster, namespace: str, record: Record
+) -> None:
+    """It asks the pods, marks those with the least to do, and leaves the two that callers stay with."""
+    # A row a batch: what a few callers ask is a share of that, and no rounding.
+    serves = ({"path": "/models/digits.onnx", "name": "digits", "threads": 1, "max_batch_rows": 1},)
+    service = ClusterService(cluster, namespace, "digits")
+    list(apply(cluster, digits(namespace, replicas=5, serves=serves)))
+    await_ready(service)
+    busy = dict(sorted((pod["metadata"]["name"], pod["status"]["podIP"]) for pod in service.pods())[1:3])
+    list(apply(cluster, digits(namespace, autoscaler="none", min_replicas=2, max_replicas=5, serves=serves)))
+    lease = {"name": "digits-autoscaler", "namespace": namespace}
+    cluster.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": lease})
+    clock, marked = Clock(), set[str]()
+    pods = PodLoads(10.0, clock_s=clock)
+    own = Autoscaler(
+        "digits", ClusterDeployment(cluster, "digits", namespace), pods, Leadership("test"), clock_s=clock
+    )
+    with contextlib.ExitStack() as callers:
+        places = [(place(cluster, namespace), 0.5), *(((address, 8080), 0.1) for address in busy.values())]
+        loads = [callers.enter_context(Load(one, callers=4, pause_s=pause_s)) for one, pause_s in places]
+        asyncio.run(look_until(own, clock, pods, lambda: two_are_left(service, marked)))
+        loads[0].await_answers(20)
+    record("the idlest go", loads[0], f"marked {len(marked)} of 5")
+    assert [load.ledger.broken() for load in loads] == [[], [], []]
+    assert set(service.ready_pods()) == set(busy)
+    assert len(marked) == 3
+    assert marked.isdisjoint(busy)
+
+
+def two_are_left(service: ClusterService, marked: set[str]) -> bool:
+    """Whether that holds; those that are marked to go are noted."""
+    pods = service.pods()
+    costs = {pod["metadata"]["name"]: pod["metadata"].get("annotations", {}).get(COST) for pod in pods}
+    marked |= {name for name, cost in costs.items() if cost is not None and int(cost) < 0}
+    return len(pods) == 2
 
 
 def test_new_pods_get_their_share_of_callers_who_keep_their_connections(

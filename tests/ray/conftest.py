@@ -18,7 +18,7 @@ from tests.live_server import free_port, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
 
-_WAIT_S = 120
+_WAIT_S = 240
 _ATTEMPTS = 3
 _STARTED = "Ray runtime started."
 

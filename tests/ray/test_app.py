@@ -14,8 +14,6 @@ from tests.tiny_models import write_doubler
 
 from stoker.ray import app
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.anyio
 async def test_requests_are_handed_on_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

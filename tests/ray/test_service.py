@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from tests.live_server import PRIMARY, free_port, wait_until
+from tests.patience import PROGRAM_S
 from tests.tiny_models import write_doubler
 
+from stoker.cluster.haproxy import find_haproxy
 from stoker_client import Client
-
-pytestmark = pytest.mark.timeout(900)
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -90,8 +90,35 @@ def load(uris: list[str]) -> Iterator[list[int]]:
     assert failures == []
 
 
+@contextmanager
+def routed(ports: Iterable[int]) -> Iterator[str]:
+    """A router before servers of this machine; yields where it scores."""
+    find_haproxy()
+    port, own = free_port(), free_port()
+    servers = ",".join(f"127.0.0.1:{number}" for number in ports)
+    command = [sys.executable, "-m", "stoker.cli", "router", "--servers", servers, "--port", str(port)]
+    # What a server held when it died is asked again: the model only computes.
+    command += ["--metrics-port", str(own), "--retry-on", "conn-failure,503,empty-response"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: _listens(port), "the router listens", timeout_s=PROGRAM_S)
+            yield f"http://127.0.0.1:{port}/api/v1/service/doubler/score"
+        finally:
+            process.terminate()
+            assert process.wait(PROGRAM_S) == 0
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
 def test_a_service_on_three_nodes(cluster: str, tmp_path: Path) -> None:
-    """It comes up on both nodes with GPUs, loses nothing when an actor dies or servers are drained, and goes."""
+    """It comes up on both nodes with GPUs, loses nothing when an actor dies or servers are drained, and goes.
+
+    Neither for callers who know all servers, nor for those who know the router before them.
+    """
     service = Service(cluster, tmp_path / "workspace")
     model = write_doubler(tmp_path / "doubler.onnx")
     port = free_port()
@@ -107,8 +134,9 @@ def test_a_service_on_three_nodes(cluster: str, tmp_path: Path) -> None:
     assert service.done("status") == "doubler\n"
     assert "there already" in service.run("up", model, *plan).stderr
 
-    with load(service.uris()) as answers:
-        wait_until(lambda: answers[0] > 20, "the load is there")
+    places = range(port, port + 4)
+    with load(service.uris()) as answers, routed(places) as router, load([router]) as by_router:
+        wait_until(lambda: min(answers[0], by_router[0]) > 20, "the load is there")
         os.kill(first[1]["pid"], signal.SIGKILL)
         wait_until(lambda: _is_back(service.standings()[1]), "Ray starts it again", timeout_s=240)
     second = service.standings()
@@ -116,11 +144,13 @@ def test_a_service_on_three_nodes(cluster: str, tmp_path: Path) -> None:
     assert second[1]["pid"] != first[1]["pid"]
 
     service.done("scale", "doubler", 4)
-    with load(service.uris()) as answers:
-        wait_until(lambda: answers[0] > 20, "the load is there")
+    with load(service.uris()) as answers, routed(places) as router, load([router]) as by_router:
+        wait_until(lambda: min(answers[0], by_router[0]) > 20, "the load is there")
         service.done("scale", "doubler", 1)
-        before = answers[0]
+        before, by_router_before = answers[0], by_router[0]
         wait_until(lambda: answers[0] > before, "the last one answers")
+        wait_until(lambda: by_router[0] > by_router_before, "the router sends to it")
+    print(f"{answers[0]} answers of servers, {by_router[0]} by the router")
     assert len(service.standings()) == 1
     assert service.done("down", "doubler") == "doubler has ended, with 1 server\n"
     gone = service.run("status", "doubler")

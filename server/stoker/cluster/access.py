@@ -18,10 +18,11 @@ from typing import Any, Final
 
 from stoker.cluster.refusals import refusal
 from stoker.errors import ClusterError, ClusterRefusal
+from stoker.system.extras import how_to_install
 
-__all__ = ["MANAGER", "Answer", "Cluster", "Reference"]
+__all__ = ["Answer", "Cluster", "Reference"]
 
-MANAGER: Final = "stoker"
+_MANAGER: Final = "stoker"
 """Who the fields of what is applied belong to."""
 
 _CONNECT_S: Final = 5.0
@@ -32,7 +33,6 @@ _NOT_FOUND: Final = 404
 _IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
-_HOW_TO_INSTALL: Final = "the package kubernetes is missing; pip install 'stoker[cluster]'"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -110,7 +110,7 @@ class Cluster:
             from kubernetes import client, config
             from kubernetes.dynamic import DynamicClient
         except ImportError:
-            raise ClusterError(_HOW_TO_INSTALL) from None
+            raise ClusterError(f"the package kubernetes is missing; {how_to_install('cluster')}") from None
         settings = client.Configuration()
         # A server that is not there is said at once, not after three tries.
         settings.retries = False
@@ -176,7 +176,7 @@ class Cluster:
         self,
         content: Mapping[str, Any],
         *,
-        manager: str = MANAGER,
+        manager: str = _MANAGER,
         force: bool = False,
         dry_run: bool = False,
     ) -> Answer:
@@ -198,13 +198,13 @@ class Cluster:
         """Make an object that is not there yet."""
         reference = self.reference(content)
         path = self._collection(reference.api_version, reference.kind, reference.namespace)
-        made: dict[str, Any] = self._send("post", path, content, fieldManager=MANAGER).content
+        made: dict[str, Any] = self._send("post", path, content, fieldManager=_MANAGER).content
         return made
 
     def merge(self, reference: Reference, change: Mapping[str, Any], part: str = "") -> dict[str, Any]:
         """Merge a change into an object, or into a part of it such as `scale`; None removes a field."""
         path = "/".join([self._path(reference), *([part] if part else [])])
-        merged: dict[str, Any] = self._send("patch", path, change, _MERGE, fieldManager=MANAGER).content
+        merged: dict[str, Any] = self._send("patch", path, change, _MERGE, fieldManager=_MANAGER).content
         return merged
 
     def delete(self, reference: Reference) -> bool:

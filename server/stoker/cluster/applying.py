@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from stoker.cluster.access import Cluster, Reference
 from stoker.cluster.key_secret import ensure_keys
 from stoker.cluster.objects.metadata import ANNOTATIONS
+from stoker.cluster.objects.router import router_name
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.render import as_yaml, objects_of
 from stoker.errors import ClusterError, FieldConflict
 
-__all__ = ["KINDS", "Change", "apply", "delete", "difference", "owned"]
+__all__ = ["KINDS", "Change", "apply", "delete", "difference"]
 
 KINDS: Final = (
     ("v1", "ServiceAccount"),
@@ -65,7 +66,7 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
     Raises:
         ClusterError: An object is refused, or belongs to others in part.
     """
-    objects = _objects(plan)
+    objects = _objects(cluster, plan)
     asked = _asked(cluster, objects, force=force)
     for content in objects:
         reference = cluster.reference(content)
@@ -85,7 +86,7 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
 def difference(cluster: Cluster, plan: ClusterPlan) -> str:
     """Return what `apply` would change, as a unified diff of YAML; empty if nothing. Keys are not shown."""
     parts: list[str] = []
-    objects = _objects(plan)
+    objects = _objects(cluster, plan)
     for content in objects:
         reference = cluster.reference(content)
         before = cluster.find(reference)
@@ -107,11 +108,11 @@ def delete(cluster: Cluster, namespace: str, name: str) -> list[Reference]:
     Returns:
         What there was.
     """
-    found = [reference for kind in (*KINDS, _SECRET) for reference in owned(cluster, namespace, name, *kind)]
+    found = [reference for kind in (*KINDS, _SECRET) for reference in _owned(cluster, namespace, name, *kind)]
     return [reference for reference in dict.fromkeys(found) if cluster.delete(reference)]
 
 
-def owned(cluster: Cluster, namespace: str, name: str, api_version: str, kind: str) -> list[Reference]:
+def _owned(cluster: Cluster, namespace: str, name: str, api_version: str, kind: str) -> list[Reference]:
     """Return the objects of a kind that Stoker has made for a service, or for the versions of an endpoint."""
     if not cluster.knows(api_version, kind):
         return []
@@ -126,9 +127,18 @@ def _labels(label: str, name: str) -> str:
     return f"app.kubernetes.io/managed-by=stoker,app.kubernetes.io/{label}={name}"
 
 
-def _objects(plan: ClusterPlan) -> list[dict[str, Any]]:
+def _objects(cluster: Cluster, plan: ClusterPlan) -> list[dict[str, Any]]:
     """The objects that belong to the plan alone: keys are made once, and live longer."""
+    if plan.router and plan.router_image is None:
+        plan = replace(plan, router_image=_image_of_the_router(cluster, plan))
     return [content for content in objects_of(plan) if content["kind"] != "Secret"]
+
+
+def _image_of_the_router(cluster: Cluster, plan: ClusterPlan) -> str | None:
+    """The one that it has: another image of the pods is no other router, which keeps requests while pods go."""
+    namespace = plan.namespace or cluster.namespace
+    found = cluster.find(Reference("apps/v1", "Deployment", namespace, router_name(plan)))
+    return None if found is None else str(found["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
 @dataclass(frozen=True, slots=True)

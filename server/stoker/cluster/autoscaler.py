@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from stoker.cluster.leadership import RENEW_S, Leadership
-from stoker.cluster.scale_access import ScaledDeployment, Seen
+from stoker.cluster.scale_access import ScaledDeployment, SeenDeployment
 from stoker.cluster.scaling import Decision, PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
 from stoker.errors import ClusterError
 
@@ -110,7 +110,7 @@ class Autoscaler:
                     logger.info("%s: this autoscaler acts from now on", self._name)
         return self._leadership.may_act(self._clock_s())
 
-    async def _follow(self, seen: Seen, loads: Mapping[str, PodLoad]) -> None:
+    async def _follow(self, seen: SeenDeployment, loads: Mapping[str, PodLoad]) -> None:
         pods = Pods(seen.replicas, seen.addresses.keys(), loads)
         decision = decide(pods, self._clock_s(), self._state, seen.policy)
         self._state = decision.state
@@ -131,7 +131,7 @@ class Autoscaler:
             "" if done else "; not done, for somebody else has changed their number",
         )
 
-    async def _mark(self, decision: Decision, seen: Seen) -> None:
+    async def _mark(self, decision: Decision, seen: SeenDeployment) -> None:
         """Have those with the least to do go; those that were to go before and are still there may stay."""
         going = frozenset(decision.leaving)
         staying = (self._marked - going) & seen.addresses.keys()

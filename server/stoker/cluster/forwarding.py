@@ -59,10 +59,12 @@ def forwarding(
             target=_accept, args=(listener, cluster, service, say, pod_port), daemon=True
         )
         accepting.start()
-        yield int(listener.getsockname()[1])
-        # Wakes the thread, which closing alone does not.
-        listener.shutdown(socket.SHUT_RDWR)
-    accepting.join()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            # Wakes the thread, which closing alone does not.
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
 
 
 def _accept(

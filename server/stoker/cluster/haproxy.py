@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from stoker.cluster.routing import Files, weight_map
+from stoker.cluster.routing import FRONTENDS, Files, weight_map
+from stoker.cluster.server_states import SHOW_BACKENDS, requests_in
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install
 
@@ -65,16 +66,17 @@ class HAProxy:
         )
         self._process: asyncio.subprocess.Process | None = None
         self._end: asyncio.Task[int] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Its number while it runs, else None."""
-        return self._process.pid if self._process is not None and self.running else None
+        self._stopping = False
 
     @property
     def running(self) -> bool:
         """Whether it has been started and has not ended."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def answers(self) -> bool:
+        """Whether it can be spoken to: it runs, and was not told to end."""
+        return self.running and not self._stopping
 
     async def start(self, configuration: str, weights: Mapping[str, int], old: HAProxy | None = None) -> None:
         """Start it, and return when it can be spoken to.
@@ -82,15 +84,15 @@ class HAProxy:
         Args:
             configuration: Its configuration, which names `files`.
             weights: The weight of each version; empty without versions.
-            old: One that listens already: its sockets are taken over, and it ends when its last request is answered.
+            old: One that listens already: its sockets are taken over. It goes on taking connections from them until
+                it is told to `hand_over`.
 
         Raises:
             OperatorError: It does not start; the message has its own words.
         """
         file = self._write(configuration, weights)
         await self._check(file)
-        pid = None if old is None else old.pid
-        takeover = [] if old is None or pid is None else ["-x", old.files.control, "-sf", str(pid)]
+        takeover = ["-x", old.files.control] if old is not None and old.answers else []
         self._process = await asyncio.create_subprocess_exec(
             self._program, "-db", "-f", str(file), *takeover, preexec_fn=_end_with_parent
         )
@@ -125,7 +127,7 @@ class HAProxy:
                 await self.ask("show version")
                 return
             await asyncio.sleep(_LOOK_S)
-        await self.end(at_once=True)
+        await self.end()
         raise OperatorError("HAProxy does not start; its own words are above")
 
     async def ask(self, command: str) -> str:
@@ -167,18 +169,42 @@ class HAProxy:
         with suppress(OSError):
             await self.ask(f"add map {self.files.state} draining yes")
 
-    async def ended(self) -> int:
-        """Return its exit status, once it has ended."""
-        assert self._end is not None, "it was started"
-        return await asyncio.shield(self._end)
+    async def hand_over(self) -> None:
+        """Take no more connections: the process that has taken its sockets over does.
 
-    async def end(self, *, at_once: bool = False) -> None:
-        """End it: it takes no more connections, and ends when its last request is answered."""
-        if self._process is None or self._end is None:
-            return
-        if self.running:
+        Raises:
+            OSError: It does not answer.
+        """
+        await self.say_draining()
+        await self.ask_all(f"shutdown frontend {name}" for name in FRONTENDS)
+
+    async def refuse(self) -> None:
+        """Refuse connections of callers from now on; those that there are still have their requests answered.
+
+        Raises:
+            OSError: It does not answer.
+        """
+        await self.ask(f"disable frontend {FRONTENDS[0]}")
+
+    async def is_idle(self) -> bool:
+        """Return whether no request waits for a server, or for the answer of one.
+
+        Raises:
+            OSError: It does not answer.
+        """
+        return requests_in(await self.ask(SHOW_BACKENDS)) == 0
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let it end: else than at once it answers what it has, but what waits hears of no server any more."""
+        if self._process is not None and (self.answers or (at_once and self.running)):
             self._process.send_signal(signal.SIGTERM if at_once else signal.SIGUSR1)
-        await asyncio.shield(self._end)
+        self._stopping = True
+
+    async def end(self) -> None:
+        """End it at once, and return when it has ended."""
+        self.stop(at_once=True)
+        if self._end is not None:
+            await asyncio.shield(self._end)
 
     def clean_up(self) -> None:
         """Remove its files, once it has ended."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["LEASE_S", "RENEW_S", "Leadership"]
+__all__ = ["RENEW_S", "Leadership"]
 
-LEASE_S: Final = 15
+_LEASE_S: Final = 15
 """How long others wait for a holder who does not renew."""
 RENEW_S: Final = 5.0
 """How often the holder renews."""
@@ -54,12 +54,12 @@ class Leadership:
         if version != self._version:
             self._version, self._changed_s = version, now_s
         holder = spec.get("holderIdentity") or None
-        wait_s = spec.get("leaseDurationSeconds") or LEASE_S
+        wait_s = spec.get("leaseDurationSeconds") or _LEASE_S
         if holder not in (None, self.identity) and now_s - self._changed_s < wait_s:
             self._renewed_s = None
             return None
         now = wall.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        claimed = {"holderIdentity": self.identity, "leaseDurationSeconds": LEASE_S, "renewTime": now}
+        claimed = {"holderIdentity": self.identity, "leaseDurationSeconds": _LEASE_S, "renewTime": now}
         if holder != self.identity:
             claimed |= {"acquireTime": now, "leaseTransitions": (spec.get("leaseTransitions") or 0) + 1}
         # Another one who claims it at the same time loses: the version is not the same any more.

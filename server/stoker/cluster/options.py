@@ -16,20 +16,14 @@ from stoker.errors import InvalidSettings
 from stoker.names import name_from_file
 from stoker.settings.fields import converted, settings_of
 from stoker.settings.model import model_settings
+from stoker.settings.pipelines import read_pipelines
 from stoker.settings.server import ServerSettings
 from stoker.settings.values import read_switch
 from stoker.settings.yaml_file import read_yaml
 
-__all__ = [
-    "SECTION",
-    "add_plan_options",
-    "add_setting_options",
-    "listed_models",
-    "plan_from",
-    "settings_from",
-]
+__all__ = ["add_plan_options", "add_setting_options", "listed_models", "plan_from", "settings_from"]
 
-SECTION: Final = "kubernetes"
+_SECTION: Final = "kubernetes"
 """The key of a deployment file below which a plan stands; a server passes it over."""
 
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")
@@ -129,11 +123,14 @@ def listed_models(paths: Sequence[str], file: Path | None) -> tuple[Mapping[str,
 
 def _read(file: Path) -> _Files:
     content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
-    section, listed = content.pop(SECTION, None) or {}, content.pop("models", [])
+    section, listed = content.pop(_SECTION, None) or {}, content.pop("models", [])
+    pipelines = content.pop("pipelines", {})
+    # The pod reads them as they are written.
+    read_pipelines(pipelines, file)
     if not isinstance(section, dict):
-        raise InvalidSettings(f"{file}: {SECTION} must hold settings by name, for instance: replicas: 2")
-    cluster = converted(ClusterPlan, section, f"{file}, {SECTION}")
-    server = converted(ServerSettings, content, str(file), ["models", SECTION])
+        raise InvalidSettings(f"{file}: {_SECTION} must hold settings by name, for instance: replicas: 2")
+    cluster = converted(ClusterPlan, section, f"{file}, {_SECTION}")
+    server = converted(ServerSettings, content, str(file), ["models", "pipelines", _SECTION])
     for name in _FILES_OF_THE_SERVER:
         if name in server:
             raise InvalidSettings(
@@ -148,7 +145,8 @@ def _read(file: Path) -> _Files:
     )
     return _Files(
         cluster,
-        {name: _plain(value) for name, value in server.items() if name not in _OF_THE_POD},
+        {name: _plain(value) for name, value in server.items() if name not in _OF_THE_POD}
+        | ({"pipelines": pipelines} if pipelines else {}),
         tuple(listed),
         notes,
     )

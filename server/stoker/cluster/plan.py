@@ -26,7 +26,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.fields import setting
 from stoker.settings.values import choice_of, number_of, read_switch
 
-__all__ = ["LEAST_MEMORY_GB", "Autoscaler", "ClusterPlan"]
+__all__ = ["Autoscaler", "ClusterPlan"]
 
 Autoscaler = Literal["stoker", "hpa", "keda", "none"]
 """Who scales: Stoker's own, Kubernetes' HorizontalPodAutoscaler, KEDA, or something that the plan does not make."""
@@ -40,7 +40,7 @@ _GPU_RESOURCE: Final = "nvidia.com/gpu"
 _LONGEST_NAME: Final = 50
 _OF_THE_ROUTER: Final = ("router", "servers")
 
-LEAST_MEMORY_GB: Final = 0.1
+_LEAST_MEMORY_GB: Final = 0.1
 """Memory of the processes of a server with one frontend, without the model, in GB."""
 
 
@@ -130,10 +130,13 @@ class ClusterPlan:
         None, read_gateway, "Gateway that an HTTPRoute leads from", "NAMESPACE/NAME"
     )
     router: bool = setting(
-        False,
-        read_switch,
-        "whether callers come by a router of the service's own, HAProxy in two pods",
-        "BOOL",
+        False, read_switch, "whether callers come by a router of its own, HAProxy in two pods", "BOOL"
+    )
+    router_image: str | None = setting(
+        None,
+        read_word,
+        "image of the router's pods (default: what they have, at first that of the pods)",
+        "IMAGE",
     )
     hostnames: tuple[str, ...] = setting(
         (),
@@ -233,8 +236,9 @@ class ClusterPlan:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """Names under which callers reach the models."""
-        return tuple(dict.fromkeys(str(model.get("name", self.name)) for model in self.serves))
+        """Names under which callers reach the models and their pipelines."""
+        models = (str(model.get("name", self.name)) for model in self.serves)
+        return tuple(dict.fromkeys((*models, *self.server.get("pipelines", ()))))
 
     @property
     def fixed_replicas(self) -> int | None:
@@ -298,6 +302,8 @@ def _contradictions(plan: ClusterPlan) -> Iterator[str]:
         yield "create_namespace needs the namespace; give it with --namespace"
     if plan.router and plan.grpc_port:
         yield "the router speaks no gRPC; leave out gRPC, or let a Gateway lead to the pods instead of --router"
+    if plan.router_image and not plan.router:
+        yield "router_image is that of a router's pods; leave it out, or have a --router"
     if plan.hostnames and plan.gateway is None:
         yield "hostnames are those of a route; give its Gateway with --gateway NAMESPACE/NAME"
     yield from _scaling_contradictions(plan)
@@ -336,10 +342,10 @@ def _resource_contradictions(plan: ClusterPlan) -> Iterator[str]:
         requested, limit = getattr(plan, name), getattr(plan, f"{name}_limit")
         if requested is not None and limit is not None and limit < requested:
             yield f"{name}_limit {limit:g} must be at least {name} {requested:g}"
-    if plan.memory_gb_limit is not None and plan.memory_gb_limit < LEAST_MEMORY_GB:
+    if plan.memory_gb_limit is not None and plan.memory_gb_limit < _LEAST_MEMORY_GB:
         yield (
             f"memory_gb_limit {plan.memory_gb_limit:g} is too little: the processes of a server need "
-            f"{LEAST_MEMORY_GB:g} GB before any model is loaded"
+            f"{_LEAST_MEMORY_GB:g} GB before any model is loaded"
         )
     if plan.dra is not None and plan.gpu_resource is not None:
         yield "dra and gpu_resource are two ways to the same GPUs; leave one out"

@@ -22,6 +22,8 @@ _IN_CLUSTERS: Final[Mapping[str, Any]] = {
     # A Service chooses a pod once for each connection: without an end to them new pods would get none.
     "connection_age_s": 120,
 }
+# Routers look at each pod once a second, and keep its callers waiting from then on until there is another one.
+_DRAIN_BEHIND_A_ROUTER_S: Final = 5
 _OF_THE_POD: Final = ("host", "port", "grpc_port", "keys_dir")
 _MOST_FRONTENDS: Final = 8
 
@@ -37,7 +39,10 @@ def pod_file(plan: ClusterPlan) -> dict[str, Any]:
     if plan.cpu_cores is not None:
         content["frontends"] = max(1, min(_MOST_FRONTENDS, math.floor(plan.cpu_cores) // 2))
     own = {name: value for name, value in plan.server.items() if name not in _OF_THE_POD}
-    content = {**content, **_IN_CLUSTERS, **own}
+    content |= _IN_CLUSTERS
+    if plan.router:
+        content["drain_grace_s"] = _DRAIN_BEHIND_A_ROUTER_S
+    content |= own
     defaults = dict(plan.model_defaults)
     if plan.cpu_cores is not None:
         defaults.setdefault("threads", max(1, math.floor(plan.cpu_cores)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cluster.scaling import PodLoad
 from stoker.errors import InvalidSettings
+from stoker.system.extras import how_to_install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +75,7 @@ class PodLoads:
                 import aiohttp
             except ImportError:
                 raise InvalidSettings(
-                    "the package aiohttp is missing; pip install 'stoker[cluster]'"
+                    f"the package aiohttp is missing; {how_to_install('cluster')}"
                 ) from None
             self._session = aiohttp.ClientSession(
                 # As many connections as there are pods, each of them kept.

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import resource
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from stoker.cluster.endpoints import Server, ServerSource
@@ -21,6 +22,7 @@ __all__ = ["Router"]
 
 _LOGGER: Final = logging.getLogger(__name__)
 _SPARE_DESCRIPTORS: Final = 100
+_END_LOOK_S: Final = 0.05
 
 
 class Router:
@@ -82,43 +84,67 @@ class Router:
             await self._drain(give_up)
         finally:
             for process in self._all:
-                await process.end(at_once=True)
+                await process.end()
                 process.clean_up()
 
     async def _drain(self, give_up: asyncio.Event) -> None:
         """Serve on until callers have heard, then until the last request is answered; servers may still change."""
         assert self._newest is not None, "it was started"
         await self._newest.say_draining()
-        end_s = asyncio.get_running_loop().time() + self._settings.drain_grace_s
-        while (left_s := end_s - asyncio.get_running_loop().time()) > 0:
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self._settings.drain_grace_s
+        while (left_s := end_s - clock()) > 0:
             if await _set_within(give_up, min(left_s, self._look_s)):
                 return
             await self._turn()
-        endings = [asyncio.create_task(process.end()) for process in self._all]
-        ended = asyncio.gather(*endings)
-        while not ended.done() and not give_up.is_set():
-            await asyncio.wait([ended], timeout=self._look_s)
-            await self._tell_all()
-        if not ended.done():
-            ended.cancel()
+        for process in self._all:
+            with suppress(OSError):
+                await process.refuse()
+        end_s = clock() + self._settings.hold_s + self._settings.timeout_ms / 1000
+        while clock() < end_s and not give_up.is_set() and await self._have_requests():
+            await _set_within(give_up, self._look_s)
+            await self._follow_servers()
+        for process in self._all:
+            process.stop()
+        while not give_up.is_set() and any(process.running for process in self._all):
+            await _set_within(give_up, _END_LOOK_S)
+
+    async def _have_requests(self) -> bool:
+        """Let those end that have none: what waits in a HAProxy that is to end hears of no server that comes."""
+        busy = [await self._stopped_if_idle(process) for process in self._all if process.answers]
+        return not all(busy)
+
+    async def _stopped_if_idle(self, process: HAProxy) -> bool:
+        try:
+            idle = await process.is_idle()
+        except OSError:
+            idle = not process.running
+        if idle:
+            process.stop()
+        return idle
 
     async def _turn(self) -> None:
-        """Have a HAProxy that runs, and let all that run know the servers of this moment."""
+        """Have a HAProxy that takes connections, and let all that run know the servers of this moment."""
         for process in [process for process in self._all if not process.running]:
             self._all.remove(process)
             process.clean_up()
         if self._newest is None or not self._newest.running:
             _LOGGER.error("HAProxy has ended; another one is started")
-            self._newest = await self._started(None)
+            # An elder keeps the sockets open, on which it takes nothing any more.
+            elder = next((process for process in self._all if process.answers), None)
+            self._newest = await self._started(elder)
+        for process in self._all:
+            if process is not self._newest and process.answers:
+                await self._stopped_if_idle(process)
+        await self._follow_servers()
+
+    async def _follow_servers(self) -> None:
         try:
             self._servers = await self._source.look()
             self._say("servers", "")
         except OSError as error:
             self._say("servers", f"the servers of before stay: {error}")
-        await self._tell_all()
-
-    async def _tell_all(self) -> None:
-        for process in [process for process in self._all if process.running]:
+        for process in [process for process in self._all if process.answers]:
             try:
                 await self._tell(process)
             except OSError as error:
@@ -151,7 +177,9 @@ class Router:
         self._settings, self._weights, self._source = settings, weights, self._source_of(settings)
         try:
             if not same:
-                self._newest = await self._started(self._newest)
+                old, self._newest = self._newest, await self._started(self._newest)
+                with suppress(OSError):
+                    await old.hand_over()
             elif weights != before[1]:
                 await self._newest.set_weights(weights)
         except (OperatorError, OSError):

@@ -13,6 +13,7 @@ from stoker.cluster.router_settings import CONNECT_TIMEOUT_MS, RouterSettings
 from stoker.errors import InvalidSettings, UnknownService
 
 __all__ = [
+    "FRONTENDS",
     "VERSION_HEADER",
     "WHOLE",
     "Files",
@@ -27,6 +28,9 @@ VERSION_HEADER: Final = "azureml-model-deployment"
 
 WHOLE: Final = 10_000
 """What the weights add up to: they are hundredths of a percent."""
+
+FRONTENDS: Final = ("callers", "router")
+"""What HAProxy calls the port of the callers, and the router's own."""
 
 _HUNDREDTHS: Final = 100
 # Without a common divisor with WHOLE, and near its golden section: any WHOLE requests in a row meet each number once,
@@ -167,7 +171,7 @@ def _defaults(settings: RouterSettings) -> str:
 
 def _own_port(settings: RouterSettings, files: Files) -> str:
     return _section(
-        "frontend router",
+        f"frontend {FRONTENDS[1]}",
         [
             f"bind {settings.host}:{settings.metrics_port}",
             "http-request use-service prometheus-exporter if { path /metrics }",
@@ -188,7 +192,7 @@ def _frontend(settings: RouterSettings, files: Files, choice: list[str]) -> str:
         # At its end it closes connections that it takes for idle, also those on which a request is on its way.
         f"http-after-response set-header connection close if {_draining(files)}",
     ]
-    return _section("frontend callers", [*lines, *choice])
+    return _section(f"frontend {FRONTENDS[0]}", [*lines, *choice])
 
 
 def _counter() -> str:

@@ -11,7 +11,7 @@ from stoker.cluster.objects.metadata import ANNOTATIONS
 from stoker.cluster.scaling import ScalingPolicy
 from stoker.errors import ClusterError, ClusterRefusal, InvalidSettings
 
-__all__ = ["ClusterDeployment", "ScaledDeployment", "Seen", "policy_of", "ready_addresses"]
+__all__ = ["ClusterDeployment", "ScaledDeployment", "SeenDeployment", "policy_of", "ready_addresses"]
 
 _COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _CONFLICT: Final = 409
@@ -20,7 +20,7 @@ _PORT: Final = "http"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenDeployment:
     """A Deployment as it was.
 
     Attributes:
@@ -37,7 +37,7 @@ class Seen:
 class ScaledDeployment(Protocol):
     """A Deployment whose pods somebody adds and removes. Everything raises `ClusterError` if it cannot be done."""
 
-    def look(self) -> Seen:
+    def look(self) -> SeenDeployment:
         """Return it as it is now."""
         ...
 
@@ -76,7 +76,7 @@ class ClusterDeployment:
         self._deployment = Reference("apps/v1", "Deployment", namespace, name)
         self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
 
-    def look(self) -> Seen:
+    def look(self) -> SeenDeployment:
         """Return it as it is now.
 
         Raises:
@@ -90,7 +90,7 @@ class ClusterDeployment:
             resourceVersion="0",
         )
         policy = policy_of(self._name, deployment["metadata"].get("annotations") or {})
-        return Seen(deployment["spec"]["replicas"], policy, ready_addresses(slices["items"]))
+        return SeenDeployment(deployment["spec"]["replicas"], policy, ready_addresses(slices["items"]))
 
     def scale(self, replicas: int, before: int) -> bool:
         """Have so many pods, unless somebody else has changed how many there are to be."""

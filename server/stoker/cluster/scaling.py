@@ -153,8 +153,10 @@ def decide(pods: Pods, now_s: float, state: ScalingState, policy: ScalingPolicy)
     known = bool(fresh) and not unknown
     state = _noted(state, now_s, stale_s, known, _whole(needed * _SPARE, policy), pods, fresh)
     replicas = _stepped(pods.replicas, _whole(needed, policy), now_s, state, policy)
-    leaving = sorted(fresh, key=lambda name: (fresh[name].load, name))[: max(0, pods.replicas - replicas)]
-    return Decision(replicas, tuple(leaving), unknown, load, state)
+    idlest = sorted(fresh, key=lambda name: (fresh[name].load, name))
+    # Those of the step before may still be ready: not counted, they alone would be named again, and others go.
+    surplus = max(pods.replicas, len(pods.ready)) - replicas if replicas < pods.replicas else 0
+    return Decision(replicas, tuple(idlest[:surplus]), unknown, load, state)
 
 
 def _whole(needed: float, policy: ScalingPolicy) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stoker.cluster.endpoints import Server
 from stoker.cluster.routing import backend_of
 
-__all__ = ["SHOW_STATES", "commands", "states_in"]
+__all__ = ["SHOW_BACKENDS", "SHOW_STATES", "commands", "requests_in", "states_in"]
 
 SHOW_STATES: Final = "show servers state"
 """The command whose answer `states_in` reads."""
+SHOW_BACKENDS: Final = "show stat -1 2 -1"
+"""The command whose answer `requests_in` reads."""
 
 _READY: Final = "ready"
 _DRAIN: Final = "drain"
@@ -32,6 +35,11 @@ def states_in(shown: str) -> dict[tuple[str, str], str]:
             state = _ADMIN_STATES.get(int(fields[_ADMIN_STATE]), "")
             states[fields[_BACKEND], fields[_SERVER]] = state
     return states
+
+
+def requests_in(shown: str) -> int:
+    """Return how many requests HAProxy has that wait for a server, or for the answer of one."""
+    return sum(int(backend["scur"]) for backend in csv.DictReader(shown.removeprefix("# ").splitlines()))
 
 
 def commands(

@@ -11,7 +11,7 @@ from stoker.cluster.access import Cluster, Reference
 from stoker.cluster.key_following import KEYS_WITHIN_S, Unshown, await_generation
 from stoker.cluster.key_secret import read_keys, read_signing_secret, replace_key
 from stoker.cluster.objects.metadata import ANNOTATIONS
-from stoker.cluster.standing import PATIENCE_S, Seen, Standing, is_ready, standing
+from stoker.cluster.standing import Seen, Standing, is_ready, standing
 from stoker.errors import ClusterError
 from stoker.keys.keyring import Keys, Slot
 
@@ -29,7 +29,6 @@ class ClusterService:
         namespace: Its namespace.
         instance: What its Deployment is called: the service, or `NAME-VERSION`.
         clock: Gives the time, in UTC.
-        patience_s: How long a pod may wait for a GPU before the service counts as failed.
 
     Methods raise `ClusterError` if the cluster cannot be asked, or refuses.
     """
@@ -41,13 +40,11 @@ class ClusterService:
         instance: str,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        patience_s: float = PATIENCE_S,
     ) -> None:
         self._cluster = cluster
         self.namespace = namespace
         self.instance = instance
         self._clock = clock
-        self._patience_s = patience_s
 
     # --- how it stands ---
 
@@ -61,7 +58,7 @@ class ClusterService:
 
     def standing(self) -> Standing:
         """Return how it stands now."""
-        return standing(self.seen(), self._clock(), self._patience_s)
+        return standing(self.seen(), self._clock())
 
     @property
     def error(self) -> str | None:

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-__all__ = ["PATIENCE_S", "Seen", "Standing", "State", "is_ready", "standing"]
+__all__ = ["Seen", "Standing", "State", "is_ready", "standing"]
 
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed", "Deleted"]
 """As Azure has them: pods start; all can score; none can any more; it will not come about; it is not there."""
 
-PATIENCE_S: Final = 300.0
+_PATIENCE_S: Final = 300.0
 """How long a pod may wait for a GPU, or for its image, before its service counts as failed: Azure's five minutes."""
 
+_REFUSED_S: Final = 30.0
+"""How long the API server may refuse pods before that counts: the controller tries again, and what it lacks may come.
+
+A namespace that is new has its service account a moment later.
+"""
 _REVISION: Final = "deployment.kubernetes.io/revision"
 _HASH: Final = "pod-template-hash"
 # The kubelet tries again for ever; these do not mend themselves.
@@ -58,7 +63,7 @@ class _Trouble:
     is_final: bool
 
 
-def standing(seen: Seen | None, now: datetime, patience_s: float = PATIENCE_S) -> Standing:
+def standing(seen: Seen | None, now: datetime, patience_s: float = _PATIENCE_S) -> Standing:
     """Return how a service stands.
 
     Args:
@@ -113,7 +118,9 @@ def _troubles(
     """What is in the way, the worst first."""
     failure = conditions.get("ReplicaFailure", {})
     if failure.get("status") == "True":
-        yield _Trouble(str(failure.get("reason")), str(failure.get("message")), is_final=True)
+        lasted_s = (now - datetime.fromisoformat(failure["lastTransitionTime"])).total_seconds()
+        is_final = lasted_s >= min(_REFUSED_S, patience_s)
+        yield _Trouble(str(failure.get("reason")), str(failure.get("message")), is_final)
     newest = _newest_hash(seen)
     found = [
         trouble

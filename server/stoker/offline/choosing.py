@@ -18,18 +18,19 @@ from stoker.gpu.devices import cpu_device, enter_device
 from stoker.models.deployed import Deployed, deploy
 from stoker.models.offers import Offer, find_offers
 from stoker.scripts.environment import enter_script_folder
-from stoker.servable import Servable
+from stoker.servable import Device, Servable
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.workspace import Workspace
 
-__all__ = ["chosen", "enter_script", "load_here"]
+__all__ = ["chosen", "device_here", "enter_script", "load_here"]
 
 logger = logging.getLogger(__name__)
 
 _SOURCE: Final = "Predictor"
 _DEFAULT: Final = "default"
+_MODEL_FILES: Final = (".onnx", ".py", ".pb")
 _PATIENT: Final = ImportedSettings(_SOURCE, server={"timeout_ms": 3_600_000})
 """Nobody waits for an answer: a script may take its time for a batch."""
 
@@ -64,13 +65,24 @@ def chosen(
         else:
             named = ModelSettings(registered=str(model))
         of_server = load_settings({}, os.environ, None, (given.over(named),), [_PATIENT])
-        (offer,) = find_offers(of_server, place).values()
+        offer = _on_disk(model, of_server, place)
     else:
         of_server = load_settings({}, os.environ, Path(config), (), [_PATIENT])
         offer = _in_config(str(model), given, of_server, place, Path(config))
     deployed = deploy(offer, _version(offer), 0, 0, of_server, place, leases)
     _check_packages(deployed, place)
     return deployed
+
+
+def _on_disk(model: str | Path, settings: ServerSettings, workspace: Workspace) -> Offer:
+    try:
+        (offer,) = find_offers(settings, workspace).values()
+    except UnknownModel as error:
+        if Path(model).suffix.lower() in _MODEL_FILES:
+            # A path, more probably than a name.
+            raise UnknownModel(f"there is no file {model}, and {error}") from None
+        raise
+    return offer
 
 
 def _in_config(
@@ -120,22 +132,35 @@ def enter_script(servable: Servable) -> None:
         _entered[:] = [servable.path]
 
 
-def load_here(servable: Servable, setting: str, threads: int) -> LoadedModel:
-    """Load a model on the calling thread.
+def device_here(servable: Servable, setting: str) -> Device:
+    """Find the device of a model, and confine the process to it unless it is the CPU.
 
     Args:
         servable: The model.
-        setting: Its device, as settings name one. The process is confined to it, unless it is `cpu`.
-        threads: Threads for one operation on the CPU.
+        setting: Its device, as settings name one.
 
     Raises:
-        OperatorError: The device cannot be used, or the model cannot be loaded.
+        OperatorError: The device cannot be used.
     """
     if setting == "cpu":
         device, reason = cpu_device(), "as asked for"
     else:
         device, reason = enter_device(setting, {servable.framework})
     logger.info("%s: on %s, %s", servable.name, device, reason)
+    return device
+
+
+def load_here(servable: Servable, device: Device, threads: int) -> LoadedModel:
+    """Load a model on the calling thread.
+
+    Args:
+        servable: The model.
+        device: Its device, of `device_here`.
+        threads: Threads for one operation on the CPU.
+
+    Raises:
+        OperatorError: The model cannot be loaded.
+    """
     try:
         return load(servable, device, threads)
     except OperatorError:

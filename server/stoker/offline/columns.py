@@ -16,7 +16,7 @@ from stoker.offline.row_batches import Feeds, Ragged
 from stoker.tensors import TensorInfo
 from stoker.wire.tensor_json import as_dtype
 
-__all__ = ["Columns", "columns_of", "in_form_of", "inputs_of", "is_frame", "script_rows"]
+__all__ = ["Columns", "columns_of", "in_form_of", "inputs_of", "script_rows"]
 
 Columns = dict[str, Any]
 """Columns of a table by name: arrays, or what becomes one."""
@@ -26,7 +26,7 @@ _KINDS: Final = {"b": "b", "i": "iub", "u": "iub", "f": "iuf"}
 _BARE: Final = ""
 
 
-def is_frame(table: Any) -> bool:
+def _is_frame(table: Any) -> bool:
     """Whether a table is a data frame of pandas."""
     return hasattr(table, "columns") and hasattr(table, "to_numpy")
 
@@ -39,9 +39,9 @@ def columns_of(table: Any, keep: Collection[str]) -> tuple[Columns, Columns]:
         keep: Names of columns that stay.
 
     Raises:
-        InvalidInput: One of those is not there.
+        InvalidInput: One of those is not there, or one for the model has masked elements.
     """
-    if is_frame(table):
+    if _is_frame(table):
         columns: Columns = {str(name): table[name].to_numpy() for name in table.columns}
     elif isinstance(table, Mapping):
         columns = {str(name): column for name, column in table.items()}
@@ -53,6 +53,14 @@ def columns_of(table: Any, keep: Collection[str]) -> tuple[Columns, Columns]:
     kept = {name: columns.pop(name) for name in keep}
     if not columns:
         raise InvalidInput("There is no column for the model.")
+    for name, column in columns.items():
+        # numpy.ma is not loaded for arrays of the usual class.
+        if type(column) is not np.ndarray and isinstance(column, np.ndarray) and np.ma.is_masked(column):
+            where = "The rows are" if name == _BARE else f"The column {name!r} is"
+            raise InvalidInput(
+                f"{where} a masked array, and what lies under its mask would be scored: fill it first, by its "
+                "method filled."
+            )
     return columns, kept
 
 
@@ -90,6 +98,8 @@ def _input(column: Any, info: TensorInfo) -> np.ndarray | Ragged:
     array = column if isinstance(column, np.ndarray) else _as_array(column)
     if array.dtype != object:
         return _fitting(_numbers(array, info), info)
+    if not array.ndim:
+        raise InvalidInput(f"Expected {info}, got no array: {type(column).__name__}.")
     rows = [np.asarray(row) for row in array.tolist()]
     if len({row.shape for row in rows}) == 1:
         return _fitting(_numbers(np.stack(rows), info), info)
@@ -159,7 +169,7 @@ def in_form_of(table: Any, kept: Columns, outputs: Any) -> Any:
     if isinstance(table, np.ndarray | list | tuple) and not isinstance(outputs, Mapping):
         return outputs
     named = outputs if isinstance(outputs, Mapping) else {"result": outputs}
-    if is_frame(table):
+    if _is_frame(table):
         import pandas as pd
 
         columns = {**kept, **{name: _cells(array) for name, array in named.items()}}

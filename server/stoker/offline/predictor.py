@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from stoker.errors import InvalidInput, InvalidSettings
-from stoker.offline.choosing import chosen, enter_script, load_here
+from stoker.offline.choosing import chosen, device_here, enter_script, load_here
 from stoker.offline.columns import Columns, columns_of, in_form_of, inputs_of, script_rows
 from stoker.offline.row_batches import RowBatches
 from stoker.offline.script_bodies import ScriptBodies
@@ -38,7 +38,7 @@ class Predictor:
         device: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU.
         batch_rows: Rows of one request, for entry scripts that take whole bodies (by default `max_batch_rows`) and
             for models whose rows see each other (by default a call is one request).
-        keep: Names of columns that are no inputs, and stay in the answer.
+        keep: Names of columns that are no inputs, and stay in the answer; a text is one name.
         workspace: Where registered models are; by default as `stoker serve` finds it.
         config: A deployment file whose settings hold for the model.
         threads: Threads for one operation on the CPU; by default as many as a server on this machine gives. More are
@@ -63,7 +63,9 @@ class Predictor:
     ) -> None:
         if batch_rows is not None and batch_rows < 1:
             raise InvalidSettings(f"batch_rows has to be 1 or more, not {batch_rows}")
-        self._keep = tuple(keep)
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise InvalidSettings(f"threads has to be a whole number from 1 up, not {threads!r}")
+        self._keep = (keep,) if isinstance(keep, str) else tuple(keep)
         self._leases = ExitStack()
         deployed = chosen(model, workspace, config, settings, self._leases)
         self.servable: Servable = deployed.servable
@@ -82,7 +84,9 @@ class Predictor:
         self._thread = ThreadPoolExecutor(1, f"model {self.servable.name}")
         try:
             self._loaded = self._on_thread(
-                lambda: load_here(self.servable, where, threads or deployed.threads)
+                lambda: load_here(
+                    self.servable, device_here(self.servable, where), threads or deployed.threads
+                )
             )
             self._scorer = self._make_scorer(batch_rows)
         except BaseException:

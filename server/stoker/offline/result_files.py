@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import orjson
 
+from stoker.echo import quoted_names
 from stoker.errors import InvalidSettings
 from stoker.offline.table_files import pyarrow_for
 from stoker.system.durable import sync_folder
@@ -78,6 +79,10 @@ class _Npy:
         self._described: dict[str, Any] | None = None
 
     def add(self, columns: Columns) -> None:
+        if len(columns) > 1:
+            raise InvalidSettings(
+                f"npy holds one column, and the answers have {quoted_names(columns)}; give --format npz"
+            )
         (array,) = (np.ascontiguousarray(column) for column in columns.values())
         if array.dtype == object:
             raise InvalidSettings("npy holds numbers of one shape; give --format jsonl or parquet")

@@ -11,9 +11,8 @@ import simdjson
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.runtimes.base import RowFailure
-from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
-from stoker.wire.json_bodies import check_text
-from stoker.wire.merging import row_count
+from stoker.wire.envelope import RequestHead, ScriptAnswer
+from stoker.wire.script_rows import script_row
 from stoker_client.answers import Reply, as_arrays, decode_json, join_answers
 from stoker_client.bodies import encode_json
 from stoker_client.errors import InvalidRows, UnexpectedAnswer
@@ -43,6 +42,7 @@ class ScriptBodies:
         assert form is not None, "scripts that take bodies have one"
         self._runtime = loaded.runtime
         self._form = form
+        self._head = _HEAD if form.wants_head or form.kind != "string" else None
         self.request_rows = batch_rows
         self._parser = simdjson.Parser()
         self._key = _only_argument(form.input_schema) or form.merge_key
@@ -80,20 +80,23 @@ class ScriptBodies:
         most = self._form.max_requests
         for start in range(0, len(bodies), most):
             packed = [
-                self._request(start + place, body) for place, body in enumerate(bodies[start : start + most])
+                self.request(number, body) for number, body in enumerate(bodies[start : start + most], start)
             ]
             (given,) = self._runtime.run([packed])
             for number, answer in enumerate(given, start):
                 yield _body(number, answer)
 
-    def _request(self, number: int, body: bytes) -> bytes:
-        """A body as the row that the script gets of a server."""
-        form = self._form
-        if form.kind == "string":
-            check_text(body)
-        rows = row_count(self._parser, body, form.merge_key) if form.batching == "merge" else 0
-        head = _HEAD if form.wants_head or form.kind != "string" else None
-        return ScriptRequest(b"body %d" % number, body, rows, head).pack()
+    def request(self, number: int, body: bytes) -> bytes:
+        """A body as the row that the script gets of a server.
+
+        Args:
+            number: What tells it from others in the log.
+            body: What a caller would post.
+
+        Raises:
+            MalformedBody: It is to be text, and is not.
+        """
+        return script_row(self._parser, self._form, b"body %d" % number, body, self._head)
 
 
 def _body(number: int, answer: np.ndarray | bytes | RowFailure) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,10 +11,13 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from stoker.counted_names import told_of_counted_names
 from stoker.errors import InvalidSettings
 from stoker.system.extras import how_to_install
 
 __all__ = ["FORMATS", "count_rows", "pyarrow_for", "read_lines", "read_tables"]
+
+logger = logging.getLogger(__name__)
 
 FORMATS: Final = ("npy", "npz", "csv", "parquet", "jsonl")
 """Formats by the ends of files."""
@@ -150,6 +154,9 @@ def _csv(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
     if stop == start:
         return
     header = 0 if _has_header(file) else None
+    # Of several shards the one that scores the line tells of it.
+    if header is None and start == 0 and (told := told_of_counted_names(file, _first_line(file))):
+        logger.warning("%s", told)
     skipped = range(1 if header == 0 else 0, start + (1 if header == 0 else 0))
     count = None if stop is None else stop - start
     for frame in _csv_frames(file, rows, header=header, skiprows=skipped, nrows=count):
@@ -169,12 +176,15 @@ def _csv_frames(file: Path, rows: int, **options: Any) -> Iterator[Any]:
 
 def _has_header(file: Path) -> bool:
     """Whether the first line has names: something in it is no number."""
-    with file.open(encoding="utf-8-sig") as lines:
-        cells = lines.readline().split(",")
     try:
-        return not [float(cell) for cell in cells]
+        return not [float(cell) for cell in _first_line(file).split(",")]
     except ValueError:
         return True
+
+
+def _first_line(file: Path) -> str:
+    with file.open(encoding="utf-8-sig") as lines:
+        return lines.readline()
 
 
 def _parquet(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:

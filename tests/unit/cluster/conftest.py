@@ -9,6 +9,13 @@ import jsonschema
 import kubernetes_validate
 import pytest
 from referencing import Registry, Resource
+from tests.unit.cluster.puppet_api import PuppetApi
+
+import stoker.azure  # noqa: F401  # provides azureml
+from stoker.cli import main
+from stoker.cluster.access import Cluster
+
+from azureml.core import Model, Workspace  # isort: skip
 
 SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 NEWEST = sorted(
@@ -45,3 +52,24 @@ def check_schema() -> Callable[..., None]:
             validator.validate(content)
 
     return check
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> PuppetApi:
+    """The API of every context."""
+    puppet = PuppetApi()
+    monkeypatch.setattr(Cluster, "connect", lambda *_, **__: puppet.cluster())
+    return puppet
+
+
+@pytest.fixture
+def ws(api: PuppetApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace with a model and a script, in which `aks-gpu` is bound."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    Path("model.pkl").write_text("1")
+    Path("score.py").write_text("def init(): ...\ndef run(data): return data\n")
+    assert main(["compute", "bind", "aks-gpu", "--image", "stoker:1"]) == 0
+    ws = Workspace.from_config()
+    Model.register(ws, "model.pkl", "digits")
+    return ws

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kubernetes.client.exceptions import ApiException
@@ -13,13 +13,15 @@ from urllib3 import HTTPResponse
 
 from stoker.cluster.access import Cluster
 
-__all__ = ["PuppetApi"]
+__all__ = ["PuppetApi", "status_of_whole"]
 
 _KINDS: Final = {
     "v1": ["ConfigMap", "Namespace", "Node", "Pod", "Secret", "Service", "ServiceAccount"],
     "apps/v1": ["Deployment", "ReplicaSet"],
     "autoscaling/v2": ["HorizontalPodAutoscaler"],
     "networking.k8s.io/v1": ["NetworkPolicy"],
+    "coordination.k8s.io/v1": ["Lease"],
+    "rbac.authorization.k8s.io/v1": ["Role", "RoleBinding"],
     "policy/v1": ["PodDisruptionBudget"],
     "gateway.networking.k8s.io/v1": ["Gateway", "HTTPRoute"],
     "storage.k8s.io/v1": ["StorageClass"],
@@ -35,6 +37,8 @@ class PuppetApi:
         logs: What pods have written, by name.
         metrics: What the metrics of pods answer, by name: of each the next one, and the last one again.
         denied: Resources that the account may not touch.
+        conflicts: Fields that others have changed, by the path of the object; who forces takes them over.
+        becomes: Gives the status that a Deployment has as soon as it is applied, for its number of pods.
         sent: The methods and paths of all requests that would change something.
     """
 
@@ -44,6 +48,8 @@ class PuppetApi:
         self.metrics: dict[str, list[str]] = {}
         self._tunnels: list[socket.socket] = []
         self.denied: set[str] = set()
+        self.conflicts: dict[str, list[str]] = {}
+        self.becomes: Callable[[int], dict[str, Any]] | None = None
         self.sent: list[tuple[str, str]] = []
         self._version = 0
 
@@ -88,6 +94,8 @@ class PuppetApi:
             return _answered({"status": {"allowed": resource not in self.denied}})
         if method == "get":
             return _answered(self._read(path, query))
+        if path in self.conflicts and query.get("force") == "false":
+            raise _conflict(self.conflicts[path])
         if method != "get" and "dryRun" not in query:
             self.sent.append((method, path))
         return self._change(method, path, content, query)
@@ -123,9 +131,17 @@ class PuppetApi:
         if after != before:
             self._version += 1
             after["metadata"] = {"generation": 1, **after["metadata"], "resourceVersion": str(self._version)}
+            if self.becomes is not None and after["kind"] == "Deployment":
+                after["status"] = self.becomes(after["spec"]["replicas"])
         if "dryRun" not in query:
             self.objects[path] = after
         return _answered(after, 201 if before is None else 200)
+
+
+def status_of_whole(replicas: int) -> dict[str, Any]:
+    """The status of a Deployment whose pods can score."""
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)
+    return {"observedGeneration": 1, **counts}
 
 
 def _plural(kind: str) -> str:
@@ -154,4 +170,14 @@ def _answered(content: Any, status: int = 200) -> HTTPResponse:
 def _not_found() -> ApiException:
     error = ApiException(status=404, reason="Not Found")
     error.body = json.dumps({"message": "not found"})
+    return error
+
+
+def _conflict(fields: list[str]) -> ApiException:
+    causes = [
+        {"reason": "FieldManagerConflict", "field": field, "message": 'conflict with "kubectl"'}
+        for field in fields
+    ]
+    error = ApiException(status=409, reason="Conflict")
+    error.body = json.dumps({"message": "Apply failed", "details": {"causes": causes}})
     return error

@@ -12,7 +12,7 @@ from tests.unit.cluster.test_leadership import Lease
 
 from stoker.cluster.autoscaler import Autoscaler
 from stoker.cluster.leadership import Leadership
-from stoker.cluster.scale_access import Seen
+from stoker.cluster.scale_access import SeenDeployment
 from stoker.cluster.scaling import PodLoad, ScalingPolicy
 from stoker.errors import ClusterError, InvalidSettings
 
@@ -31,10 +31,10 @@ class Puppet:
         self.record = Lease()
         self.was_read = asyncio.Event()
 
-    def look(self) -> Seen:
+    def look(self) -> SeenDeployment:
         if self.error is not None:
             raise self.error
-        return Seen(
+        return SeenDeployment(
             self.replicas, ScalingPolicy(1, 50, 70), {f"pod-{n:02}": "" for n in range(self.replicas)}
         )
 

@@ -79,7 +79,12 @@ def test_the_keywords_of_the_queue_are_those_of_the_router_too() -> None:
         for place, value in changed(objects_of(before), objects_of(after)).items()
         if place.startswith("ConfigMap/digits-router")
     }
-    assert router == {"max_concurrent_requests": 4, "max_queue_wait_ms": 250, "timeout_ms": 5000}
+    assert router == {
+        "max_concurrent_requests": 4,
+        "max_queue_wait_ms": 250,
+        "timeout_ms": 5000,
+        "hold_s": 30,
+    }
 
 
 def test_the_how_to() -> None:

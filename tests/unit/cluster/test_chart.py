@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.patience import PROGRAM_S
 
 from stoker.cluster.options import plan_from
 from stoker.cluster.plan import ClusterPlan
@@ -89,6 +90,7 @@ VALUES |= {
             {**TWO[1], "max_concurrent_requests": 4},
         ],
         "autoscaler": "keda",
+        "router_image": "stoker:0",
     },
     "routed and scaled": {"router": True, "autoscaler": "stoker", "max_replicas": 4},
     "routed version": {
@@ -106,7 +108,7 @@ def templated(tmp_path: Path, values: dict[str, Any]) -> subprocess.CompletedPro
     file.write_text(yaml.safe_dump({"image": "stoker:1", "serves": [{"path": "digits.onnx"}], **values}))
     command = [str(HELM), "template", "digits", str(CHART), "--values", str(file)]
     command += ["--namespace", "models", "--kube-version", "1.36.0"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROGRAM_S)
 
 
 def planned(tmp_path: Path, values: dict[str, Any]) -> ClusterPlan:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.cluster.puppet_api import PuppetApi
+from tests.unit.cluster.puppet_api import PuppetApi, status_of_whole
 
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main
-from stoker.cluster.access import Cluster
 
 from azureml.core import Environment, Model, Webservice, Workspace  # isort: skip
 from azureml.core.compute import AksCompute, ComputeTarget
@@ -22,25 +25,11 @@ PLAN = ["digits.onnx", "--image", "stoker:1"]
 DEPLOYMENT = "/apis/apps/v1/namespaces/models/deployments/digits"
 
 
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> PuppetApi:
-    """The API of every context."""
-    puppet = PuppetApi()
-    monkeypatch.setattr(Cluster, "connect", lambda *_, **__: puppet.cluster())
-    return puppet
-
-
 def whole(api: PuppetApi) -> None:
     """The Deployment is as a controller leaves it."""
     found = api.objects[DEPLOYMENT]
-    count = found["spec"]["replicas"]
     found["metadata"]["generation"] = 1
-    found["status"] = {
-        "observedGeneration": 1,
-        "replicas": count,
-        "updatedReplicas": count,
-        "availableReplicas": count,
-    }
+    found["status"] = status_of_whole(found["spec"]["replicas"])
 
 
 def test_a_service_is_applied_and_looked_after(api: PuppetApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,17 +75,68 @@ def test_ctrl_c_ends_waiting(
     )
 
 
-@pytest.fixture
-def ws(api: PuppetApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """A workspace with a model and a script, in which `aks-gpu` is bound."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
-    Path("model.pkl").write_text("1")
-    Path("score.py").write_text("def init(): ...\ndef run(data): return data\n")
-    assert main(["compute", "bind", "aks-gpu", "--image", "stoker:1"]) == 0
-    ws = Workspace.from_config()
-    Model.register(ws, "model.pkl", "digits")
-    return ws
+def test_a_port_leads_to_the_pods_until_a_signal(
+    api: PuppetApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line that is printed has the address to score at."""
+    labels = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    api.put("Pod", "digits-1", metadata={"labels": labels}, status=ready)
+    api.metrics = {"digits-1": ["scored"]}
+    answers: list[bytes] = []
+
+    def call() -> None:
+        address, _, rest = capsys.readouterr().out.partition("/api/v1/service/digits/score ")
+        assert rest == "until Ctrl-C\n"
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 30) as caller:
+            answers.append(caller.recv(999))
+        api.close()
+
+    monkeypatch.setattr(signal, "pause", call)
+    assert main(["kubernetes", "forward", "digits"]) == 0
+    assert answers[0].endswith(b"\r\n\r\nscored")
+
+
+def test_keys_are_printed_and_replaced(
+    api: PuppetApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them alone, so that a shell can take it; a new one by standard input, where nobody sees it."""
+    assert main(["kubernetes", "apply", *PLAN, "--no-wait"]) == 0
+    secret = api.objects["/api/v1/namespaces/models/secrets/digits-keys"]
+    keys = secret.pop("stringData")
+    # As an API server keeps texts.
+    secret["data"] = {name: base64.b64encode(text.encode()).decode() for name, text in keys.items()}
+    capsys.readouterr()
+    assert main(["kubernetes", "keys", "digits"]) == 0
+    assert capsys.readouterr().out == f"primary    {keys['primary']}\nsecondary  {keys['secondary']}\n"
+    assert main(["kubernetes", "keys", "digits", "primary"]) == 0
+    assert capsys.readouterr().out == f"{keys['primary']}\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("a-key-that-is-long-enough\n"))
+    assert main(["kubernetes", "keys", "digits", "secondary", "--regenerate", "--key", "-"]) == 0
+    assert capsys.readouterr().out == "a-key-that-is-long-enough\n"
+
+
+def test_shares_of_versions_are_changed_by_name(api: PuppetApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not said goes to the default version; shares that cannot be change nothing."""
+    endpoint = ["--router", "--version-name", "a", "--traffic", "a=20,b=10", "--no-wait"]
+    assert main(["kubernetes", "apply", *PLAN, *endpoint]) == 0
+    capsys.readouterr()
+    assert main(["kubernetes", "canary", "digits", "b=40", "--default-version", "b"]) == 0
+    assert capsys.readouterr().out == "a  20%\nb  80%\n"
+    sent = len(api.sent)
+    for shares, words in (("b", "the shares must be"), ("c=1", "there is no version c; there are a, b")):
+        assert main(["kubernetes", "canary", "digits", shares]) == 2
+        assert words in capsys.readouterr().err
+    assert len(api.sent) == sent
+
+
+def test_what_is_in_the_way_of_a_service_is_said(api: PuppetApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, by apply as by status; what has no effect is said before."""
+    late = {"type": "Progressing", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
+    api.becomes = lambda replicas: {**status_of_whole(0), "replicas": replicas, "conditions": [late]}
+    assert main(["kubernetes", "apply", *PLAN]) == 1
+    assert capsys.readouterr().err.endswith("digits is Failed: ProgressDeadlineExceeded: has timed out\n")
+    assert main(["kubernetes", "status", "digits"]) == 1
 
 
 def deploy(ws: Workspace, **options: Any) -> Any:
@@ -146,6 +186,8 @@ def test_a_bound_target_is_deployed_to_its_cluster(
     assert main(["compute", "list"]) == 0
     assert capsys.readouterr().out.endswith("aks-gpu  puppet  models  stoker:1\n")
     assert main(["compute", "unbind", "aks-gpu"]) == main(["compute", "unbind", "aks-gpu"]) == 0
+    assert main(["compute", "list"]) == 0
+    assert "no compute target stands for a cluster" in capsys.readouterr().err
     with pytest.raises(WebserviceException, match="bind the target again"):
         service.update(num_replicas=1)
     service.delete()

@@ -7,6 +7,7 @@ import pytest
 
 from stoker.cluster.dockerfile import dockerfile
 from stoker.cluster.options import listed_models, plan_from
+from stoker.cluster.pod_file import pod_file
 from stoker.errors import InvalidSettings
 
 
@@ -55,6 +56,16 @@ def test_several_models_have_names_of_their_own(tmp_path: Path) -> None:
     assert plan.serves[1]["model_dir"] == "/models/b/model"
     with pytest.raises(InvalidSettings, match="the service has no name"):
         plan_from({"image": "stoker:1"}, ["a.onnx", "b.onnx"], None, None)
+
+
+def test_pipelines_are_the_pods_as_they_are_written(tmp_path: Path) -> None:
+    """They have no files, and callers reach them by their names; one that is wrong is told before the pod is made."""
+    text = "models: [{path: a.onnx}]\nkubernetes: {name: a}\npipelines: {p: {steps: [%s]}}\n"
+    plan = planned(tmp_path, text % "{model: a}")
+    assert pod_file(plan)["pipelines"] == {"p": {"steps": [{"model": "a"}]}}
+    assert plan.services == ("a", "p")
+    with pytest.raises(InvalidSettings, match="must have a model"):
+        planned(tmp_path, text % "{}")
 
 
 def test_what_a_pod_has_itself_is_said(tmp_path: Path) -> None:

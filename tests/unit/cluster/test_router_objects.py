@@ -7,6 +7,7 @@ import yaml
 from tests.unit.cluster.plans import objects, plan
 
 from stoker.cluster.objects.router import router_file
+from stoker.cluster.pod_file import pod_file
 from stoker.cluster.render import objects_of
 from stoker.cluster.router_settings import RouterSettings
 from stoker.errors import InvalidSettings
@@ -91,6 +92,36 @@ def test_the_autoscaler_asks_the_servers_and_not_the_router() -> None:
     assert keda["url"].startswith("http://digits-servers.ml:")
 
 
+def test_requests_wait_for_a_pod_as_long_as_their_callers_may_have_to() -> None:
+    """The pods go sooner, as only routers have to hear; a router that goes waits for those that wait in it."""
+    patient = {"timeout_ms": 90_000}
+    assert [settings(server=server).hold_s for server in ({}, patient, {"timeout_ms": 100})] == [60, 90, 30]
+    deployment = objects("router", router=True, server=patient)["Deployment"]
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 10 + 90 + 90 + 5
+    drains = [plan(), plan(router=True), plan(router=True, server={"drain_grace_s": 1.5})]
+    assert [pod_file(one)["drain_grace_s"] for one in drains] == [10, 5, 1.5]
+
+
+def test_a_router_is_given_time_to_start() -> None:
+    """As a first process without handlers it would not hear SIGTERM, and be killed later under its requests."""
+    deployment = objects("router", router=True)["Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert startup["httpGet"] == liveness["httpGet"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 60
+
+
+def test_a_router_may_have_an_image_of_its_own() -> None:
+    """Else that of the pods."""
+
+    def image(**fields: Any) -> str:
+        spec = objects("router", router=True, **fields)["Deployment"]["spec"]["template"]["spec"]
+        return str(spec["containers"][0]["image"])
+
+    assert image(image="stoker:2", router_image="stoker:1") == "stoker:1"
+    assert image(image="stoker:2") == "stoker:2"
+
+
 def test_routers_see_endpoints_and_nothing_else() -> None:
     """Their account may list those of its namespace; servers have none."""
     found = objects("router", **VERSIONS)
@@ -107,6 +138,7 @@ def test_routers_see_endpoints_and_nothing_else() -> None:
     ("fields", "words"),
     [
         ({"version_name": "a"}, "or have a --router"),
+        ({"router_image": "stoker:1"}, "leave it out, or have a --router"),
         ({"router": True, "grpc": True}, "the router speaks no gRPC"),
         ({"router": True, "version_name": "router"}, "call the version otherwise"),
         ({"router": True, "version_name": "a", "traffic": {"a": 99.999}}, "two digits after the point"),

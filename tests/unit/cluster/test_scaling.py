@@ -266,11 +266,22 @@ def test_whatever_pods_say(looks: list[Look], least: int, more: int, target: int
         known_since_s = min(known_since_s, now_s) if ready and spoke else math.inf
         if gone > 0:
             assert now_s - known_since_s >= 60
-            assert len(decision.leaving) <= gone
+            assert len(decision.leaving) <= max(replicas, len(ready)) - decision.replicas
             assert set(decision.leaving) <= ready
         else:
             assert decision.leaving == ()
         state, replicas = decision.state, decision.replicas
+
+
+def test_pods_that_still_leave_are_not_counted_as_those_that_are_to_go() -> None:
+    """One was told to go and still serves: at the next step it is named again, and the next idlest one too."""
+    state = ScalingState(99.0, 0.0, ((99.0, 1),), {})
+    pods = Pods(
+        4, frozenset(names(5)), {name: PodLoad(place / 100, 0, 99.5) for place, name in enumerate(names(5))}
+    )
+    decision = decide(pods, 100.0, state, ScalingPolicy(1, 8, 70))
+    assert decision.replicas == 3
+    assert decision.leaving == tuple(names(5))[:2]
 
 
 @settings(max_examples=50, deadline=None)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.cluster.endpoints import Server
-from stoker.cluster.server_states import commands, states_in
+from stoker.cluster.server_states import commands, requests_in, states_in
 
 SHOWN = """1
 # be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight
@@ -22,6 +22,15 @@ def test_states_are_read_from_what_haproxy_shows() -> None:
         ("servers", "10.0.0.2:8080"): "drain",
         ("version-a", "::1:8080"): "",
     }
+
+
+def test_requests_are_counted_of_all_backends() -> None:
+    """Whatever columns HAProxy shows beside the number."""
+    shown = (
+        "# pxname,svname,qcur,scur,\nversion-a,BACKEND,1,3,\nversion-b,BACKEND,0,4,\nsequence,BACKEND,0,0,"
+    )
+    assert requests_in(shown) == 7
+    assert requests_in("# pxname,svname,qcur,scur,\nservers,BACKEND,0,0,\n\n") == 0
 
 
 @given(

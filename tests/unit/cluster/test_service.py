@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.unit.cluster.plans import plan
 from tests.unit.cluster.puppet_api import PuppetApi
 
 from stoker.cluster.applying import apply, delete, difference
@@ -15,15 +16,9 @@ from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.service import ClusterService
 from stoker.errors import ClusterError
 
-SERVES = ({"path": "/models/digits.onnx", "name": "digits"},)
 LABELS = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 KEY = "a-key-that-is-long-enough"
-
-
-def plan(**fields: Any) -> ClusterPlan:
-    """A service."""
-    return ClusterPlan(name="digits", image="stoker:1", serves=SERVES, **fields)
 
 
 def applied(api: PuppetApi, wanted: ClusterPlan) -> dict[str, list[str]]:

@@ -4,12 +4,12 @@ import asyncio
 import json
 import shutil
 import ssl
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from tests.background import serving
 
 from stoker.cluster.slice_reader import PodSliceReader
 from stoker.errors import OperatorError
@@ -44,12 +44,8 @@ def api() -> Iterator[HTTPServer]:
     context.load_cert_chain(TLS / "localhost.crt", TLS / "localhost.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)
     ApiServer.asked = []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture

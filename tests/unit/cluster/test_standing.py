@@ -138,8 +138,8 @@ def test_what_starts_and_ends_as_usual_is_counted() -> None:
     assert found.line == "1 of 2 pods can score; 1 of before still answer; 1 start"
 
 
-def test_a_deadline_that_has_passed_and_pods_that_may_not_be_made_are_failures() -> None:
-    """The cluster's own verdicts are taken, with the reason of a pod where one is known."""
+def test_a_deadline_that_has_passed_is_a_failure() -> None:
+    """The cluster's own verdict is taken, with the reason of a pod where one is known."""
     late = deployment(reason="ProgressDeadlineExceeded")
     assert standing(seen(late), NOW).error == {
         "code": "ProgressDeadlineExceeded",
@@ -147,11 +147,19 @@ def test_a_deadline_that_has_passed_and_pods_that_may_not_be_made_are_failures()
     }
     error = standing(seen(late, unschedulable(1)), NOW).error
     assert error == {"code": "Unschedulable", "message": SENTENCE}
+
+
+def test_pods_that_may_not_be_made_are_a_failure_when_that_lasts() -> None:
+    """The account of a namespace comes after it; a rule that a pod breaks stays."""
     refused = {
         "type": "ReplicaFailure",
         "status": "True",
         "reason": "FailedCreate",
-        "message": "violates PodSecurity",
+        "message": "serviceaccount not found",
+        "lastTransitionTime": (NOW - timedelta(seconds=2)).isoformat(),
     }
     found = standing(seen(deployment(conditions=[refused])), NOW)
-    assert found.error == {"code": "FailedCreate", "message": "violates PodSecurity"}
+    assert (found.state, found.error) == ("Transitioning", None)
+    assert found.line.endswith("one waits: FailedCreate: serviceaccount not found")
+    found = standing(seen(deployment(conditions=[refused])), NOW + timedelta(seconds=30))
+    assert found.error == {"code": "FailedCreate", "message": "serviceaccount not found"}

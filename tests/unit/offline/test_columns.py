@@ -47,6 +47,7 @@ def test_several_inputs_are_columns_of_their_names() -> None:
     ("columns", "infos", "message"),
     [
         ({"x": np.zeros((2, 4))}, ROW, r"Expected x float32\[\?,3\], got the shape \[2, 4\]"),
+        ({"": None}, ROW, r"Expected x float32\[\?,3\], got no array: NoneType"),
         ({"x": np.array(["a"])}, ROW, "got an array of dtype <U1"),
         (
             {"b": np.zeros(2), "a": np.zeros(2)},
@@ -71,6 +72,16 @@ def test_columns_that_stay_have_to_be_there() -> None:
     """A name that is no column is said, with those that are."""
     with pytest.raises(InvalidInput, match="no column 'id' to keep; there are: 'x'"):
         columns_of({"x": [1]}, ["id"])
+
+
+def test_masked_columns_are_refused() -> None:
+    """What lies under a mask would be scored; columns that stay may have one, and an unused one is none."""
+    masked, whole = np.ma.masked_equal(np.arange(3.0), 1), np.ma.masked_equal(np.arange(3.0), 9)
+    with pytest.raises(InvalidInput, match="The rows are a masked array, and what lies under its mask"):
+        columns_of(masked, [])
+    with pytest.raises(InvalidInput, match="The column 'a' is a masked array"):
+        columns_of({"a": masked, "b": whole}, [])
+    assert columns_of({"a": whole, "id": masked}, ["id"])[0]["a"] is whole
 
 
 def test_outputs_come_in_the_form_of_the_table() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.tiny_models import PICKY_LIMIT, write_doubler, write_marked, write_picky
 
 from stoker import cli
-from stoker.errors import BatchFailed, InvalidInput, InvalidSettings
+from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, OperatorError
 from stoker.offline import Predictor
 from stoker.offline.files import Done, score_files
 from stoker.offline.result_files import result_file
@@ -145,6 +145,10 @@ def test_several_outputs_make_an_archive_and_other_formats(tmp_path: Path) -> No
         score(marked, tmp_path / "rows.npy", output=tmp_path / "out")
         with np.load(tmp_path / "out" / "rows.npz") as answers:
             assert answers["y"].tobytes() == (2 * ROWS).tobytes()
+        with pytest.raises(
+            InvalidSettings, match="npy holds one column, and the answers have 'y', 'v'; give --format npz"
+        ):
+            score(marked, tmp_path / "rows.npy", output=tmp_path / "one", kind="npy")
         for kind in ("csv", "parquet", "jsonl"):
             score(marked, tmp_path / "rows.npy", output=tmp_path / kind, kind=kind)
     frame = pd.read_csv(tmp_path / "csv" / "rows.csv")
@@ -196,6 +200,31 @@ def test_shards_that_are_none(text: str) -> None:
         Shard.read(text)
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "problem"),
+    [
+        ("gone.onnx", {}, "there is no file gone.onnx, and no model 'gone.onnx' is registered"),
+        ("gone", {}, "^no model 'gone' is registered"),
+        ("gone", {"threads": 0}, "threads has to be a whole number from 1 up, not 0"),
+        ("gone", {"threads": "x"}, "threads has to be a whole number from 1 up, not 'x'"),
+    ],
+)
+def test_a_predictor_says_what_is_wrong(
+    tmp_path: Path, model: str, options: dict[str, Any], problem: str
+) -> None:
+    """Of a name with the ending of a model's file, that there is no such file."""
+    with pytest.raises(OperatorError, match=problem):
+        Predictor(model, "cpu", workspace=tmp_path, **options)
+
+
+def test_one_column_that_stays_may_be_named_by_a_text(tmp_path: Path) -> None:
+    """It is that column, and not one for each of its letters."""
+    model = write_doubler(tmp_path / "doubler.onnx")
+    with Predictor(model, "cpu", workspace=tmp_path / "w", keep="id") as predictor:
+        answer = predictor(pd.DataFrame({"id": ["a"], "x": [ROWS[0]]}))
+    assert list(answer["id"]) == ["a"]
+
+
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,3 +243,23 @@ def test_the_command(
     assert "1 were done before" in told
     assert pd.read_csv(tmp_path / "out" / "rows.csv")["id"].tolist() == ["a", "b"]
     assert cli.main([*command[:-2], "--shard", "2/2"]) == 2
+
+
+def test_a_first_line_that_counts_its_columns_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pandas names columns 0, 1, 2, …: that line is a row here, and who scores it hears so, once."""
+    file = tmp_path / "rows.csv"
+    pd.DataFrame(ROWS).to_csv(file, index=False)
+    assert count_rows(file) == len(ROWS) + 1
+    assert caplog.messages == []
+    assert sum(len(table["0"]) for table in read_tables(file, 4, None, 4)) == len(ROWS) + 1 - 4
+    assert caplog.messages == []
+    (first, *_) = read_tables(file, 0, None, 4)
+    assert [column[0] for column in first.values()] == [0, 1, 2, 3]
+    (told,) = caplog.messages
+    assert told.startswith(f"{file}: the first line, 0,1,2,3, is scored as a row; if it has the names of the")
+    for line in ("0,1,3", "0.0,1.0", "1,2,3", "a,b"):
+        file.write_text(f"{line}\n{line.replace('a', '0').replace('b', '1')}\n")
+        assert list(read_tables(file, 0, None, 4))
+    assert len(caplog.messages) == 1

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from stoker.errors import LoadFailed
 from stoker.ray import replica
@@ -90,7 +91,7 @@ def test_an_actor_ends_with_its_server(
     Replica(SPEC, 0)
     assert not ended.is_set()
     PuppetServer.made[0].over.set()
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE_S)
     assert capsys.readouterr().err == "the server has ended: line 1\n"
 
 

@@ -33,6 +33,7 @@
 {{- end -}}
 {{- else if or .Values.traffic .Values.default_version }}{{ fail "traffic and default_version are of an endpoint's versions; say which this is with version_name" }}{{ end -}}
 {{- if and .Values.router (ne (include "stoker.grpcPort" .) "0") }}{{ fail "the router speaks no gRPC; leave out gRPC, or let a gateway lead to the pods instead of a router" }}{{ end -}}
+{{- if and .Values.router_image (not .Values.router) }}{{ fail "router_image is that of a router's pods; leave it out, or have a router" }}{{ end -}}
 {{- if and .Values.hostnames (not .Values.gateway) }}{{ fail "hostnames are those of a route; give its gateway" }}{{ end -}}
 {{- if and (get (.Values.server | default dict) "collect") (not .Values.collect_to) }}{{ fail "what is collected would end with its pod; name a claim with collect_to" }}{{ end -}}
 {{- end }}

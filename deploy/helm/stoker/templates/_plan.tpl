@@ -75,7 +75,7 @@
 
 {{- define "stoker.drainS" -}}
 {{- $server := .Values.server | default dict -}}
-{{ if hasKey $server "drain_grace_s" }}{{ get $server "drain_grace_s" }}{{ else }}10{{ end }}
+{{ if hasKey $server "drain_grace_s" }}{{ get $server "drain_grace_s" }}{{ else }}{{ ternary 5 10 .Values.router }}{{ end }}
 {{- end }}
 
 {{/* Amounts: a number to a thousandth; GB of 10⁹ bytes. */}}
@@ -148,7 +148,7 @@ labels:
 
 {{- define "stoker.podFile" -}}
 {{- $server := omit (deepCopy (.Values.server | default dict)) "host" "port" "grpc_port" "keys_dir" -}}
-{{- $file := dict "host" "0.0.0.0" "port" 8080 "drain_grace_s" 10 "connection_age_s" 120 -}}
+{{- $file := dict "host" "0.0.0.0" "port" 8080 "drain_grace_s" (ternary 5 10 .Values.router) "connection_age_s" 120 -}}
 {{- with int (include "stoker.grpcPort" .) }}{{ $_ := set $file "grpc_port" . }}{{ end -}}
 {{- if include "stoker.takesKeys" . }}{{ $_ := set $file "keys_dir" "/run/secrets/stoker" }}{{ end -}}
 {{- $gpus := int (include "stoker.gpus" .) -}}

@@ -13,7 +13,7 @@ from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, KEYS_FOLDER, pod_file
 from stoker.cluster.values import taint_parts
 
-__all__ = ["pod_spec", "probes", "toleration"]
+__all__ = ["pod_spec", "toleration"]
 
 _READY: Final = "/v2/health/ready"
 _LIVE: Final = "/v2/health/live"
@@ -54,7 +54,7 @@ def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
     return spec
 
 
-def probes(plan: ClusterPlan) -> dict[str, Any]:
+def _probes(plan: ClusterPlan) -> dict[str, Any]:
     """Return the probes: loading takes its time, readiness comes and goes, and what answers nobody is restarted."""
     liveness: dict[str, Any] = {
         "httpGet": {"path": _LIVE, "port": "http"},
@@ -92,7 +92,7 @@ def _container(plan: ClusterPlan) -> dict[str, Any]:
     resources = _resources(plan)
     if resources:
         container["resources"] = resources
-    container |= probes(plan)
+    container |= _probes(plan)
     container["securityContext"] = CONTAINER_SECURITY
     container["volumeMounts"] = _mounts(plan)
     return container

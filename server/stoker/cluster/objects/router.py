@@ -11,7 +11,7 @@ from stoker.cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, pod_file
 
-__all__ = ["ROUTER_FILE", "router", "router_file"]
+__all__ = ["ROUTER_FILE", "router", "router_file", "router_name"]
 
 ROUTER_FILE: Final = "router.yaml"
 """What the settings of the router are called in its ConfigMap."""
@@ -23,6 +23,9 @@ _THREADS: Final = 2
 _DRAIN_S: Final = 10
 _BEYOND_REQUESTS_S: Final = 5
 _LOOK_S: Final = 2
+_START_LOOKS: Final = 60
+_LIVENESS_LOOK_S: Final = 10
+_LEAST_HOLD_S: Final = 30
 
 
 def router(plan: ClusterPlan, settings_file: str) -> list[dict[str, Any]]:
@@ -63,7 +66,12 @@ def router_file(plan: ClusterPlan) -> dict[str, Any]:
         content["default_version"] = plan.default_version or next(iter(content["traffic"]))
     content["timeout_ms"] = math.ceil(plan.timeout_s * 1000)
     content |= _limits(plan)
-    return content | {"threads": _THREADS, "drain_grace_s": _DRAIN_S}
+    return content | {"hold_s": _hold_s(plan), "threads": _THREADS, "drain_grace_s": _DRAIN_S}
+
+
+def _hold_s(plan: ClusterPlan) -> int:
+    """How long requests wait while there is no pod: callers are as patient as they may have to be anyway."""
+    return max(_LEAST_HOLD_S, math.ceil(plan.timeout_s))
 
 
 def _limits(plan: ClusterPlan) -> dict[str, int]:
@@ -85,16 +93,17 @@ def _named(plan: ClusterPlan, name: str) -> dict[str, Any]:
 
 def _selector(plan: ClusterPlan) -> dict[str, str]:
     # Not the name of the servers: a Service finds those by it.
-    return {"app.kubernetes.io/name": "stoker-router", "app.kubernetes.io/instance": _name(plan)}
+    return {"app.kubernetes.io/name": "stoker-router", "app.kubernetes.io/instance": router_name(plan)}
 
 
-def _name(plan: ClusterPlan) -> str:
+def router_name(plan: ClusterPlan) -> str:
+    """Return what its objects are called, but for the Service."""
     return f"{plan.name}-router"
 
 
 def _rights(plan: ClusterPlan) -> list[dict[str, Any]]:
     """An account that may list the endpoints of its namespace, and nothing else."""
-    name = _name(plan)
+    name = router_name(plan)
     subject = {"kind": "ServiceAccount", "name": name}
     if plan.namespace is not None:
         # Without one it is that of the binding.
@@ -123,7 +132,7 @@ def _settings(plan: ClusterPlan, settings_file: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _named(plan, _name(plan)),
+        "metadata": _named(plan, router_name(plan)),
         "data": {ROUTER_FILE: settings_file},
     }
 
@@ -142,7 +151,7 @@ def _network(plan: ClusterPlan) -> list[dict[str, Any]]:
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": _named(plan, _name(plan)),
+            "metadata": _named(plan, router_name(plan)),
             "spec": spec,
         }
     ]
@@ -155,7 +164,7 @@ def _service(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _deployment(plan: ClusterPlan) -> dict[str, Any]:
-    metadata = _named(plan, _name(plan))
+    metadata = _named(plan, router_name(plan))
     spec = {
         "replicas": _REPLICAS,
         "selector": {"matchLabels": _selector(plan)},
@@ -169,10 +178,10 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
 
 def _pod(plan: ClusterPlan) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        "serviceAccountName": _name(plan),
+        "serviceAccountName": router_name(plan),
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _DRAIN_S + math.ceil(plan.timeout_s) + _BEYOND_REQUESTS_S,
+        "terminationGracePeriodSeconds": _grace_s(plan),
         "securityContext": POD_SECURITY,
     }
     if plan.image_pull_secrets:
@@ -188,16 +197,21 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
     ]
     spec["containers"] = [_container(plan)]
     spec["volumes"] = [
-        {"name": "config", "configMap": {"name": _name(plan)}},
+        {"name": "config", "configMap": {"name": router_name(plan)}},
         {"name": "tmp", "emptyDir": {}},
     ]
     return spec
 
 
+def _grace_s(plan: ClusterPlan) -> int:
+    """Seconds from SIGTERM to SIGKILL: the last request may wait for a pod, and then take its time."""
+    return _DRAIN_S + _hold_s(plan) + math.ceil(plan.timeout_s) + _BEYOND_REQUESTS_S
+
+
 def _container(plan: ClusterPlan) -> dict[str, Any]:
     return {
         "name": "router",
-        "image": plan.image,
+        "image": plan.router_image or plan.image,
         "command": ["stoker", "router"],
         "args": ["--config", f"{CONFIG_FOLDER}/{ROUTER_FILE}"],
         "ports": [
@@ -205,8 +219,11 @@ def _container(plan: ClusterPlan) -> dict[str, Any]:
             {"name": "metrics", "containerPort": _METRICS_PORT, "protocol": "TCP"},
         ],
         "resources": {"requests": {"cpu": "100m", "memory": "128M"}},
+        # A first process hears no SIGTERM before it has handlers: one that liveness gives up on as it starts would
+        # serve on, and be killed under its requests when the grace is over.
+        "startupProbe": _probe("/live", _START_LOOKS),
         "readinessProbe": _probe("/ready", 1),
-        "livenessProbe": _probe("/live", 3),
+        "livenessProbe": {**_probe("/live", 3), "periodSeconds": _LIVENESS_LOOK_S},
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
@@ -233,6 +250,6 @@ def _disruption(plan: ClusterPlan) -> dict[str, Any]:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _named(plan, _name(plan)),
+        "metadata": _named(plan, router_name(plan)),
         "spec": spec,
     }

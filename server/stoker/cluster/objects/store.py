@@ -80,6 +80,7 @@ def _pod(image: str, size_gb: float) -> dict[str, Any]:
         # A disk that is full to its last byte could not even be tidied up.
         "args": ["--host", "0.0.0.0", "--port", str(STORE_PORT), "--max-gb", f"{size_gb * 0.95:g}"],  # noqa: S104
         "ports": [{"name": "http", "containerPort": STORE_PORT, "protocol": "TCP"}],
+        "startupProbe": {**probe, "failureThreshold": 24},
         "readinessProbe": probe,
         "livenessProbe": {**probe, "failureThreshold": 6},
         "securityContext": CONTAINER_SECURITY,

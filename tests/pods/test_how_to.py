@@ -1,0 +1,130 @@
+"""The how-to's code, unchanged, and pods that run: `deploy.py`, with `client.py` before what it deletes in the end.
+
+`client.py` downloads MNIST from a host that no longer has it, and needs the printing of NumPy 1: both come before it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.test_apply import versions
+from tests.cluster.test_azure_sdk import HOW_TO, SHARED
+from tests.pods import images
+from tests.pods.images import Layer
+from tests.pods.node import Node
+from tests.pods.store import start_store
+
+import stoker.azure  # noqa: F401  # provides azureml
+from stoker.cli import main
+from stoker.cluster.access import Cluster
+
+from azureml.core import Model, Workspace  # isort: skip
+
+MNIST = SHARED / "data" / "mnist"
+IMAGE = "stoker:how-to"
+BINDING = ["--context", "test", "--image", IMAGE, "--models", "store"]
+# GPUs of the tests compute nothing: of a slice a server takes what there is, and that is the CPU.
+GPUS = ["--gpu-resource", "nvidia.com/mig-1g.10gb"]
+SEED, TIMES = 1, 20
+END = "\naks_service.delete()\n"
+
+# TensorFlow never gives its memory back: it is imported in a process of its own.
+TRAIN = """
+import sys
+from pathlib import Path
+import numpy as np
+from stoker_training import devices, digits, fitting, tf1_checkpoint
+from stoker_training.spec import TrainingSpec
+
+spec = TrainingSpec("softmax", epochs=2, data=Path(sys.argv[1]))
+data = digits.load_digits(spec.data, print)
+fit = fitting.fit(spec, data, devices.strategy(devices.found_gpus()), print, lambda *_: None)
+prefix = Path("outputs") / tf1_checkpoint.CHECKPOINT
+tf1_checkpoint.write_checkpoint(fit.model, prefix)
+np.save("logits.npy", tf1_checkpoint.checkpoint_logits(prefix, data.test_rows))
+"""
+
+BEFORE = f"""
+import shutil
+import urllib.request
+from pathlib import Path
+import numpy
+
+def copy(url, filename):
+    shutil.copy(Path({str(MNIST)!r}) / url.rpartition("/")[2], filename)
+
+urllib.request.urlretrieve = copy
+numpy.set_printoptions(legacy="1.25")
+numpy.random.seed({SEED})
+"""
+CLIENT = f"""
+for _ in range({TIMES}):
+    exec(Path("client.py").read_text())
+"""
+
+pytestmark = [
+    pytest.mark.skipif(
+        not (HOW_TO.is_dir() and MNIST.is_dir()),
+        reason=f"the how-to and MNIST are not at {SHARED}; set STOKER_TEST_SHARED",
+    ),
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+
+
+@pytest.fixture
+def image(machine: Node, layers: list[Layer]) -> None:
+    """The image that the script needs: the usual one, with TensorFlow. Its models come from the store."""
+    python, server = layers
+    contents = {f"docker.io/library/{IMAGE}": [python, images.further("tensorflow"), server]}
+    archive = images.write_archive(machine.folder / "how-to.image.tar", contents, images.SERVE)
+    machine.ctr("images", "import", archive)
+    archive.unlink()
+
+
+@pytest.fixture
+def logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """What the registered model says of the images that its training has not seen; here is its workspace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    subprocess.run([sys.executable, "-c", TRAIN, MNIST], check=True, stdout=subprocess.DEVNULL)
+    Model.register(Workspace.from_config(), "outputs/model", "tf-dnn-mnist")
+    found: np.ndarray = np.load("logits.npy")
+    return found
+
+
+@pytest.mark.usefixtures("image")
+def test_the_code_of_the_how_to_deploys_asks_and_deletes(
+    cluster: Cluster, plane: ControlPlane, machine: Node, namespace: str, logits: np.ndarray
+) -> None:
+    """Three pods are Healthy, each answer is what the model says, and of the service nothing is left."""
+    start_store(cluster, plane, namespace, machine.folder / "disk-of-the-how-to")
+    before = versions(cluster, namespace)
+    assert main(["compute", "bind", "aks-gpu", "--namespace", namespace, *BINDING, *GPUS]) == 0
+    for file in HOW_TO.glob("*.*"):
+        shutil.copy(file, ".")
+    deploying = Path("deploy.py").read_text()
+    assert deploying.count(END) == 1
+    Path("how_to.py").write_text(BEFORE + deploying.replace(END, CLIENT + END))
+
+    command = [sys.executable, "-m", "stoker.azure", "how_to.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = ended.stdout
+    assert 'AKS service creation operation finished, operation "Succeeded"\nHealthy\n' in said
+    labels = [int(label) for label in re.findall(r"^label: (\d)$", said, re.MULTILINE)]
+    predictions = [int(digit) for digit in re.findall(r"^prediction: \[(\d)\]$", said, re.MULTILINE)]
+    rows = np.random.RandomState(SEED).randint(0, len(logits) - 1, TIMES)
+    assert predictions == logits[rows].argmax(axis=1).tolist(), said
+    right = sum(label == digit for label, digit in zip(labels, predictions, strict=True))
+    assert right >= 0.8 * TIMES
+    print(f"\nseen: the how-to; {right} of {TIMES} predictions are the label")
+    assert versions(cluster, namespace) == before
