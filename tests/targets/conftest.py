@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.patience import PROGRAM_S
 from tests.targets.machines import MACHINES
 
 from stoker.runs.definition import Definition
@@ -15,8 +16,6 @@ from stoker.runs.states import RunState
 from stoker.runs.store import RunStore
 from stoker.targets.engine import Engine, Job, Presence, Sight
 from stoker.workspace import Workspace
-
-LONGEST_S = 60.0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -61,7 +60,7 @@ class Bench:
         self.engine.start(job)
 
     def until(self, job: Job, reached: Callable[[Sight], bool]) -> Sight:
-        end_s = time.monotonic() + LONGEST_S
+        end_s = time.monotonic() + PROGRAM_S
         while time.monotonic() < end_s:
             sight = self.engine.observe(job)
             self.engine.pull(job, final=False)

@@ -15,7 +15,7 @@ from stoker.targets.definitions import DOCKER, Target
 from stoker.targets.engine import Engine
 from stoker.workspace import Workspace
 
-__all__ = ["IMAGE", "container_engine", "ready"]
+__all__ = ["IMAGE", "container_engine", "ready", "variables"]
 
 IMAGE = "localhost/stoker-test-python:1"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "stoker-test-images"
@@ -44,6 +44,13 @@ def ready() -> None:
     reason = _made_ready()
     if reason:
         pytest.skip(reason)
+
+
+def variables(*more: str) -> str:
+    """The line of an sshd's configuration by which its sessions find this podman and its image, or skip the test."""
+    ready()
+    names = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "BUILDAH_ISOLATION")
+    return " ".join(["SetEnv", *(f"{name}={os.environ[name]}" for name in names), *more])
 
 
 @functools.cache

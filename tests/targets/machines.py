@@ -1,13 +1,14 @@
 """The machines on which each engine has to pass `test_conformance.py`: a new engine is a line here."""
 
 import atexit
-import tempfile
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 
-from tests.targets.containers import container_engine
+from tests.targets.containers import IMAGE, container_engine, variables
 from tests.targets.sshd import Sshd, why_not
 
 from stoker.targets.definitions import Target
@@ -33,19 +34,32 @@ class Machine:
 @cache
 def shared_sshd() -> Sshd:
     """One server for all tests that do nothing to it."""
-    place = tempfile.TemporaryDirectory(prefix="stoker-sshd-")
-    server = Sshd(Path(place.name)).start()
-    atexit.register(place.cleanup)
-    atexit.register(server.stop)
-    return server
+    return _started(Sshd(Path(mkdtemp(prefix="stoker-sshd-"))))
+
+
+def _started(server: Sshd) -> Sshd:
+    atexit.register(shutil.rmtree, server.folder, ignore_errors=True)
+    atexit.register(server.end)
+    return server.start()
 
 
 def _ssh(workspace: Workspace) -> Engine:
     return engine_of(Target("ssh", "ssh", shared_sshd().settings()), workspace)
 
 
+@cache
+def _sshd_with_podman() -> Sshd:
+    return _started(Sshd(Path(mkdtemp(prefix="stoker-sshd-")), options=(variables(),)))
+
+
+def _containers_by_ssh(workspace: Workspace) -> Engine:
+    settings = _sshd_with_podman().settings(image=IMAGE, engine="podman")
+    return engine_of(Target("far-box", "ssh", settings), workspace)
+
+
 MACHINES = [
     Machine("local", lambda workspace: engine_of(Target("local"), workspace)),
     Machine("ssh", _ssh, why_not()),
     Machine("docker", container_engine),
+    Machine("ssh-docker", _containers_by_ssh, why_not()),
 ]

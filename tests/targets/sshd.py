@@ -1,7 +1,9 @@
 """A real sshd on the loopback, with host key, configuration and authorized keys of its own; never the system's."""
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -10,11 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from tests.live_server import free_port
+from tests.patience import PATIENCE_S
+
+from stoker_run.processes import descendants
 
 __all__ = ["SSHD", "Sshd", "why_not"]
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
-LONGEST_S = 20.0
 
 
 def why_not() -> str:
@@ -36,6 +41,7 @@ class Sshd:
     prefix: tuple[str, ...] = ()
     port: int = 0
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    sessions: set[int] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -44,9 +50,7 @@ class Sshd:
             self.make_key(name)
         self.authorize("user")
         if self.port == 0:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.port = free.getsockname()[1]
+            self.port = free_port()
 
     @property
     def remote(self) -> Path:
@@ -99,7 +103,7 @@ class Sshd:
             self.process = subprocess.Popen(
                 [*self.prefix, SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stderr=log
             )
-        end_s = time.monotonic() + LONGEST_S
+        end_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection((self.address, self.port), timeout=5).close()
@@ -113,9 +117,18 @@ class Sshd:
     def stop(self) -> None:
         """End it; connections that there are go on, as they do when a system's service is stopped."""
         if self.process is not None:
+            self.sessions |= descendants(self.process.pid)
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
             self.process = None
+
+    def end(self) -> None:
+        """End it with the connections that there are, of runners that a test has left or killed too late."""
+        self.stop()
+        for session in self.sessions:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{session}/comm").read_text().startswith("sshd"):
+                    os.kill(session, signal.SIGTERM)
 
     def settings(self, **other: object) -> dict[str, object]:
         """What the file of a target says that this is."""

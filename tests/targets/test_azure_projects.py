@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.targets.containers import IMAGE, ready
+from tests.targets.sshd import Sshd, why_not
 
 pytestmark = pytest.mark.targets
 
@@ -143,3 +144,34 @@ def test_each_target_of_the_how_to_is_one_here(tmp_path: Path, function: str, wo
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert words in done.stdout
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared has the projects of users")
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_the_virtual_machine_of_the_how_to_is_reached_by_ssh(tmp_path: Path) -> None:
+    """With address and key filled in, as its user does; the machine's key is among those that are known."""
+    folder = tmp_path / "targets"
+    shutil.copytree(SHARED / "targets", folder)
+    path = f"SetEnv HOME={tmp_path} PATH={Path(sys.executable).parent}:/usr/bin:/bin"
+    server = Sshd(tmp_path / "sshd", options=(path,)).start()
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {server.host_key()}\n")
+    text = (folder / "targets.py").read_text().replace("ssh_port=22", f"ssh_port={server.port}")
+    text = text.replace("<fqdn>", "127.0.0.1").replace("<username>", "root")
+    text = text.replace('password="<password>"', f'private_key_file="{server.folder / "user"}"')
+    (folder / "targets.py").write_text(text)
+    environ = {**os.environ, "STOKER_WORKSPACE": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "stoker.azure", "targets.py", "remote_vm"],
+            cwd=folder,
+            env={**environ, "STOKER_RUN_ENVIRONMENT": "here"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    finally:
+        server.end()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "alpha is 0.95, and mse is" in done.stdout

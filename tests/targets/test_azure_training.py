@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PROGRAM_S
+from tests.targets.test_local_runs import Project
 
 import stoker
+from stoker.runs.comparing import parameters_of
+from stoker.runs.states import Status
 from stoker.workspace import Workspace
 
 pytestmark = pytest.mark.targets
@@ -74,6 +78,21 @@ print(mlflow.get_run(os.environ["STOKER_RUN_ID"]).data.metrics)
 """
 
 
+WITH_AUTOLOG = """
+import os, sys
+sys.path.append(os.environ["PACKAGES_OF_MLFLOW"])
+import keras
+import mlflow
+import numpy as np
+
+mlflow.keras.autolog(log_models=False)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
+model.compile(optimizer=keras.optimizers.SGD(0.25), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+x = np.random.default_rng(0).normal(size=(32, 4))
+print(model.fit(x, (x[:, 0] > 0).astype(int), epochs=3, batch_size=8, verbose=0).history["loss"])
+"""
+
+
 def test_code_for_the_sdk_runs_unchanged(tmp_path: Path) -> None:
     """Submitted, followed, measured, downloaded, registered; and failing with its traceback."""
     (tmp_path / "src").mkdir()
@@ -82,7 +101,7 @@ def test_code_for_the_sdk_runs_unchanged(tmp_path: Path) -> None:
     environ = {**os.environ, "STOKER_WORKSPACE": str(tmp_path / "home")}
     command = [sys.executable, "-m", "stoker.azure", "submit.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PROGRAM_S, check=False
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -96,7 +115,6 @@ def test_code_for_the_sdk_runs_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
-@pytest.mark.timeout(600)
 def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
     """Twice into SQLite: each run is there once, with its parameters, values and status."""
     with stoker.start_run("digits") as run:
@@ -123,6 +141,27 @@ def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
+def test_what_keras_does_is_logged_by_mlflow(workspace: Workspace, tmp_path: Path) -> None:
+    """`mlflow.keras.autolog` with the real MLflow and Keras: values of each epoch, parameters, a summary."""
+    (packages,) = MLFLOW.parents[1].glob("lib/python3*/site-packages")
+    project = Project(tmp_path / "digits", workspace)
+    folder, state = project.ended(WITH_AUTOLOG, variables={"PACKAGES_OF_MLFLOW": str(packages)})
+    printed = (folder.attempt(1) / "log_0.txt").read_text()
+    assert state.status is Status.COMPLETED, printed
+    losses = json.loads(printed.splitlines()[-1])
+    logged = [(line["s"], line["v"]) for line in folder.metric_lines() if line["k"] == "loss"]
+    assert logged == list(enumerate(losses))
+    assert [line["s"] for line in folder.metric_lines() if line["k"] == "accuracy"] == [0, 1, 2]
+    parameters = parameters_of(folder)
+    assert {name: parameters[name] for name in ("epochs", "batch_size", "optimizer_name")} == {
+        "epochs": "3",
+        "batch_size": "8",
+        "optimizer_name": "sgd",
+    }
+    assert "dense" in (folder.outputs / "model_summary.txt").read_text()
+
+
+@pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
 def test_what_mlflow_logs_is_in_the_run(tmp_path: Path) -> None:
     """By the plug-in on the script's path: parameters, metrics with steps, tags, artifacts, a child run."""
     attempt, work = tmp_path / "attempt", tmp_path / "work"
@@ -138,7 +177,7 @@ def test_what_mlflow_logs_is_in_the_run(tmp_path: Path) -> None:
         "directory": str(work),
     }
     (attempt / "start.json").write_text(json.dumps(start))
-    subprocess.run([sys.executable, "-m", "stoker_run", "start", attempt], check=True, timeout=110)
+    subprocess.run([sys.executable, "-m", "stoker_run", "start", attempt], check=True, timeout=PROGRAM_S)
     printed = (attempt / "log_0.txt").read_text()
     assert json.loads((attempt / "exit.json").read_text())["exit_status"] == 0, printed
     assert "{'loss': 0.3333333333333333}" in printed

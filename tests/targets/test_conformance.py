@@ -1,11 +1,11 @@
 """What every engine promises, whatever machine it is for."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.live_server import marked_processes
 from tests.targets.conftest import Bench
 
 from stoker.targets.engine import Presence
@@ -24,19 +24,9 @@ time.sleep(300)
 """
 
 
-def processes_with(text: str) -> list[int]:
-    """Numbers of the processes whose environment has this text."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                environment = (entry / "environ").read_bytes()
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if text.encode() in environment and state != "Z":
-                found.append(int(entry.name))
-    return found
+def processes_of(run_id: str) -> list[int]:
+    """Numbers of the processes of a run."""
+    return [pid for pid, _ in marked_processes(f"STOKER_RUN_ID={run_id}")]
 
 
 def test_the_machine_says_what_it_has(bench: Bench) -> None:
@@ -83,12 +73,12 @@ def test_what_does_not_want_to_end_is_killed(bench: Bench, tmp_path: Path) -> No
     job = bench.job(STUBBORN, tmp_path)
     bench.started(job)
     bench.says(job, "ready")
-    assert len(processes_with(f"STOKER_RUN_ID={job.record.id}")) >= 2
+    assert len(processes_of(job.record.id)) >= 2
     for _ in range(2):
         bench.engine.stop(job, 1.0, "canceled")
     report = bench.ended(job).exit
     assert (report["outcome"], report["reason"]) == ("stopped", "canceled")
-    assert processes_with(f"STOKER_RUN_ID={job.record.id}") == []
+    assert processes_of(job.record.id) == []
 
 
 def test_arguments_and_variables_arrive_as_they_are(bench: Bench, tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
 """Whole runs in real containers: packages, limits, failures, shared folders, killed runners."""
 
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from tests.targets.containers import IMAGE, ready
-from tests.targets.test_local_runs import Project, runners_of
+from tests.targets.test_local_runs import Project, kill_runners
 
+from stoker.cli import main
 from stoker.launch.adoption import adopt
 from stoker.launch.following import wait
 from stoker.launch.submission import Request, submit
@@ -173,16 +173,39 @@ def test_an_image_of_a_dockerfile_is_built_once(box: Box) -> None:
     assert logs == [True, False]
 
 
+def test_pins_that_do_not_fit_today_are_had_as_of_their_date(box: Box) -> None:
+    """Flask of 2023 cannot be imported with today's packages: it is built once more with those of then, and kept."""
+    (box.path / "requirements.txt").write_text("flask==2.2.3\n")
+    script = "import flask, werkzeug\nprint(flask.__version__, werkzeug.__version__)\n"
+    for built in (True, False):
+        folder, state = box.ended(script, environment_file="requirements.txt")
+        assert state.status is Status.COMPLETED, state.error
+        assert (folder.attempt(1) / "log_0.txt").read_text() == "2.2.3 2.3.4\n"
+        got = (folder.environment / "got.txt").read_text()
+        assert "# packages as of 2023-05-16: later uploads were left out" in got
+        assert (folder.environment / "build.log").exists() is built
+
+
+def test_a_target_of_containers_is_created(box: Box) -> None:
+    """By one command that looks at it; a script runs there, and another image that is not there is no target."""
+    words = ["targets", "create", "podman"]
+    assert main([*words, "made", "--image", IMAGE, "--memory", "1g"]) == 0
+    _, state = box.ended("print(1)\n", target="made")
+    assert state.status is Status.COMPLETED, state
+    assert main([*words, "other", "--image", "localhost/none:1"]) == 2
+    assert not (box.workspace.targets_dir / "other.yaml").exists()
+
+
 def test_a_container_outlives_its_runner(box: Box) -> None:
     """Killed by SIGKILL, the runner is followed by one that finds the container and its end."""
     folder = box.submit(
-        "import time\nprint('up', flush=True)\ntime.sleep(2)\nopen('outputs/x', 'w').write('1')\n"
+        "import os, time\nprint('up', flush=True)\n"
+        "while not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
+        "open('outputs/x', 'w').write('1')\n"
     )
     box.until_printed(folder, "up")
-    for number in runners_of(folder):
-        os.kill(number, signal.SIGKILL)
-    while runners_of(folder):
-        time.sleep(0.02)
+    kill_runners(folder)
+    subprocess.run(["podman", "exec", f"stoker-{folder.id}-1", "touch", "/tmp/go"], check=True)
     assert adopt(folder, box.workspace)
     state = wait(folder, box.workspace)
     assert (state.status, (folder.outputs / "x").read_text()) == (Status.COMPLETED, "1")

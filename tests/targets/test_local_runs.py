@@ -1,5 +1,6 @@
 """Whole runs on this machine, by commands, with real runners that are killed."""
 
+import contextlib
 import json
 import os
 import random
@@ -10,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.targets.test_conformance import STUBBORN, processes_with
+from tests.patience import PROGRAM_S
+from tests.targets.test_conformance import STUBBORN, processes_of
 
 import stoker
 from stoker.errors import RunFailed
@@ -22,6 +24,7 @@ from stoker.runs.folder import RunFolder
 from stoker.runs.journal import read_lines
 from stoker.runs.plotting import draw
 from stoker.runs.states import RunState, Status
+from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
 
 pytestmark = pytest.mark.targets
@@ -66,17 +69,38 @@ def project(tmp_path: Path, workspace: Workspace) -> Project:
 
 
 def runners_of(folder: RunFolder) -> list[int]:
-    """Numbers of the processes that are runners of a run."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"stoker.launch.runner_process" in words and str(folder.path).encode() in words:
-                found.append(int(entry.name))
-    return found
+    """Numbers of the processes that are runners of a run, by their command line or by its lock."""
+    return [
+        int(place.name)
+        for place in Path("/proc").glob("[0-9]*")
+        if _was_spawned_for(place, folder) or _holds_the_lock_of(place, folder)
+    ]
+
+
+def _was_spawned_for(place: Path, folder: RunFolder) -> bool:
+    with contextlib.suppress(OSError):
+        words = (place / "cmdline").read_bytes().split(b"\0")
+        return b"stoker.launch.runner_process" in words and str(folder.path).encode() in words
+    return False
+
+
+def _holds_the_lock_of(place: Path, folder: RunFolder) -> bool:
+    """Of those that were commands; their command line is still that of one."""
+    with contextlib.suppress(OSError):
+        return (place / "comm").read_text() == "stoker-runner\n" and any(
+            file.resolve() == folder.path / ".runner" for file in (place / "fd").iterdir()
+        )
+    return False
+
+
+def kill_runners(folder: RunFolder) -> int:
+    """Have no runner of a run any more, by SIGKILL; returns how many there were."""
+    found = runners_of(folder)
+    for number in found:
+        os.kill(number, signal.SIGKILL)
+    while runners_of(folder):
+        time.sleep(0.02)
+    return len(found)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +161,40 @@ def test_a_killed_runner_is_adopted(project: Project) -> None:
         moment_s = time.monotonic() + chance.random() * 1.5
         while time.monotonic() < moment_s:
             time.sleep(0.01)
-        for pid in runners_of(folder):
-            os.kill(pid, signal.SIGKILL)
+        kill_runners(folder)
         if number % 3 == 0:
             adopt_all(project.workspace)
         state = wait(folder, project.workspace)
         assert state.status is (Status.FAILED if number % 2 else Status.COMPLETED), (number, state)
         assert (folder.outputs / "count").read_text() == "x"
         assert folder.attempts() == [1]
+
+
+def test_a_runner_outlives_the_command_that_was_forked_to_be_it(project: Project) -> None:
+    """The command is killed with its process group: its run goes on; the runner is killed: the run is adopted."""
+    (project.path / "train.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(1)\n")
+    command = [sys.executable, "-m", "stoker.cli", "submit", "train.py"]
+    with subprocess.Popen(
+        command, cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        folder = RunStore(project.workspace.runs_dir).get(process.stdout.readline().decode().strip())
+        project.until_printed(folder, "up")
+        os.killpg(process.pid, signal.SIGKILL)
+    assert kill_runners(folder) == 1
+    assert wait(folder, project.workspace).status is Status.COMPLETED
+    assert folder.attempts() == [1]
+
+
+def test_an_agent_starts_with_little() -> None:
+    """What only scripts and other commands need is not imported."""
+    words = "import sys, stoker_run.__main__\n"
+    words += "print(sorted({'hashlib', 'shutil', 'socket', 'uuid', 'zipfile'} & set(sys.modules)))"
+    # Nothing of who measures which lines run.
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", words], env={}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_an_agent_that_is_killed_interrupts_its_run(project: Project) -> None:
@@ -156,7 +206,7 @@ def test_an_agent_that_is_killed_interrupts_its_run(project: Project) -> None:
     state = wait(folder, project.workspace)
     assert state.error is not None
     assert (state.status, state.error.code) == (Status.FAILED, "Interrupted")
-    assert processes_with(f"STOKER_RUN_ID={folder.id}") == []
+    assert processes_of(folder.id) == []
 
 
 def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
@@ -167,7 +217,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
     state = wait(folder, project.workspace)
     assert (state.status, state.reason) == (Status.CANCELED, "by its user")
     assert (folder.outputs / "o.txt").read_text() == "kept"
-    assert processes_with(f"STOKER_RUN_ID={folder.id}") == []
+    assert processes_of(folder.id) == []
 
 
 def test_a_cancelled_run_is_resumed_from_its_checkpoint(project: Project) -> None:
@@ -262,19 +312,23 @@ def test_the_command_has_the_exit_status_of_the_run(project: Project) -> None:
         )
 
     (project.path / "train.py").write_text(
-        "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[2]))\nsys.exit(int(sys.argv[1]))\n"
+        "import os, sys, time\nprint('up', flush=True)\n"
+        "while not os.path.exists(sys.argv[2]): time.sleep(0.05)\nsys.exit(int(sys.argv[1]))\n"
     )
-    for words, status in ((("train.py", "0", "0"), 0), (("train.py", "7", "0"), 1), (("tain.py",), 2)):
+    for words, status in ((("train.py", "0", "."), 0), (("train.py", "7", "."), 1), (("tain.py",), 2)):
         with run(*words) as process:
-            process.communicate(timeout=60)
+            process.communicate(timeout=PROGRAM_S)
             assert process.returncode == status
-    with run("train.py", "0", "2") as process:
+    # It goes on until the command has ended: not for so long that the command has most likely ended.
+    go = project.path.with_name("go")
+    with run("train.py", "0", str(go)) as process:
         assert process.stdout is not None
         run_id = process.stdout.readline().decode().strip()
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PROGRAM_S)
         assert process.returncode == 130
+    go.touch()
     assert stoker.get_run(run_id).wait() == "Completed"
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.live_server import free_port
 
 from stoker.environments.asked import AskedEnvironment
 from stoker.environments.interpreters import find_interpreter
@@ -183,8 +183,7 @@ def test_the_best_run_becomes_a_service(tutorial: Tutorial) -> None:
     tutorial.copy("mnist")
     shutil.copytree(SHARED / "data" / "mnist", tutorial.folder / "data", copy_function=shutil.copyfile)
     (tutorial.folder / "service.py").write_text(TO_A_SERVICE)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     printed = tutorial.run("--environment", "relaxed", "service.py", port)
     assert [line for line in printed if line.startswith(("best", "model", "as in"))] == [
         "best 1",

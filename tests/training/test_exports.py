@@ -98,7 +98,7 @@ def test_every_kind_of_layer_survives_all_exports(network, tmp_path, test_rows):
 
 def test_the_entry_script_returns_the_classes(trained, test_rows, monkeypatch):
     """The copied score.py, loaded as the server loads it, gives the ONNX model's classes as int64."""
-    from stoker.batched import batched_input
+    from stoker.batch_mark import batched_input
 
     result, _ = trained
     monkeypatch.setenv("AZUREML_MODEL_DIR", str(result.folder))

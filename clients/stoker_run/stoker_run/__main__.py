@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import List, Optional
 
@@ -84,6 +83,8 @@ def _detached(folder: Path, lock: int) -> int:
         if os.fork() == 0:
             agent.run(folder, lock, lambda: _started(saying))
     except BaseException:  # noqa: BLE001  # what ends a child must not go on as the parent would
+        import traceback
+
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

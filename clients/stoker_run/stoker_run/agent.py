@@ -2,19 +2,18 @@
 
 import fcntl
 import os
-import platform
 import signal
+import sys
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Dict, List, Optional
 
 from stoker_run import archive, processes
-from stoker_run.attempt import VERSION, Refused, Start, read_start
+from stoker_run.attempt import OUTPUTS, VERSION, Refused, Start, read_start
 from stoker_run.ending import Ending, Stop
 from stoker_run.environ import attempt_key, local_peers, variables
 from stoker_run.lines import read_json, replace_json
-from stoker_run.records import OUTPUTS
 from stoker_run.team import Team
 from stoker_run.warden import Warden
 
@@ -72,9 +71,9 @@ def run(folder: Path, lock_file: int, started: Callable[[], None] = lambda: None
         {
             "version": VERSION,
             "pid": os.getpid(),
-            "host": platform.node(),
+            "host": os.uname().nodename,
             "boot_id": processes.boot_id(),
-            "python": platform.python_version(),
+            "python": "{}.{}.{}".format(*sys.version_info[:3]),
             "started_ms": _now_ms(),
         },
     )

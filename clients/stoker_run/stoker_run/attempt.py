@@ -5,10 +5,13 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from stoker_run.lines import read_json
 
-__all__ = ["VERSION", "Refused", "Start", "read_start"]
+__all__ = ["OUTPUTS", "VERSION", "Refused", "Start", "read_start"]
 
 VERSION = 1
 """Of the contract between runner and agent."""
+
+OUTPUTS = ("outputs", "logs")
+"""What lies in these folders of the working directory belongs to the run."""
 
 COMMUNICATORS = ("none", "tensorflow", "pytorch", "mpi")
 

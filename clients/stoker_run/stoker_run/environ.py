@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Dict, List, Mapping
 
@@ -21,6 +20,8 @@ def attempt_key(folder: Path) -> str:
 
 def local_peers(count: int) -> List[str]:
     """Addresses on this machine with ports that were free a moment ago, one for each process."""
+    import socket
+
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, List, Optional, Sequence
 
 from stoker_run.around import RegisteredLater
+from stoker_run.attempt import OUTPUTS
 from stoker_run.exceptions import UserErrorException
-from stoker_run.records import OUTPUTS, Recorder, outside_name
+from stoker_run.records import Recorder, outside_name
 
 __all__ = ["FilesFace"]
 

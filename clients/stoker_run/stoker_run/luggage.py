@@ -55,7 +55,7 @@ class Luggage:
         self._trees.mkdir(parents=True, exist_ok=True)
         missing = {}
         for entry in entries:
-            if entry[0] == "f" and not self._used(self._content(entry[2])):
+            if entry[0] == "f" and not self.used(self._content(entry[2])):
                 part = self._part(entry[2])
                 missing[entry[2]] = [entry[2], part.stat().st_size if part.exists() else 0]
         self.replace(self._trees / tree, json.dumps(entries).encode("ascii"), 0o600)
@@ -106,7 +106,7 @@ class Luggage:
         if target.is_dir():
             return True
         listing = self._trees / tree
-        if not self._used(listing):
+        if not self.used(listing):
             return False
         staged = place / (name.replace("/", ".") + ".new")
         self.remove(staged)
@@ -121,7 +121,7 @@ class Luggage:
                 path.symlink_to(local_name(rest[0]))
                 continue
             content = self._content(rest[0])
-            if not self._used(content):
+            if not self.used(content):
                 return False
             shutil.copyfile(str(content), str(path))
             path.chmod(0o700 if rest[0].endswith(".x") else 0o600)
@@ -196,7 +196,7 @@ class Luggage:
         return self._files / ".parts" / content
 
     @staticmethod
-    def _used(path: Path) -> bool:
+    def used(path: Path) -> bool:
         """Whether it is here; then it counts as used now."""
         try:
             os.utime(str(path))

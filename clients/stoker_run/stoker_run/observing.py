@@ -2,8 +2,8 @@
 
 import fcntl
 import os
-import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -65,9 +65,9 @@ def check() -> Dict[str, Any]:
 
     return {
         "version": __version__,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "host": platform.node(),
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "system": os.uname().sysname,
+        "host": os.uname().nodename,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": memory.total_bytes(),
         "gpus": _gpus(),

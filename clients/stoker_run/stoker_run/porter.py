@@ -11,11 +11,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from stoker_run import interpreters, observing
+from stoker_run.__main__ import main
+from stoker_run.kept_environments import prune
 from stoker_run.lines import replace_json
 from stoker_run.luggage import Luggage, local_name
 
@@ -109,16 +112,17 @@ class Porter:
         self._luggage.replace(place / name, data, mode)
 
     def _start(self, place: Path) -> Dict[str, Any]:
-        """Start the agent, as one that does not end with this process."""
-        done = subprocess.Popen(
-            [sys.executable, sys.path[0], "start", str(place), "--detach"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd=str(self._folder),
-        )
-        _, said = done.communicate()
-        return {"status": done.returncode, "said": said.decode("utf-8", "replace")}
+        """Start the agent, as one that does not end with this process: a fork of it, which has imported it."""
+        listening, saying = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _be_the_agent(place, self._folder, saying)
+        os.close(saying)
+        with os.fdopen(listening, "rb") as pipe:
+            said = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        left = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        return {"status": left, "said": said.decode("utf-8", "replace")}
 
     def _stop(self, place: Path, grace_s: float, reason: str) -> None:
         if place.is_dir():
@@ -155,9 +159,13 @@ class Porter:
     def _packages(self, python: str) -> Dict[str, Any]:
         return interpreters.packages(python)
 
+    def _modules(self, site_packages: str, names: List[str]) -> Dict[str, Any]:
+        """The modules of packages with these names."""
+        return {"modules": interpreters.modules(site_packages, names)}
+
     def _home(self, name: str) -> Dict[str, Any]:
-        """Where a folder of ours is; it is made."""
-        path = self._folder / name
+        """Where a folder of ours is, or one that is named from `/` or `~`; it is made."""
+        path = self._folder / Path(name).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return {"path": str(path)}
 
@@ -168,9 +176,14 @@ class Porter:
         self._luggage.replace(path, data, 0o600)
 
     def _get(self, name: str) -> Answer:
-        """What a file of ours holds; nothing where it is not there."""
+        """What a file of ours holds, which counts as used now; nothing where it is not there."""
         path = self._folder / name
+        self._luggage.used(path)
         return ({"there": True}, path.read_bytes()) if path.is_file() else ({"there": False}, b"")
+
+    def _prune(self, unused_s: float, remove: bool) -> Answer:
+        found = prune(self._folder, unused_s, remove)
+        return {}, json.dumps(found).encode("ascii")
 
     def _lock(self, name: str) -> Dict[str, Any]:
         """Take a lock until this process ends; says whether it is taken."""
@@ -186,15 +199,28 @@ class Porter:
     def _remove(self, name: str) -> None:
         self._luggage.remove(self._folder / name)
 
-    def _run_command(self, command: List[str], without: List[str]) -> Answer:
+    def _ask_command(self, command: List[str], place: Optional[Path] = None) -> Answer:
+        """Run a command that says little; answers with what it has printed, and apart from that its complaints."""
+        with tempfile.TemporaryFile() as complaints:
+            said, output = self._run_command(command, [], place, complaints.fileno())
+            complaints.seek(0)
+            return {**said, "complaints": complaints.read(_LOOK_BYTES).decode("utf-8", "replace")}, output
+
+    def _run_command(
+        self,
+        command: List[str],
+        without: List[str],
+        place: Optional[Path] = None,
+        complaints: int = subprocess.STDOUT,
+    ) -> Answer:
         """Run a command, and end it should whoever has asked hang up."""
         environment = {name: value for name, value in os.environ.items() if name not in without}
         running = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=str(self._folder),
+            stderr=complaints,
+            cwd=str(place or self._folder),
             env=environment,
             start_new_session=True,
         )
@@ -257,6 +283,22 @@ class _Inlet:
         data = os.read(self._descriptor, _READ_BYTES)
         self._held += data
         return bool(data)
+
+
+def _be_the_agent(place: Path, folder: Path, saying: int) -> None:
+    """What the command `start` does; nothing of the porter's goes on in here, whatever happens."""
+    status = 1
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((nowhere, 0), (nowhere, 1), (saying, 2)):
+            os.dup2(source, target)
+        # Locks of the porter's among them.
+        os.closerange(3, 4096)
+        os.chdir(str(folder))
+        status = main(["start", str(place), "--detach"])
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _part(path: Path, offset: int, size: int) -> bytes:

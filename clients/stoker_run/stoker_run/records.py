@@ -7,13 +7,11 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional
 
+from stoker_run.attempt import OUTPUTS
 from stoker_run.lines import Appender, compact, whole_lines
 from stoker_run.values import column, from_json, to_json
 
-__all__ = ["OUTPUTS", "Recorder", "lines", "outside_name", "read_events", "read_metrics"]
-
-OUTPUTS = ("outputs", "logs")
-"""The folders of the working directory that belong to the run."""
+__all__ = ["Recorder", "lines", "outside_name", "read_events", "read_metrics"]
 
 lines = whole_lines
 

@@ -1,7 +1,6 @@
 """The processes of one attempt on this machine: one, or several that stand and fall together."""
 
 import os
-import platform
 import select
 import time
 from pathlib import Path
@@ -109,7 +108,7 @@ class Team:
             self._folder / "process_info.json",
             {
                 "process_name": str(rank),
-                "node_id": platform.node(),
+                "node_id": os.uname().nodename,
                 "pid_in_container": pid,
                 "private_ip": "127.0.0.1",
                 "log": f"log_{rank}.txt",

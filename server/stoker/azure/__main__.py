@@ -7,7 +7,10 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Final
+
+from stoker.system.tracebacks import frames_of_script
 
 __all__ = ["main"]
 
@@ -45,8 +48,15 @@ def main() -> int:
     sys.argv = [str(path), *arguments]
     # As for a script that Python is given: its folder in the place of the current one.
     sys.path[0] = str(path.absolute().parent)
+    sys.excepthook = _show
     runpy.run_path(str(path), run_name="__main__")
     return 0
+
+
+def _show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """Print an exception that nobody has caught as `python SCRIPT` would: the first frame is the script's."""
+    frames = frames_of_script(error) or frames
+    sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "azureml.core.image.container": f"{_SDK}image",
         "azureml.core.image.image": f"{_SDK}image",
         "azureml.core.model": f"{_SDK}models.model",
+        "azureml.core.profile": f"{_SDK}models.profile",
         "azureml.core.resource_configuration": f"{_SDK}models.resource_configuration",
         "azureml.core.webservice": f"{_SDK}services.webservice",
         "azureml.core.webservice.aci": f"{_SDK}services.webservice",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.azure_sdk import compute
     from stoker.azure_sdk.data import dataset, datastore
     from stoker.azure_sdk.environments import environment
-    from stoker.azure_sdk.models import model, registering
+    from stoker.azure_sdk.models import model, profile, registering
     from stoker.azure_sdk.services import (
         backends,
         calling,
@@ -54,6 +54,7 @@ __all__ = [
     "model",
     "plan",
     "process",
+    "profile",
     "registering",
     "registration",
     "repository",
@@ -68,7 +69,7 @@ _PACKAGES: Final = MappingProxyType(
         "stoker.azure_sdk": ["compute"],
         "stoker.azure_sdk.data": ["dataset", "datastore"],
         "stoker.azure_sdk.environments": ["environment"],
-        "stoker.azure_sdk.models": ["model", "registering"],
+        "stoker.azure_sdk.models": ["model", "profile", "registering"],
         "stoker.azure_sdk.services": [
             *("backends", "calling", "deploy_configuration", "deploying", "endpoint_deploying"),
             *("plan", "process", "webservice"),

@@ -140,7 +140,6 @@ class UnofferedByModel:
         "it builds a container image on Azure, and Stoker builds none; deploy with Model.deploy, or build one with "
         "Stoker in it from Dockerfile.gpu and give it the entry script (stoker serve score.py)"
     )
-    profile = UnofferedMethod("it measures containers on Azure; measure a service here with 'stoker bench'")
     get_sas_urls = UnofferedMethod(
         "the files are on this machine; download() copies them, content is their path"
     )

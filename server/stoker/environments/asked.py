@@ -82,10 +82,10 @@ def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
                 command, capture_output=True, text=True, check=True, timeout=60, stdin=subprocess.DEVNULL
             )
             version, paths = json.loads(answer.stdout)
+        except FileNotFoundError as error:
+            raise EnvironmentUnusable(f"there is no interpreter {interpreter}") from error
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            raise EnvironmentUnusable(
-                f"the Python {interpreter} cannot be run ({error}); name another one, or none for that of Stoker"
-            ) from error
+            raise EnvironmentUnusable(f"the Python {interpreter} cannot be run ({error})") from error
     write_got(folder, ["the interpreter as it is"], f"Python {version} ({interpreter})", _frozen(paths))
     return RunEnvironment(interpreter)
 

@@ -38,6 +38,7 @@ from stoker.environments.interpreters import (
 from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
 from stoker.environments.server_packages import OLDEST_NUMPY, device_needs, server_paths
 from stoker.environments.specification import Specification, stays_below
+from stoker.environments.trial import named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 
@@ -133,8 +134,7 @@ def _recipe(specification: Specification, python: Interpreter, framework: str) -
     if python.is_like_this:
         return _Recipe(specification, python, server_paths(), ())
     # Compiled packages of this interpreter cannot be used in that one, which needs its own.
-    asked = {entry.requirement.name for entry in specification.entries if entry.requirement is not None}
-    needs = device_needs(framework, asked)
+    needs = device_needs(framework, named_packages(specification))
     return _Recipe(specification, python, (str(Path(stoker.__file__).parent),), needs)
 
 
@@ -189,6 +189,7 @@ class _Builder:
         self._lock = lock
         self._say = say
         self._installer = Installer.find()
+        self._begun_s = time.monotonic()
 
     def build(self) -> dict[str, str]:
         specification = self._recipe.specification
@@ -256,9 +257,13 @@ class _Builder:
         requirements.write_text(self._installer.requirements(lines, options), encoding="utf-8")
         self._run(self._installer.installation(self._venv, requirements, options))
 
+    def _lasts(self, line: str) -> None:
+        seconds = time.monotonic() - self._begun_s
+        self._say(f"has been building for {seconds:.0f} s{': ' * bool(line)}{line}")
+
     def _run(self, command: Sequence[str]) -> None:
         path = self._recipe.specification.path
-        done = self._installer.run(command, self._lock, path.parent)
+        done = self._installer.run(command, self._lock, path.parent, self._lasts)
         if done.returncode == 0:
             return
         said = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])

@@ -6,13 +6,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
-__all__ = ["Installer", "python_of", "uv_command"]
+__all__ = ["FOREIGN_VARIABLES", "Installer", "python_of", "uv_command"]
+
+FOREIGN_VARIABLES: Final = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PIP_REQUIRE_VIRTUALENV",
+    "PIP_TARGET",
+)
+"""Environment variables that would have uv and pip install elsewhere, or see packages of elsewhere."""
 
 # What uv takes on its command line only, and by another name.
 _ARGUMENTS_OF_UV: Final[Mapping[str, tuple[str, ...]]] = {
@@ -107,7 +118,12 @@ class Installer:
         return "".join(f"{line}\n" for line in (*kept, *lines))
 
     def run(
-        self, command: Sequence[str | Path], lock: int, cwd: Path | None = None
+        self,
+        command: Sequence[str | Path],
+        lock: int,
+        cwd: Path | None = None,
+        lasts: Callable[[str], None] = lambda _: None,
+        look_s: float = 10.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run one of its commands; what it prints, errors too, is the standard output of the result.
 
@@ -115,33 +131,49 @@ class Installer:
             command: The command.
             lock: Descriptor of the lock under which the environment is built.
             cwd: Where it runs; by default where this process does.
+            lasts: Is told the command's last line as often as it has gone on for `look_s`.
+            look_s: How often, in seconds.
         """
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env=self.variables(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-            # Should this process be killed, nobody else begins before the installer has ended too.
-            pass_fds=(lock,),
-        )
+        with (
+            # Not a pipe: that would have to be read meanwhile.
+            tempfile.TemporaryFile() as output,
+            subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=self.variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Should this process be killed, nobody else begins before the installer has ended too.
+                pass_fds=(lock,),
+            ) as process,
+        ):
+            try:
+                while _goes_on(process, look_s):
+                    lasts(_text(output).rstrip().rpartition("\n")[2])
+            except BaseException:
+                process.kill()
+                raise
+            return subprocess.CompletedProcess(command, process.returncode, _text(output))
 
     def variables(self) -> dict[str, str]:
         """The environment variables in which its commands run."""
-        foreign = {
-            "PYTHONPATH",
-            "PYTHONHOME",
-            "VIRTUAL_ENV",
-            "CONDA_PREFIX",
-            "PIP_REQUIRE_VIRTUALENV",
-            "PIP_TARGET",
-        }
-        variables = {name: value for name, value in os.environ.items() if name not in foreign}
+        variables = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
         for pip_name, uv_name, separator in _VARIABLES_OF_UV:
             if self.uv and pip_name in variables:
                 variables.setdefault(uv_name, separator.join(variables[pip_name].split()))
         return variables
+
+
+def _goes_on(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether a process has not ended after so many seconds."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _text(output: IO[bytes]) -> str:
+    """All that was written to a file so far; where its writer goes on stays as it is."""
+    return os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(errors="replace")

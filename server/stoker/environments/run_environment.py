@@ -16,19 +16,16 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_got
 from stoker.environments.build import Say
 from stoker.environments.check import notes
-from stoker.environments.dating import date_of_pins, python_of_date
+from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
 from stoker.environments.discovery import read_environment
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter, variables_for
@@ -36,10 +33,12 @@ from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in,
 from stoker.environments.package_names import TENSORFLOW_1
 from stoker.environments.run_interpreters import choose_run_interpreter
 from stoker.environments.specification import Entry, Specification, stays_below
+from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
+from stoker_run import interpreters
 
-__all__ = ["LEGACY_KERAS", "RELAXED_VARIABLES", "modules_of", "prepared_for_run", "relaxed"]
+__all__ = ["LEGACY_KERAS", "RELAXED_VARIABLES", "prepared_for_run", "relaxed"]
 
 _SHOWN_LINES: Final = 30
 RELAXED_VARIABLES: Final = {"TF_USE_LEGACY_KERAS": "1"}
@@ -73,12 +72,11 @@ class _Having:
         self._environments_dir = environments_dir
         self._say = say
 
-    def once(self, specification: Specification, as_of: str, because: str = "") -> _Built:
-        """Have one of what is asked for, or not at all."""
+    def once(self, wanted: Wanted) -> _Built:
+        """Have one of what is wanted, or not at all."""
+        specification, as_of = wanted.specification, wanted.as_of
         python, note = choose_run_interpreter(specification)
-        differences = [*([note] if note else []), *notes(specification)]
-        if as_of:
-            differences.append(f"packages as of {as_of}: later uploads were left out{because}")
+        differences = [*([note] if note else []), *notes(specification), *wanted.differences]
         for line in differences:
             self._say(line)
         try:
@@ -88,33 +86,6 @@ class _Having:
         except EnvironmentUnusable as error:
             raise EnvironmentUnusable(f"{error}\n({note})" if note else str(error)) from error
         return _Built(venv, packages, python, tuple(differences))
-
-    def exact(self, specification: Specification) -> _Built:
-        """Have what is asked for, as of today, and if that does not fit together as of the date of its pins."""
-        remembered = self._environments_dir / f".{_key_of(specification)}.as-of"
-        if remembered.is_file():
-            return self._dated(specification, remembered.read_text(encoding="ascii"))
-        try:
-            return self.once(specification, "")
-        except EnvironmentUnusable as error:
-            if Installer.find().uv is None or (day := date_of_pins(specification)) is None:
-                raise
-            as_of = day.isoformat()
-            self._say(f"{_first_line(error)}; trying once more as of {as_of}")
-            try:
-                built = self._dated(specification, as_of)
-            except EnvironmentUnusable as again:
-                raise EnvironmentUnusable(f"{error}\nand with packages as of {as_of}: {again}") from again
-        replace_file(remembered, as_of.encode())
-        return built
-
-    def _dated(self, specification: Specification, as_of: str) -> _Built:
-        because = ", since the pins do not fit what is there today"
-        if not specification.python:
-            minor = python_of_date(date.fromisoformat(as_of))
-            specification = replace(specification, python=SpecifierSet(f"==3.{minor}.*"))
-            because += f"; Python 3.{minor} was the one of that time, and none is asked for"
-        return self.once(specification, as_of, because)
 
 
 def prepared_for_run(
@@ -133,11 +104,19 @@ def prepared_for_run(
     """
     specification = read_environment(folder / asked.file)
     having = _Having(folder, environments_dir, say)
-    if asked.kind != "relaxed":
-        built = having.once(specification, asked.as_of) if asked.as_of else having.exact(specification)
-        write_got(folder, built.differences, f"Python {built.python}", built.packages)
-        return RunEnvironment(python_of(built.venv))
-    built = having.once(relaxed(specification), asked.as_of)
+    if asked.kind == "relaxed":
+        return _relaxed(having.once(Wanted(relaxed(specification), asked.as_of)), folder, say)
+    remembered = RememberedDate(environments_dir, specification)
+    found = tries(
+        specification, asked, remembered.read(), say, can_date=lambda: Installer.find().uv is not None
+    )
+    built, wanted = first_built(found, having.once)
+    remembered.keep(wanted)
+    write_got(folder, built.differences, f"Python {built.python}", built.packages)
+    return RunEnvironment(python_of(built.venv))
+
+
+def _relaxed(built: _Built, folder: Path, say: Say) -> RunEnvironment:
     legacy = LEGACY_KERAS in built.packages
     lines = ["relaxed: today's versions in place of those asked for"]
     if legacy:
@@ -146,17 +125,6 @@ def prepared_for_run(
         say(line)
     write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
     return RunEnvironment(python_of(built.venv), RELAXED_VARIABLES if legacy else {})
-
-
-def _first_line(error: EnvironmentUnusable) -> str:
-    return str(error).splitlines()[0].rstrip(":")
-
-
-def _key_of(specification: Specification) -> str:
-    """A digest of what is asked for, whatever Python it gets."""
-    content = [specification.lines, specification.options, str(specification.python)]
-    content.append([digest_of(path) for path in specification.files])
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def relaxed(specification: Specification) -> Specification:
@@ -292,15 +260,12 @@ class _Builder:
 
     def _check_imports(self) -> None:
         """Import each package that was named: one that resolves may still fit nothing that was installed with it."""
-        asked = {
-            entry.requirement.name for entry in self._specification.entries if entry.requirement is not None
-        }
-        modules = modules_of(self._site_packages, asked)
+        modules = interpreters.modules(str(self._site_packages), named_packages(self._specification))
         if not modules:
             return
         python = python_of(self._venv)
         tried = subprocess.run(
-            [python, "-c", "".join(f"import {module}\n" for module in modules)],
+            [python, "-c", import_script(modules)],
             env={**variables_for(python, os.environ), "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
@@ -309,23 +274,4 @@ class _Builder:
             stdin=subprocess.DEVNULL,
         )
         if tried.returncode != 0:
-            said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-            raise EnvironmentUnusable(
-                f"the packages of {self._specification.path.name} were installed, but cannot be imported: {said}"
-            )
-
-
-def modules_of(site_packages: Path, names: set[str]) -> list[str]:
-    """The modules at the top of packages with these names, as far as they say so and carry their names."""
-    found: set[str] = set()
-    for package in metadata.distributions(path=[str(site_packages)]):
-        name = canonicalize_name(package.name)
-        if name in names:
-            tops = {
-                Path(str(file)).parts[0] for file in package.files or () if str(file).endswith("__init__.py")
-            }
-            plain = {top for top in tops if top.isidentifier() and not top.startswith("_")}
-            # A package may bring tests and examples along at the top: those are not what was named.
-            same = {top for top in plain if top.lower().replace("_", "-") == name}
-            found |= same or (plain if len(plain) == 1 else set())
-    return sorted(found)
+            raise import_failed(self._specification, tried.stderr)

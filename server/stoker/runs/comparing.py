@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.runs.folder import RunFolder
-from stoker.runs.summary import Numbers, numbers_of
+from stoker.runs.summary import Numbers, measured
 
 __all__ = ["Difference", "compare_runs", "parameters_of"]
 
@@ -67,7 +67,7 @@ def _result(folder: RunFolder) -> dict[str, str]:
 
 
 def _metrics(folder: RunFolder) -> dict[str, str]:
-    return {name: _text(numbers) for name, numbers in sorted(numbers_of(folder.metric_lines()).items())}
+    return {name: _text(numbers) for name, numbers in sorted(measured(folder.metric_files()).items())}
 
 
 def _text(numbers: Numbers) -> str:

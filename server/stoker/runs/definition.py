@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["DEFAULT_GRACE_S", "DEFAULT_LOST_AFTER_S", "LONGEST_RUN_S", "Definition"]
+__all__ = ["Definition"]
 
-DEFAULT_GRACE_S: Final = 30.0
+_DEFAULT_GRACE_S: Final = 30.0
 """How long a script that is told to end may take before it is killed."""
-DEFAULT_LOST_AFTER_S: Final = 300.0
+_DEFAULT_LOST_AFTER_S: Final = 300.0
 """How long nothing may be heard of a node before it counts as lost."""
-LONGEST_RUN_S: Final = 30 * 86_400.0
+_LONGEST_RUN_S: Final = 30 * 86_400.0
 """How long a run may take where nothing is said: the SDK's own default."""
 
 
@@ -50,10 +50,10 @@ class Definition:
     processes_per_node: int = 1
     gpus: int | None = None
     cores: int = 1
-    max_duration_s: float = LONGEST_RUN_S
+    max_duration_s: float = _LONGEST_RUN_S
     attempts: int = 1
-    grace_s: float = DEFAULT_GRACE_S
-    lost_after_s: float = DEFAULT_LOST_AFTER_S
+    grace_s: float = _DEFAULT_GRACE_S
+    lost_after_s: float = _DEFAULT_LOST_AFTER_S
     communicator: str = "none"
     variables: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)

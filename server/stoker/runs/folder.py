@@ -135,8 +135,12 @@ class RunFolder:
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Yield what was measured, attempt by attempt."""
-        for number in self.attempts():
-            yield from read_lines(self.attempt(number) / "metrics.jsonl")
+        for path in self.metric_files():
+            yield from read_lines(path)
+
+    def metric_files(self) -> list[Path]:
+        """Where what was measured is, attempt by attempt."""
+        return [self.attempt(number) / "metrics.jsonl" for number in self.attempts()]
 
     def tags(self) -> dict[str, str]:
         """The run's labels: those of its record, and what was changed of them since, by anybody."""

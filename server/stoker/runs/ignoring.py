@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 
-__all__ = ["NEVER", "SourceFile", "source_files"]
+__all__ = ["SourceFile", "source_files"]
 
-NEVER: Final = (".git", "__pycache__", ".ipynb_checkpoints", ".stoker")
+_NEVER: Final = (".git", "__pycache__", ".ipynb_checkpoints", ".stoker")
 """Folders that no script needs, at any depth."""
 _OF_RUNS: Final = frozenset({"outputs", "logs"})
 """Folders at the top that belong to each run."""
@@ -74,7 +74,7 @@ def _walk(
         for entry in entries:
             name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
-                if entry.name in NEVER or (not prefix and entry.name in _OF_RUNS):
+                if entry.name in _NEVER or (not prefix and entry.name in _OF_RUNS):
                     continue
                 if away is not None and os.path.realpath(entry.path) == away:
                     continue

@@ -2,7 +2,8 @@
 
 Nobody tells it of changes. Whoever lists runs compares the times of their `events.jsonl` with those that the index
 has seen, and reads anew what is newer or has not ended: no process that writes a run waits for a database, and one
-that is lost, damaged or of another version is made anew.
+that is lost, damaged or of another version is made anew. What a run has measured may be millions of lines: it is read
+when somebody first asks for metrics, and not for a list without them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +20,18 @@ from stoker.errors import UnknownRun
 from stoker.runs.folder import EVENTS_FILE, RunFolder
 from stoker.runs.states import Status
 from stoker.runs.store import RunStore
-from stoker.runs.summary import Numbers, RunSummary, summarize
+from stoker.runs.summary import Numbers, RunSummary, measured, summarize
 from stoker.system.durable import private_folder
 
 __all__ = ["RunIndex"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _NO_TAGS: Final = "{}"
 _SCHEMA: Final = """
 CREATE TABLE runs (
     id TEXT PRIMARY KEY, stamp TEXT NOT NULL, experiment TEXT NOT NULL, status TEXT NOT NULL,
     created_ms INTEGER NOT NULL, started_ms INTEGER, ended_ms INTEGER, target TEXT NOT NULL, script TEXT NOT NULL,
-    reason TEXT NOT NULL, parent TEXT NOT NULL, tags TEXT NOT NULL);
+    reason TEXT NOT NULL, parent TEXT NOT NULL, tags TEXT NOT NULL, is_measured INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE metrics (
     run TEXT NOT NULL, name TEXT NOT NULL, last REAL, least REAL, most REAL, count INTEGER NOT NULL,
     PRIMARY KEY (run, name)) WITHOUT ROWID;
@@ -56,33 +57,34 @@ class RunIndex:
         self._path = store.runs_dir / ".index.sqlite"
 
     def runs(
-        self, experiment: str | None = None, metrics: Sequence[str] = (), limit: int | None = None
+        self, experiment: str | None = None, metrics: Sequence[str] | None = (), limit: int | None = None
     ) -> list[RunSummary]:
         """List runs, the newest first.
 
         Args:
             experiment: Only those of this one.
-            metrics: Names of the metrics that are wanted with them.
+            metrics: Names of the metrics that are wanted with them; None is all.
             limit: How many; None is all.
         """
         with self._opened() as database:
             self._refresh(database, experiment)
+            if metrics is None or metrics:
+                self._measure(database, experiment, limit)
             return _listed(database, experiment, metrics, limit)
 
     def count(self, experiment: str | None = None) -> int:
         """How many runs there are."""
         with self._opened() as database:
             self._refresh(database, experiment)
-            where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
-            (count,) = database.execute(f"SELECT COUNT(*) FROM runs{where}", values).fetchone()  # noqa: S608  # no user's text
-            return int(count)
+            return _count(database, experiment)
 
     def metric_names(self, experiment: str | None = None) -> list[str]:
         """The names of all numbers that runs have measured, in alphabetical order."""
         with self._opened() as database:
             self._refresh(database, experiment)
+            self._measure(database, experiment, None)
             query = "SELECT DISTINCT name FROM metrics JOIN runs ON id = run"
-            where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+            where, values = _where(experiment)
             return sorted(name for (name,) in database.execute(query + where, values))
 
     def going_on(self) -> list[str]:
@@ -96,7 +98,10 @@ class RunIndex:
         """Make it anew from the folders; returns how many runs there are."""
         self._remove()
         self._is_fresh = False
-        return len(self.runs())
+        with self._opened() as database:
+            self._refresh(database, None)
+            self._measure(database, None, None)
+            return _count(database, None)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -139,7 +144,7 @@ class RunIndex:
         if self._is_fresh:
             return
         self._is_fresh = self._once and experiment is None
-        where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+        where, values = _where(experiment)
         known = dict(database.execute(f"SELECT id, stamp FROM runs{where}", values))  # noqa: S608  # no user's text
         for path in self._store.paths(experiment):
             stamp = _stamp(path)
@@ -149,6 +154,15 @@ class RunIndex:
         for gone in known:
             database.execute("DELETE FROM runs WHERE id = ?", (gone,))
             database.execute("DELETE FROM metrics WHERE run = ?", (gone,))
+
+    def _measure(self, database: sqlite3.Connection, experiment: str | None, limit: int | None) -> None:
+        """Read the metrics of runs that are to be listed, where that is still to be done."""
+        listed, values = _newest("id, experiment, stamp, is_measured", experiment, limit)
+        unread = f"SELECT id, experiment, stamp FROM ({listed}) WHERE NOT is_measured"  # noqa: S608  # no user's text
+        for run, of, stamp in database.execute(unread, values).fetchall():
+            files = RunFolder(self._store.runs_dir / of / run).metric_files()
+            # What goes on is read each time: its metrics grow without a word.
+            _put_metrics(database, run, measured(files), final=bool(stamp))
 
 
 def _make(database: sqlite3.Connection) -> None:
@@ -168,36 +182,56 @@ def _stamp(path: str) -> str:
 
 
 def _put(database: sqlite3.Connection, run: RunSummary, stamp: str) -> None:
-    # What goes on is read each time: its metrics grow without a word.
+    # What goes on is read each time.
     kept = stamp if run.is_terminal else ""
     values = (kept, run.id, run.experiment, run.status.value, run.created_ms, run.started_ms, run.ended_ms)
     database.execute(
         f"INSERT OR REPLACE INTO runs (stamp, {_COLUMNS}) VALUES (?{', ?' * len(values[1:])}, ?, ?, ?, ?, ?)",  # noqa: S608  # no user's text
         (*values, run.target, run.script, run.reason, run.parent, json.dumps(dict(run.tags))),
     )
-    database.execute("DELETE FROM metrics WHERE run = ?", (run.id,))
+
+
+def _put_metrics(
+    database: sqlite3.Connection, run: str, metrics: Mapping[str, Numbers], *, final: bool
+) -> None:
+    database.execute("DELETE FROM metrics WHERE run = ?", (run,))
     database.executemany(
         "INSERT INTO metrics (run, name, last, least, most, count) VALUES (?, ?, ?, ?, ?, ?)",
         [
-            (run.id, name, numbers.last, numbers.least, numbers.most, numbers.count)
-            for name, numbers in run.metrics.items()
+            (run, name, numbers.last, numbers.least, numbers.most, numbers.count)
+            for name, numbers in metrics.items()
         ],
     )
+    database.execute("UPDATE runs SET is_measured = ? WHERE id = ?", (final, run))
+
+
+def _where(experiment: str | None) -> tuple[str, tuple[str, ...]]:
+    return (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+
+
+def _count(database: sqlite3.Connection, experiment: str | None) -> int:
+    where, values = _where(experiment)
+    (count,) = database.execute(f"SELECT COUNT(*) FROM runs{where}", values).fetchone()  # noqa: S608  # no user's text
+    return int(count)
+
+
+def _newest(columns: str, experiment: str | None, limit: int | None) -> tuple[str, Sequence[str | int]]:
+    where, values = _where(experiment)
+    query = f"SELECT {columns} FROM runs{where} ORDER BY created_ms DESC, id DESC LIMIT ?"  # noqa: S608  # no user's text
+    return query, (*values, -1 if limit is None else limit)
 
 
 def _listed(
-    database: sqlite3.Connection, experiment: str | None, metrics: Sequence[str], limit: int | None
+    database: sqlite3.Connection, experiment: str | None, metrics: Sequence[str] | None, limit: int | None
 ) -> list[RunSummary]:
-    where, values = (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
-    measured: dict[str, dict[str, Numbers]] = {}
-    for name in metrics:
-        rows = database.execute("SELECT run, last, least, most, count FROM metrics WHERE name = ?", (name,))
-        for run, last, least, most, count in rows:
-            measured.setdefault(run, {})[name] = Numbers(_float(last), _float(least), _float(most), count)
-    rows = database.execute(
-        f"SELECT {_COLUMNS} FROM runs{where} ORDER BY created_ms DESC, id DESC LIMIT ?",  # noqa: S608  # no user's text
-        (*values, -1 if limit is None else limit),
-    )
+    found: dict[str, dict[str, Numbers]] = {}
+    numbers = "SELECT run, name, last, least, most, count FROM metrics"
+    asked = [()] if metrics is None else [(name,) for name in metrics]
+    for values in asked:
+        rows = database.execute(f"{numbers} WHERE name = ?" if values else numbers, values)
+        for run, name, last, least, most, count in rows:
+            found.setdefault(run, {})[name] = Numbers(_float(last), _float(least), _float(most), count)
+    rows = database.execute(*_newest(_COLUMNS, experiment, limit))
     return [
         RunSummary(
             run,
@@ -211,7 +245,7 @@ def _listed(
             reason,
             parent,
             json.loads(tags) if tags != _NO_TAGS else {},
-            measured.get(run, {}),
+            found.get(run, {}),
         )
         for run, of, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags in rows
     ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["append_line", "plain", "read_lines", "real"]
+__all__ = ["append_line", "object_of", "plain", "read_chunks", "read_lines", "real"]
 
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _CHUNK_BYTES: Final = 1 << 20
@@ -36,6 +36,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     A file that is not there has none. A last line without its end is not read: it may still be written.
     """
+    for chunk in read_chunks(path):
+        for line in chunk.split(b"\n"):
+            content = object_of(line)
+            if content is not None:
+                yield content
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, many at once, for those who need not have each as an object."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -43,11 +52,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     with file:
         rest = b""
         while chunk := file.read(_CHUNK_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                content = _object(line)
-                if content is not None:
-                    yield content
+            lines, newline, behind = chunk.rpartition(b"\n")
+            if newline:
+                yield rest + lines
+                rest = behind
+            else:
+                rest += chunk
 
 
 def plain(value: Any) -> Any:
@@ -62,7 +72,8 @@ def real(value: Any) -> Any:
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def object_of(line: bytes) -> dict[str, Any] | None:
+    """The object of one line; None where it is torn or damaged."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):

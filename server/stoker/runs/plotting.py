@@ -44,12 +44,12 @@ def curves_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     return curves
 
 
-def thinned(curve: Curve, most: int = _MOST_POINTS) -> Curve:
+def thinned(curve: Curve) -> Curve:
     """Leave out points of a long curve, so that least and greatest values of each stretch stay."""
     places, values, steps = curve
-    if len(values) <= most:
+    if len(values) <= _MOST_POINTS:
         return curve
-    stretch = -(-2 * len(values) // most)
+    stretch = -(-2 * len(values) // _MOST_POINTS)
     kept: list[int] = []
     for begin in range(0, len(values), stretch):
         part = range(begin, min(begin + stretch, len(values)))

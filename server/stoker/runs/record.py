@@ -11,9 +11,9 @@ from stoker.errors import InvalidSettings
 from stoker.names import checked_name
 from stoker.runs.definition import Definition
 
-__all__ = ["INTERACTIVE", "SCRIPT", "RunRecord", "checked_experiment", "experiment_of", "new_run_id"]
+__all__ = ["INTERACTIVE", "RunRecord", "checked_experiment", "experiment_of", "new_run_id"]
 
-SCRIPT: Final = "script"
+_SCRIPT: Final = "script"
 """The kind of a run whose script an agent starts."""
 INTERACTIVE: Final = "interactive"
 """The kind of a run that a program or notebook has begun for itself: its state is its owner's to say."""
@@ -45,7 +45,7 @@ class RunRecord:
     experiment: str
     created_ms: int
     definition: Definition
-    kind: str = SCRIPT
+    kind: str = _SCRIPT
     snapshot: str = ""
     data: Mapping[str, str] = field(default_factory=dict)
     parent: str = ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Sequence
@@ -145,7 +144,7 @@ class SnapshotStore:
     def _keep(self, file: SourceFile) -> tuple[str, int]:
         """Copy a file's content under its digest; returns its name there, and the bytes that were new."""
         staging = private_folder(self.folder / ".staging")
-        staged = staging / secrets.token_hex(8)
+        staged = staging / os.urandom(8).hex()
         digest, size_bytes = hashlib.sha256(), 0
         try:
             with open(file.path, "rb") as source, staged.open("xb") as copy:  # noqa: PTH123  # of scandir
@@ -170,7 +169,7 @@ class SnapshotStore:
         return name, size_bytes
 
     def _link(self, digest: str, kept: Sequence[tuple[SourceFile, str]]) -> None:
-        staged = private_folder(self.folder / ".staging") / f"{digest}.{secrets.token_hex(4)}"
+        staged = private_folder(self.folder / ".staging") / f"{digest}.{os.urandom(4).hex()}"
         staged.mkdir(mode=0o700)
         made = {""}
         for file, name in kept:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -55,7 +54,7 @@ class RunStore:
             complete: Puts into the folder what it has to have besides.
         """
         staging = private_folder(self.runs_dir / _STAGING)
-        staged = RunFolder(staging / f"{record.id}.{secrets.token_hex(4)}")
+        staged = RunFolder(staging / f"{record.id}.{os.urandom(4).hex()}")
         staged.path.mkdir(mode=0o700)
         try:
             for folder in (staged.environment, staged.outputs, staged.logs, staged.path / "attempts"):
@@ -175,7 +174,7 @@ class RunStore:
     def delete(self, folder: RunFolder) -> None:
         """Remove a run that has ended: at once out of sight, then its files."""
         staging = private_folder(self.runs_dir / _STAGING)
-        away = staging / f"{folder.id}.{secrets.token_hex(4)}"
+        away = staging / f"{folder.id}.{os.urandom(4).hex()}"
         folder.path.rename(away)
         shutil.rmtree(away)
 

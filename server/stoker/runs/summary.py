@@ -1,17 +1,28 @@
-"""What the index has of a run: its record and state in short, and the numbers that it has measured."""
+"""What the index has of a run: its record and state in short, and the numbers that it has measured, read apart."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from stoker.runs.folder import RunFolder
-from stoker.runs.journal import real
+from stoker.runs.journal import object_of, read_chunks, real
 from stoker.runs.states import Status
 
-__all__ = ["Numbers", "RunSummary", "numbers_of", "summarize"]
+__all__ = ["Numbers", "RunSummary", "measured", "summarize"]
+
+# A number as the agent writes it, else the whole line. What is no JSON, or overflows, is not of the first form.
+# Nothing is given back where a part has matched: the marks of that spare a fifth of the time.
+_LINES: Final = re.compile(
+    rb'^(?:\{"t":\d++,"k":("[ !#-\[\]-~]*+"),"v":(-?(?:0|[1-9]\d{0,299}+)(?:\.\d++)?+(?:[eE][-+]?\d++)?+)'
+    rb'(?:,"s":-?\d++)?+,"a":\d++(?:,"r":\d++)?+\}|(.+))$',
+    re.MULTILINE,
+)
 
 
 @dataclass(slots=True)
@@ -36,6 +47,17 @@ class Numbers:
         if math.isfinite(value):
             self.least = value if math.isnan(self.least) else min(self.least, value)
             self.most = value if math.isnan(self.most) else max(self.most, value)
+
+    def add_several(self, values: Sequence[float]) -> None:
+        """Count more values, at least one, the newest last."""
+        least, most = min(values), max(values)
+        if math.isfinite(least) and math.isfinite(most):
+            self.add(least)
+            self.add(most)
+            self.last, self.count = values[-1], self.count + len(values) - 2
+            return
+        for value in values:
+            self.add(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +98,51 @@ class RunSummary:
         return self.status in {Status.COMPLETED, Status.FAILED, Status.CANCELED}
 
 
-def numbers_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Numbers]:
-    """Summarize the numbers among lines of metrics; what is no number is passed over."""
+def measured(files: Iterable[Path]) -> dict[str, Numbers]:
+    """Summarize the numbers of files of metrics, without an object for each line; what is no number is passed over.
+
+    Args:
+        files: Those of the attempts of a run, in their order.
+    """
     found: dict[str, Numbers] = {}
-    for line in lines:
-        value = real(line.get("v"))
-        if "y" in line or not isinstance(value, int | float) or not isinstance(line.get("k"), str):
-            continue
-        try:
-            number = float(value)
-        except OverflowError:
-            continue
-        found.setdefault(line["k"], Numbers(number)).add(number)
+    for path in files:
+        for chunk in read_chunks(path):
+            several: dict[bytes, list[bytes]] = {}
+            for name, value, other in _LINES.findall(chunk):
+                if not other:
+                    several.setdefault(name, []).append(value)
+                    continue
+                # Which one is the newest is said by their order.
+                _add_several(found, several)
+                line = object_of(other)
+                if line is not None:
+                    _add(found, line)
+            _add_several(found, several)
     return found
 
 
+def _add(found: dict[str, Numbers], line: Mapping[str, Any]) -> None:
+    value = real(line.get("v"))
+    if "y" in line or not isinstance(value, int | float) or not isinstance(line.get("k"), str):
+        return
+    try:
+        number = float(value)
+    except OverflowError:
+        return
+    found.setdefault(line["k"], Numbers(number)).add(number)
+
+
+def _add_several(found: dict[str, Numbers], several: dict[bytes, list[bytes]]) -> None:
+    """Count values by their names, both as they are written; leaves none."""
+    for written, values in several.items():
+        numbers = list(map(float, values))
+        name = json.loads(written)
+        found.setdefault(name, Numbers(numbers[-1])).add_several(numbers)
+    several.clear()
+
+
 def summarize(folder: RunFolder) -> RunSummary:
-    """Read what the index has of a run.
+    """Read what the index has of a run, but for its numbers, which `measured` reads.
 
     Raises:
         UnknownRun: It is not there any more, or it is damaged.
@@ -113,5 +163,4 @@ def summarize(folder: RunFolder) -> RunSummary:
         reason,
         record.parent,
         folder.tags(),
-        numbers_of(folder.metric_lines()),
     )

@@ -1,4 +1,4 @@
-"""Attaching: the file of a compute target and its secrets are written together, once the target answers."""
+"""The file of a compute target and its secrets are written together, once the target answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.targets.definitions import LOCAL, Target, checked_settings, find_tar
 from stoker.targets.engine import Engine, Learning
 from stoker.workspace import Workspace
 
-__all__ = ["attach", "detach"]
+__all__ = ["attach", "create", "detach"]
 
 
 def attach(
@@ -42,9 +42,46 @@ def attach(
     Raises:
         OperatorError: It cannot be, or cannot be used; all is as it was before.
     """
-    checked_name(name, "compute target")
+    _check_not_local(name)
+    return _made(workspace, name, content, secrets, engine_of)
+
+
+def create(
+    workspace: Workspace,
+    name: str,
+    content: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    engine_of: Callable[[Target, Workspace], Engine] | None,
+) -> list[str]:
+    """Write the file of a target of which there is none, as `attach` does; also that of this machine, `local`.
+
+    Raises:
+        OperatorError: There is one of this name, or it cannot be, or cannot be used; all is as it was before.
+    """
+    path = workspace.targets_dir / f"{name}.yaml"
+    if name in list_targets(workspace.targets_dir) and path.exists():
+        free = f"stoker targets detach {name} forgets it" if name != LOCAL else "remove it, or edit it"
+        raise InvalidSettings(
+            f"there is a compute target {name!r} already, {path}, which stays as it is; {free}"
+        )
+    if content.get("type", LOCAL) != LOCAL:
+        _check_not_local(name)
+    return _made(workspace, name, content, secrets, engine_of)
+
+
+def _check_not_local(name: str) -> None:
     if name == LOCAL:
         raise InvalidSettings(f"{LOCAL} is this machine; choose another name")
+
+
+def _made(
+    workspace: Workspace,
+    name: str,
+    content: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    engine_of: Callable[[Target, Workspace], Engine] | None,
+) -> list[str]:
+    checked_name(name, "compute target")
     targets_dir = private_folder(workspace.create().targets_dir)
     path = targets_dir / f"{name}.yaml"
     kind, settings = checked_settings(path, content)
@@ -53,7 +90,7 @@ def attach(
         _write(path, content, {**kept, **secrets})
         if engine_of is None:
             return []
-        engine = engine_of(Target(name, kind, settings), workspace)
+        engine = engine_of(find_target(targets_dir, name), workspace)
         lines = list(engine.check())
         if isinstance(engine, Learning) and (learned := engine.learned()):
             _write(path, {**content, **learned}, {**kept, **secrets})

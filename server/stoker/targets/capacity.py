@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.gpu.nvml import gpus
@@ -25,12 +24,12 @@ class Capacity:
     gpus: tuple[str, ...] = ()
 
 
-def machine_capacity(environ: Mapping[str, str] = os.environ) -> Capacity:
+def machine_capacity() -> Capacity:
     """What this machine has: the cores within this process's limit, the GPUs that CUDA_VISIBLE_DEVICES leaves."""
-    return Capacity(usable_cores(), _gpu_names(environ))
+    return Capacity(usable_cores(), _gpu_names())
 
 
-def _gpu_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _gpu_names() -> tuple[str, ...]:
     try:
         found = gpus()
     except OSError:
@@ -39,7 +38,7 @@ def _gpu_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     if not found:
         return ()
     # Not above: it knows of models and settings, which most machines that run scripts need not import.
-    from stoker.gpu.devices import visible_devices
+    from stoker.gpu.visible import visible_devices
 
-    visible = visible_devices(found, environ)
+    visible = visible_devices(found, os.environ)
     return tuple(device.part.uuid if device.part is not None else device.gpu.uuid for device in visible)

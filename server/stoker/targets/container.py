@@ -1,13 +1,10 @@
 """The engine of containers on this machine: each has the attempt's folder, and the agent as its first process.
 
-attempts/N/container.json   which program, container and image, and the command line; what is needed to find it again
-
 Nothing secret is on a command line: variables of the script travel in `start.json`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -16,10 +13,19 @@ from typing import Any, Final
 from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.runs.failures import FailureCode, RunFailure
-from stoker.system.durable import private_folder, replace_file
+from stoker.system.durable import private_folder
+from stoker.targets.container_base import ContainerBase
 from stoker.targets.container_image import Image, Inside, look_inside
-from stoker.targets.container_program import ContainerProgram, last_line, mount
+from stoker.targets.container_program import ContainerProgram, mount
 from stoker.targets.container_settings import ContainerSettings
+from stoker.targets.container_state import (
+    keep_record,
+    read_record,
+    remove_container,
+    sight_of_container,
+    start_container,
+    state_of,
+)
 from stoker.targets.definitions import Target
 from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight
 from stoker.targets.on_this_machine import (
@@ -41,29 +47,7 @@ __all__ = ["ContainerEngine"]
 _ATTEMPT: Final = PurePosixPath("/stoker/attempt")
 _SHARED: Final = PurePosixPath("/stoker/share")
 _RESUME_FROM: Final = PurePosixPath("/stoker/resume_from")
-_RECORD: Final = "container.json"
 _AGENT: Final = "stoker_run.zip"
-_NONE: Final = ("no such container", "no such object", "no container with name or id")
-_TAKEN: Final = ("already in use", "is in use by")
-_STATE: Final = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
-_NOT_YET: Final = frozenset({"created", "configured", "initialized"})
-_OVER: Final = frozenset({"exited", "stopped", "dead", "removing"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """What is known of a container before there is one."""
-
-    settings: ContainerSettings
-    program: ContainerProgram
-    image: Image
-
-    @property
-    def common(self) -> list[str]:
-        """What each container is started with, those that only look or build too."""
-        network = ["--network", self.settings.network] if self.settings.network else []
-        # Where SELinux is on, bound folders could not be read else.
-        return [*self.program.user(), "--security-opt", "label=disable", *network]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +79,7 @@ class ContainerEngine:
         image = Image.had(program, settings, Path(), said.append)
         capacity = self._target.capacity
         with_gpus = program.gpus() if capacity is not None and capacity.gpus else []
-        inside = look_inside(program, image, [*_Base(settings, program, image).common, *with_gpus])
+        inside = look_inside(program, image, [*ContainerBase(settings, program, image).common, *with_gpus])
         return (
             f"Python {inside} in a container of {image.name}",
             f"{program}{' of this user' if program.rootless else ''}: {program.path}",
@@ -112,7 +96,7 @@ class ContainerEngine:
             settings = ContainerSettings.of(self._target.settings, definition.container)
             program = ContainerProgram.find(settings.engine)
             image = Image.had(program, settings, job.folder.environment, say)
-            base = _Base(settings, program, image)
+            base = ContainerBase(settings, program, image)
             asked = AskedEnvironment.from_json(definition.environment)
             with_gpus = program.gpus() if definition.gpus else []
             python = asked.python if asked.kind == "user" else ""
@@ -120,11 +104,11 @@ class ContainerEngine:
             try:
                 packages = self._packages(job, asked, base, inside, say)
             except EnvironmentUnusable as error:
-                raise EngineFailure(environment_failure(error)) from error
+                raise EngineFailure(environment_failure(error, asked)) from error
             self._write(job, base, packages, with_gpus)
 
     def _packages(
-        self, job: Job, asked: AskedEnvironment, base: _Base, inside: Inside, say: Say
+        self, job: Job, asked: AskedEnvironment, base: ContainerBase, inside: Inside, say: Say
     ) -> _Packages:
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker.targets.container_environment import ContainerEnvironment, own_packages
@@ -138,9 +122,8 @@ class ContainerEngine:
         place, python, variables = made.had(asked, job.folder.environment, say)
         return _Packages(python, variables, tuple(made.seen(place)))
 
-    def _write(self, job: Job, base: _Base, packages: _Packages, with_gpus: Sequence[str]) -> None:
+    def _write(self, job: Job, base: ContainerBase, packages: _Packages, with_gpus: Sequence[str]) -> None:
         """Make the working directory, and write down how the container is started."""
-        settings, program, image = base.settings, base.program, base.image
         working_directory(job)
         write_archive(job.place / _AGENT)
         (job.place / "home").mkdir(exist_ok=True)
@@ -152,7 +135,7 @@ class ContainerEngine:
             *(
                 *base.common,
                 *with_gpus,
-                *_limits(settings),
+                *base.limits(),
                 *mount(job.place, str(_ATTEMPT)),
                 *packages.mounts,
             ),
@@ -160,12 +143,10 @@ class ContainerEngine:
             *([] if job.resume_from is None else mount(job.resume_from, str(_RESUME_FROM), readonly=True)),
             *self._data(job),
             *("--workdir", str(_ATTEMPT / "work"), "--env", f"HOME={_ATTEMPT / 'home'}"),
-            *(*settings.arguments, "--entrypoint", packages.python, image.id),
+            *(*base.settings.arguments, "--entrypoint", packages.python, base.image.id),
             *(str(_ATTEMPT / _AGENT), "start", str(_ATTEMPT)),
         ]
-        record = {"program": program.path, "kind": program.kind, "container": name, "image": image.name}
-        content = {**record, "image_id": image.id, "command": command}
-        replace_file(job.place / _RECORD, json.dumps(content, indent=2).encode())
+        keep_record(job.place, base, name, command)
         start = start_content(
             job,
             [packages.python],
@@ -187,49 +168,31 @@ class ContainerEngine:
         """Start the container; one that was made and not started is started."""
         if (job.place / "agent.json").exists() or (job.place / "exit.json").exists():
             return
-        record = _record(job)
+        record = read_record(job.place)
         if record is None:
             raise EngineFailure(RunFailure(FailureCode.INTERNAL, "the run was not prepared"))
         program = _program(record)
-        started = program.call(*record["command"], directory=job.place)
-        said = last_line(started.stderr)
-        if started.returncode != 0 and any(words in started.stderr.lower() for words in _TAKEN):
-            state = _state(program, record)
-            if state is None or state[0] not in _NOT_YET:
-                return
-            started = program.call("start", record["container"], directory=job.place)
-            said = last_line(started.stderr)
-        if started.returncode != 0:
-            raise EngineFailure(
-                RunFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {said}")
-            )
+        start_container(program, record, job.place)
 
     def observe(self, job: Job) -> Sight:
         """Read what the agent has written; only where that says nothing, ask for the container."""
         seen = sight_of_files(job)
         if seen is not None:
             return seen
-        record = _record(job)
+        record = read_record(job.place)
         if record is None:
             return Sight(Presence.ABSENT)
         program = _program(record)
         try:
-            state = _state(program, record)
+            state = state_of(program, record)
         except EngineFailure as error:
             return Sight(Presence.UNREACHABLE, error.failure.message)
         had_agent = (job.place / "agent.json").exists()
         if state is None:
             # Meanwhile it may have ended and been removed.
             return sight_of_files(job) or Sight(Presence.GONE if had_agent else Presence.ABSENT)
-        status, exit_code, out_of_memory = state
-        if status in _NOT_YET:
-            return Sight(Presence.ABSENT)
-        if status not in _OVER:
-            paused = "its container is paused" if status == "paused" else ""
-            return sight_of_files(job) or Sight(Presence.ALIVE, paused)
-        return sight_of_files(job) or _ended_without_word(
-            program, record, had_agent, exit_code, out_of_memory
-        )
+        meanwhile = None if state.has_yet_to_start else sight_of_files(job)
+        return meanwhile or sight_of_container(program, record, state, had_agent=had_agent)
 
     def pull(self, job: Job, *, final: bool) -> None:
         """Move what the script has written to the run's folder, once nothing of it runs any more."""
@@ -244,68 +207,13 @@ class ContainerEngine:
         """Remove the container with all that runs in it, and the working directory."""
         if not job.place.is_dir():
             return
-        record = _record(job)
+        record = read_record(job.place)
         if record is not None:
             program = _program(record)
-            removed = program.call("rm", "--force", "--volumes", record["container"])
-            if removed.returncode != 0 and not _is_none(removed.stderr):
-                raise EngineFailure(
-                    RunFailure(
-                        FailureCode.TARGET_UNUSABLE,
-                        f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}",
-                    )
-                )
+            remove_container(program, record)
         with as_failure("what is left of the run cannot be removed"):
             remove_work(job)
 
 
-def _limits(settings: ContainerSettings) -> list[str]:
-    words = [*("--shm-size", settings.shm_size)] if settings.shm_size else []
-    if settings.memory:
-        # As much swap as memory is none besides.
-        words += ["--memory", settings.memory, "--memory-swap", settings.memory]
-    for volume in settings.volumes:
-        words += ["--volume", volume]
-    return words
-
-
-def _record(job: Job) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = json.loads((job.place / _RECORD).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return record
-
-
 def _program(record: Mapping[str, Any]) -> ContainerProgram:
     return ContainerProgram(str(record["program"]), str(record["kind"]))
-
-
-def _state(program: ContainerProgram, record: Mapping[str, Any]) -> tuple[str, int, bool] | None:
-    """Status, exit code, and whether it was killed for memory; None where there is no such container."""
-    asked = program.call("container", "inspect", "--format", _STATE, record["container"])
-    if asked.returncode == 0:
-        status, code, out_of_memory = asked.stdout.split()
-        return status, int(code), out_of_memory == "true"
-    if _is_none(asked.stderr):
-        return None
-    message = f"{program.kind} does not answer: {last_line(asked.stderr)}"
-    raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message))
-
-
-def _is_none(said: str) -> bool:
-    return any(words in said.lower() for words in _NONE)
-
-
-def _ended_without_word(
-    program: ContainerProgram, record: Mapping[str, Any], had_agent: bool, exit_code: int, out_of_memory: bool
-) -> Sight:
-    """What has become of a container whose agent has left no report."""
-    if out_of_memory:
-        report = {"outcome": "signalled", "signal": "SIGKILL", "exit_status": None, "out_of_memory": True}
-        return Sight(Presence.ENDED, exit=report)
-    if had_agent:
-        return Sight(Presence.GONE)
-    logs = program.call("logs", record["container"])
-    said = last_line(logs.stderr) or last_line(logs.stdout) or f"its container ended with status {exit_code}"
-    return Sight(Presence.ENDED, exit={"outcome": "not_started", "reason": f"the agent cannot begin: {said}"})

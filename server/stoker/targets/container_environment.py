@@ -16,17 +16,20 @@ from typing import Any, Final
 
 from stoker.environments.asked import AskedEnvironment, write_got
 from stoker.environments.check import notes
+from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
 from stoker.environments.discovery import read_environment
 from stoker.environments.installers import Installer
 from stoker.environments.interpreters import allows_python
 from stoker.environments.kept import MANIFEST, only_one, packages_in, sweep
-from stoker.environments.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, modules_of, relaxed
+from stoker.environments.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, relaxed
 from stoker.environments.specification import Specification
+from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker.targets.container_image import Image, Inside
 from stoker.targets.container_program import ContainerProgram, mount
 from stoker.targets.engine import Say
+from stoker_run import interpreters
 
 __all__ = ["ContainerEnvironment", "own_packages"]
 
@@ -100,8 +103,6 @@ class ContainerEnvironment:
         if asked.kind == "relaxed":
             specification = relaxed(specification)
         differences = [*self._python_note(specification), *notes(specification)]
-        if asked.as_of:
-            differences.append(f"packages as of {asked.as_of}: later uploads were left out")
         if specification.files:
             raise EnvironmentUnusable(
                 f"{specification.path.name} refers to {specification.files[0]}, which no container sees; name "
@@ -109,7 +110,24 @@ class ContainerEnvironment:
             )
         for line in differences:
             say(line)
-        place, packages = self._kept(specification, asked.as_of, folder, say)
+
+        def built(wanted: Wanted) -> tuple[Path, Mapping[str, str]]:
+            for line in wanted.differences:
+                say(line)
+            return self._kept(specification, wanted.as_of, folder, say)
+
+        remembered = RememberedDate(self._environments_dir, specification, self._image.id)
+        found = tries(
+            specification,
+            asked,
+            remembered.read(),
+            say,
+            can_date=lambda: _uv_binary() is not None,
+            chooses_python=False,
+        )
+        (place, packages), wanted = first_built(found, built)
+        remembered.keep(wanted)
+        differences += wanted.differences
         differences.append(f"in the image {self._image.name}, {self._image.id}")
         write_got(folder, differences, f"Python {self._inside}", packages)
         return (
@@ -166,10 +184,10 @@ class ContainerEnvironment:
             f"building an environment for {specification.path.name} in a container of {self._image.name}, "
             f"{len(specification.lines)} requirements"
         )
-        with _uv_binary() as uv:
-            plans = [*self._plans(specification, as_of, place, uv)]
-            seen = [*mount(place, _THERE), *([] if uv is None else mount(uv, _UV, readonly=True))]
-            done = self._run([*seen, *_network_variables()], self._inside.python, _BUILD, json.dumps(plans))
+        uv = _uv_binary()
+        plans = [*self._plans(specification, as_of, place, uv)]
+        seen = [*mount(place, _THERE), *([] if uv is None else mount(uv, _UV, readonly=True))]
+        done = self._run([*seen, *_network_variables()], self._inside.python, _BUILD, json.dumps(plans))
         with log.open("a", encoding="utf-8") as file:
             file.write(done.stdout + done.stderr)
         if done.returncode != 0:
@@ -210,18 +228,12 @@ class ContainerEnvironment:
             yield commands if specification.lines else commands[:1]
 
     def _check_imports(self, specification: Specification, place: Path, site_packages: Path) -> None:
-        asked = {entry.requirement.name for entry in specification.entries if entry.requirement is not None}
-        modules = modules_of(site_packages, asked)
+        modules = interpreters.modules(str(site_packages), named_packages(specification))
         if not modules:
             return
-        tried = self._run(
-            self.seen(place), f"{_THERE}/venv/bin/python", "".join(f"import {module}\n" for module in modules)
-        )
+        tried = self._run(self.seen(place), f"{_THERE}/venv/bin/python", import_script(modules))
         if tried.returncode != 0:
-            said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-            raise EnvironmentUnusable(
-                f"the packages of {specification.path.name} were installed, but cannot be imported: {said}"
-            )
+            raise import_failed(specification, tried.stderr)
 
     def _run(self, options: Sequence[str], python: str, script: str, *more: str) -> Any:
         command = ["run", "--rm", *self._arguments, *options, "--env", "HOME=/tmp", "--entrypoint", python]
@@ -231,15 +243,14 @@ class ContainerEnvironment:
         )
 
 
-@contextlib.contextmanager
-def _uv_binary() -> Iterator[Path | None]:
+def _uv_binary() -> Path | None:
     """The program uv of this machine, where it is installed."""
     found = shutil.which("uv")
     with contextlib.suppress(ImportError, FileNotFoundError):
         from uv import find_uv_bin
 
         found = find_uv_bin()
-    yield None if found is None else Path(found)
+    return None if found is None else Path(found)
 
 
 def _network_variables() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +110,7 @@ class Image:
         digest = _id_of(program, name)
         if not digest:
             say("building the image of the Dockerfile")
-            with tempfile.TemporaryDirectory(prefix="stoker-image-") as context:
-                built = program.call("build", "-t", name, "-f", str(dockerfile), context, timeout_s=None)
+            built = program.build(name, dockerfile)
             with (environment / "build.log").open("a", encoding="utf-8") as log:
                 log.write(built.stdout + built.stderr)
             digest = _id_of(program, name) if built.returncode == 0 else ""

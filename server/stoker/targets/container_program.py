@@ -7,7 +7,8 @@ import io
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,9 +17,9 @@ from stoker.runs.failures import FailureCode, RunFailure
 from stoker.targets.container_settings import PROGRAMS
 from stoker.targets.engine import EngineFailure
 
-__all__ = ["ENGINE_VARIABLE", "ContainerProgram", "last_line", "mount"]
+__all__ = ["Asked", "ContainerProgram", "last_line", "mount"]
 
-ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
+_ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
 """Names the program that starts containers, where no target does."""
 _ANSWER_S: Final = 60.0
 _FACTS: Final = {
@@ -32,6 +33,8 @@ _HINTS: Final = {
 _NOT_ALLOWED: Final = (
     "let yourself use it, as by 'sudo usermod -aG docker $USER' and a new login, or name podman as the engine"
 )
+Asked = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+"""Runs a command to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,32 @@ class ContainerProgram:
         Raises:
             EngineFailure: There is none, or it does not answer.
         """
-        wanted = wanted or environ.get(ENGINE_VARIABLE, "")
+        return cls.answering(
+            wanted or environ.get(_ENGINE_VARIABLE, ""),
+            lambda name: shutil.which(name, path=environ.get("PATH")),
+            _asked,
+        )
+
+    @classmethod
+    def answering(cls, wanted: str, which: Callable[[str], str | None], asked: Asked) -> ContainerProgram:
+        """Return the one that is wanted, else the first that answers, on whichever machine.
+
+        Args:
+            wanted: `docker` or `podman`; empty is either.
+            which: Finds a program there; None is nowhere.
+            asked: Runs a command there.
+
+        Raises:
+            EngineFailure: There is none, or it does not answer.
+        """
         reasons = []
         for name in (wanted,) if wanted else PROGRAMS:
-            path = shutil.which(name, path=environ.get("PATH"))
+            path = which(name)
             if path is None:
                 if wanted:
                     reasons.append((f"{name} is not on the PATH", "install it, or name another engine"))
                 continue
-            found = cls._answering(path)
+            found = cls._answering(path, asked)
             if isinstance(found, ContainerProgram):
                 return found
             reasons.append(found)
@@ -81,13 +101,13 @@ class ContainerProgram:
         message = "; ".join(message for message, _ in reasons)
         raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message, reasons[0][1]))
 
-    @classmethod
-    def _answering(cls, path: str) -> ContainerProgram | tuple[str, str]:
+    @staticmethod
+    def _answering(path: str, asked: Asked) -> ContainerProgram | tuple[str, str]:
         """The program at a path, or what it says instead, and what to do."""
         name = Path(path).name
         try:
-            kind = "podman" if "podman" in _asked([path, "--version"]).stdout.lower() else "docker"
-            answer = _asked([path, "info", "--format", _FACTS[kind]])
+            kind = "podman" if "podman" in asked([path, "--version"]).stdout.lower() else "docker"
+            answer = asked([path, "info", "--format", _FACTS[kind]])
         except (OSError, subprocess.SubprocessError) as error:
             return f"{name} does not answer: {error}", _HINTS.get(name, "")
         version, _, more = answer.stdout.strip().partition(" ")
@@ -95,7 +115,7 @@ class ContainerProgram:
             said = last_line(answer.stderr) or f"it ended with status {answer.returncode}"
             hint = _NOT_ALLOWED if "permission denied" in said.lower() else _HINTS[kind]
             return f"{name} does not answer: {said}", hint
-        return cls(path, kind, version, "rootless" in more)
+        return ContainerProgram(path, kind, version, "rootless" in more)
 
     def call(
         self,
@@ -125,11 +145,19 @@ class ContainerProgram:
 
     def user(self) -> list[str]:
         """The arguments by which what a container writes belongs to the user who runs this process."""
-        if os.geteuid() == 0 or (self.rootless and self.kind == "docker"):
+        return self._as_user(os.geteuid(), os.getegid())
+
+    def _as_user(self, user: int, group: int) -> list[str]:
+        if user == 0 or (self.rootless and self.kind == "docker"):
             return []
         # Podman of a user: the same number inside as outside.
         same = ["--userns", "keep-id"] if self.rootless else []
-        return [*same, "--user", f"{os.geteuid()}:{os.getegid()}"]
+        return [*same, "--user", f"{user}:{group}"]
+
+    def build(self, name: str, dockerfile: Path) -> subprocess.CompletedProcess[str]:
+        """Build an image of a Dockerfile alone: nothing else is in its folder."""
+        with tempfile.TemporaryDirectory(prefix="stoker-image-") as context:
+            return self.call("build", "-t", name, "-f", str(dockerfile), context, timeout_s=None)
 
     def gpus(self) -> list[str]:
         """The arguments by which a container sees the GPUs of this machine."""

@@ -14,6 +14,7 @@ from stoker.targets.capacity import Capacity, machine_capacity
 from stoker.targets.container_settings import CONTAINER_KEYS, check_container_keys
 
 __all__ = [
+    "AMLCOMPUTE",
     "DOCKER",
     "LOCAL",
     "SSH",
@@ -36,19 +37,39 @@ DOCKER: Final = "docker"
 SSH: Final = "ssh"
 """The type of a machine that is reached by SSH."""
 
+AMLCOMPUTE: Final = "amlcompute"
+"""The type of a cluster of Azure's, for which the cores and GPUs of this machine stand."""
+
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
+    AMLCOMPUTE: frozenset({"type", "max_nodes", "min_nodes"}),
     LOCAL: frozenset({"type", "cores", "gpus", "shared_directory"}),
     DOCKER: frozenset({"type", *CONTAINER_KEYS}),
     SSH: frozenset(
-        {"type", "cores", "gpus", "address", "port", "username", "key_file", "host_key", "folder", "python"}
+        {
+            *(
+                "type",
+                "cores",
+                "gpus",
+                "address",
+                "port",
+                "username",
+                "key_file",
+                "host_key",
+                "folder",
+                "python",
+            ),
+            *("containers", *CONTAINER_KEYS),
+        }
     ),
 }
 """The keys of each type's files; those of what can be attached are options of `stoker targets attach TYPE`."""
 
 _SECRETS: Final[Mapping[str, frozenset[str]]] = {SSH: frozenset({"password", "passphrase"})}
-_NUMBERS: Final = frozenset({"cores", "port"})
+_NUMBERS: Final = frozenset({"cores", "max_nodes", "min_nodes", "port"})
 _LISTS: Final = frozenset({"gpus", "volumes", "arguments"})
-_HERE: Final = frozenset({LOCAL, DOCKER})
+_FLAGS: Final = frozenset({"containers"})
+_FLAG_WORDS: Final = {"true": True, "false": False}
+_HERE: Final = frozenset({AMLCOMPUTE, LOCAL, DOCKER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +78,7 @@ class Target:
 
     Attributes:
         name: Its name.
-        type: What it is: `local`, `docker`, `ssh`.
+        type: What it is: `local`, `docker`, `ssh`, `amlcompute`.
         settings: What its file says besides.
     """
 
@@ -73,12 +94,12 @@ class Target:
     @property
     def has_containers(self) -> bool:
         """Whether its runs are in containers, whose image they may name."""
-        return self.type == DOCKER
+        return self.type == DOCKER or bool(self.settings.get("containers", "image" in self.settings))
 
     @property
     def pool(self) -> str:
-        """The name under which its runs share what there is: containers share this machine with its own runs."""
-        return LOCAL if self.type == DOCKER else self.name
+        """The name under which its runs share what there is: this machine's share it with its own runs."""
+        return LOCAL if self.type in _HERE else self.name
 
     @property
     def capacity(self) -> Capacity | None:
@@ -111,15 +132,15 @@ def find_target(targets_dir: Path, name: str) -> Target:
 
     content = read_yaml(path, f"compute target {name}", "the settings of a compute target")
     kind, settings = checked_settings(path, content)
-    if kind == DOCKER:
+    if kind in _HERE and name != LOCAL:
         shared = find_target(targets_dir, LOCAL).settings
         settings = {**{key: shared[key] for key in ("cores", "gpus") if key in shared}, **settings}
     return Target(name, kind, settings)
 
 
 def attachable() -> list[str]:
-    """The types of which there can be several, in alphabetical order."""
-    return sorted(kind for kind in _KEYS if kind != LOCAL)
+    """The types that runs are sent to, in alphabetical order."""
+    return sorted({DOCKER, SSH})
 
 
 def keys_of(kind: str) -> list[str]:
@@ -138,6 +159,8 @@ def read_value(key: str, text: str) -> Any:
     Raises:
         InvalidSettings: It has to be a number, and is none.
     """
+    if key in _FLAGS and text in _FLAG_WORDS:
+        return _FLAG_WORDS[text]
     if key in _LISTS:
         return [part.strip() for part in text.split(",") if part.strip()]
     if key not in _NUMBERS:
@@ -173,11 +196,24 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
         raise InvalidSettings(
             f"{path}: gpus is {gpus!r}, and has to be a list of their numbers or UUIDs, each once"
         )
+    if kind == AMLCOMPUTE:
+        _check_nodes(path, content)
+    if not isinstance(content.get("containers", True), bool):
+        raise InvalidSettings(f"{path}: containers is {content['containers']!r}, and can be true or false")
     try:
         check_container_keys(content)
     except InvalidSettings as error:
         raise InvalidSettings(f"{path}: {error}") from None
     return kind, {key: value for key, value in content.items() if key != "type"}
+
+
+def _check_nodes(path: Path, content: Mapping[str, Any]) -> None:
+    least, most = content.get("min_nodes", 0), content.get("max_nodes")
+    for key, value, from_ in (("min_nodes", least, 0), ("max_nodes", most, 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < from_:
+            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a number from {from_} up")
+    if most < least:
+        raise InvalidSettings(f"{path}: max_nodes is {most}, less than min_nodes, {least}")
 
 
 def list_targets(targets_dir: Path) -> list[str]:

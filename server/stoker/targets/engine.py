@@ -27,6 +27,7 @@ __all__ = [
     "Job",
     "Learning",
     "Presence",
+    "Pruning",
     "Say",
     "Sight",
     "Unreachable",
@@ -206,5 +207,25 @@ class Building(Protocol):
         Raises:
             EngineFailure: The machine cannot be used.
             EnvironmentUnusable: It cannot be had.
+        """
+        ...
+
+
+@runtime_checkable
+class Pruning(Protocol):
+    """An engine whose machine keeps environments that nobody but its runs uses."""
+
+    def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
+        """Remove the environments that no run was given for a time, and in which no process is.
+
+        Args:
+            unused_s: The time.
+            remove: Whether they are removed, or only told of.
+
+        Returns:
+            Of each its name, the seconds since it was last used, and the bytes that it takes.
+
+        Raises:
+            EngineFailure: The machine cannot be used.
         """
         ...

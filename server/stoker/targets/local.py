@@ -65,10 +65,11 @@ class LocalEngine:
             private_folder(job.place)
             if (job.place / "start.json").exists():
                 return
+            asked = AskedEnvironment.from_json(job.record.definition.environment)
             try:
-                built = self._environment(job, say)
+                built = self._environment(asked, job, say)
             except EnvironmentUnusable as error:
-                raise EngineFailure(environment_failure(error)) from error
+                raise EngineFailure(environment_failure(error, asked)) from error
             work = working_directory(job)
             resume_from = work / "outputs" if job.attempt > 1 else job.resume_from
             content = start_content(
@@ -81,8 +82,7 @@ class LocalEngine:
             )
             write_start(job, content)
 
-    def _environment(self, job: Job, say: Say) -> RunEnvironment:
-        asked = AskedEnvironment.from_json(job.record.definition.environment)
+    def _environment(self, asked: AskedEnvironment, job: Job, say: Say) -> RunEnvironment:
         if asked.kind == "user":
             return user_managed(asked, job.folder.environment)
         # Not above: the libraries that read environment files take longer to import than all the rest.

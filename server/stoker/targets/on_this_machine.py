@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.names import name_from_file
 from stoker.runs.failures import FailureCode, RunFailure
@@ -109,11 +110,12 @@ def as_failure(what: str) -> Iterator[None]:
         raise EngineFailure(failure) from error
 
 
-def environment_failure(error: EnvironmentUnusable) -> RunFailure:
-    """What a run gets whose packages cannot be had."""
-    return RunFailure(
-        FailureCode.ENVIRONMENT_UNUSABLE,
-        str(error),
-        "change the environment file, name a date with --as-of at which its packages fitted together, or take "
-        "today's versions with --environment relaxed",
+def environment_failure(error: EnvironmentUnusable, asked: AskedEnvironment) -> RunFailure:
+    """What a run gets whose packages, or whose interpreter, cannot be had."""
+    hint = (
+        "name another interpreter with --python, or none for that of Stoker"
+        if asked.kind == "user"
+        else "change the environment file, name a date with --as-of at which its packages fitted together, or take "
+        "today's versions with --environment relaxed"
     )
+    return RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)

@@ -23,7 +23,6 @@ def start_content(
     resume_from: PurePath | None = None,
     variables: Mapping[str, str] | None = None,
     lease_s: float | None = None,
-    inputs: Mapping[str, PurePath] | None = None,
     shared_directory: PurePath | None = None,
 ) -> dict[str, Any]:
     """Return the content of `start.json` for an attempt whose processes all run on one machine.
@@ -35,11 +34,10 @@ def start_content(
         resume_from: From which folder there it goes on.
         variables: Environment variables besides those that were asked for.
         lease_s: How long the script may go on without a word from the runner; None is for ever.
-        inputs: Where the data is there, by name; None is where it is on this machine.
         shared_directory: The folder there that runs of one experiment share.
     """
     definition = job.record.definition
-    places = {name: str(path) for name, path in (definition.inputs if inputs is None else inputs).items()}
+    places = {name: str(path) for name, path in definition.inputs.items()}
     arguments = [_with_places(argument, places) for argument in definition.arguments]
     if definition.resume_from and resume_from is not None:
         arguments += ["--resume-from", str(resume_from)]

@@ -11,7 +11,6 @@ from typing import Any
 import joblib
 import pandas as pd
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from stoker.azure.automl import log_server, logging_utilities, telemetry
 from stoker.errors import LoadFailed
@@ -29,6 +28,9 @@ Load = Callable[[str], Runtime]
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """Load one of the scripts with the model `model.pkl`."""
+    # Here, as each test process imports this file, whichever tests it runs.
+    from sklearn.linear_model import LogisticRegression
+
     monkeypatch.setattr(os, "environ", {**os.environ, "AZUREML_MODEL_DIR": str(tmp_path)})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(Watchdog, "start", lambda self: None)

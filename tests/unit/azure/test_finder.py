@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PROGRAM_S
 
 import stoker.azure
 from stoker.azure import finder
@@ -81,7 +82,7 @@ assert "pandas" not in sys.modules
 assert Model is same
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=PROGRAM_S
     )
     assert done.returncode == 0, done.stderr
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import pytest
+from tests.patience import PROGRAM_S
 
 from stoker.azure.inference_schema.parameter_types.pandas_parameter_type import PandasParameterType
 from stoker.azure.inference_schema.parameter_types.spark_parameter_type import SparkParameterType
@@ -221,7 +222,7 @@ for name in stoker.azure.finder.IMPORTS:
 assert not {"pandas", "pyspark"} & set(sys.modules)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=PROGRAM_S
     )
     assert done.returncode == 0, done.stderr
 
@@ -313,8 +314,9 @@ JSON_ROW = {
 }
 
 
-def test_spark_that_is_not_installed() -> None:
+def test_spark_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to do."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ImportError, match="needs pyspark, which is not installed; add pyspark"):
         SparkParameterType(object())
 

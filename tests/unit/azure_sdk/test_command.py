@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tests.patience import PROGRAM_S
+
+from stoker.azure.__main__ import main
+
 SCRIPT = """
 import sys
 from azureml.core import Workspace
@@ -24,7 +29,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_S,
     )
 
 
@@ -57,3 +62,21 @@ def test_how_packages_are_had_can_be_said(tmp_path: Path) -> None:
         2,
         "python -m stoker.azure: --environment can be exact, relaxed, here\n",
     )
+
+
+def test_an_exception_is_shown_from_the_script_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Python shows it, without the frames that run the script."""
+    script = tmp_path / "deploy.py"
+    script.write_text("\n1 / 0\n")
+    monkeypatch.setattr(sys, "argv", ["stoker.azure", str(script)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ZeroDivisionError) as raised:
+        main()
+    # What Python has on top of it is how a script is run, and not a test.
+    frames = next(entry for entry in raised.traceback if entry.path.name == "__main__.py")._rawentry
+    sys.excepthook(raised.type, raised.value.with_traceback(frames), frames)
+    begins = f'Traceback (most recent call last):\n  File "{script}", line 2, in <module>\n'
+    assert capsys.readouterr().err.startswith(begins)

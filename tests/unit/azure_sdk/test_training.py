@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,7 @@ from stoker.launch.submission import Request
 from stoker.runs.failures import RunFailure
 from stoker.runs.folder import RunFolder
 from stoker.runs.states import RunState, Status
+from stoker.runs.store import RunStore
 
 Asked = Callable[..., Request]
 
@@ -246,6 +248,39 @@ def test_a_notebooks_run_has_what_was_logged(ws: Workspace, ended: Run, tmp_path
         Run.get(ws, "digits_1_00000000")
     with pytest.raises(NotOffered, match="start_logging"):
         ended.log("x", 1)
+
+
+def test_runs_are_found_by_what_they_are(ws: Workspace, ended: Run) -> None:
+    """By tag, property, status, and as parts of others, the last one first; metrics with those of the parts."""
+    experiment = Experiment(ws, "digits")
+    with experiment.start_logging() as parent:
+        parent.log("loss", 1)
+    for number in (1, 2):
+        record = dataclasses.replace(
+            parent.folder.record(),
+            id=f"digits_1_{number:08x}",
+            created_ms=parent.folder.record().created_ms + number,
+            parent=parent.id if number == 1 else "digits_1_00000001",
+        )
+        RunStore(ws.local.runs_dir).create(record, RunState(Status.CANCELED, reason="by its user"))
+    parent = Run.get(ws, parent.id)
+    child = next(parent.get_children())
+    assert [run.id for run in parent.get_children(recursive=True)] == [
+        "digits_1_00000001",
+        "digits_1_00000002",
+    ]
+    assert (child.parent.id, child.display_name, child.number) == (parent.id, child.id, 3)
+    assert [run.id for run in experiment.get_runs()] == [parent.id, ended.id]
+    assert len(list(Run.list(experiment, include_children=True, status="Canceled"))) == 2
+    assert list(experiment.get_runs(properties={"none": 1})) == []
+    assert parent.get_metrics("loss", recursive=True) == {"loss": 1, child.id: {}}
+    assert parent.parent is None
+    child.tag("seen")
+    assert (child.get_tags(), child.get_properties()) == ({"seen": ""}, child.properties)
+    assert child.get_detailed_status() == {"status": "Canceled", "details": ["by its user"]}
+    assert parent.get_details_with_logs()["logFiles"] == {}
+    assert repr(child).endswith("Id: digits_1_00000001, Status: Canceled)")
+    assert child.get_portal_url() == child.folder.path.as_uri()
 
 
 def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.live_server import wait_until
+from tests.patience import PATIENCE_S
 from tests.tiny_packages import write_wheel
 
 from stoker.environments import build, installers
@@ -202,13 +203,13 @@ def test_two_processes_build_an_environment_once(ask: Ask, home: Path) -> None:
 
     thread = threading.Thread(target=second)
     thread.start()
-    assert waits.wait(30)
+    assert waits.wait(PATIENCE_S)
     folder = home / key
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "venv" / "bin" / "python").symlink_to(sys.executable)
     (folder / "manifest.json").write_text('{"packages": {"made-by": "1"}}')
     os.close(lock)
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert [dict(environment.packages) for environment in got] == [{"made-by": "1"}]
 
 
@@ -275,6 +276,19 @@ def test_pip_builds_where_there_is_no_uv(ask: Ask, home: Path, monkeypatch: pyte
     assert environment.packages["tiny-package"] == "2.0"
     program = "import json, tiny_package, tqdm; print(json.dumps([tiny_package.VERSION, tqdm.VERSION]))"
     assert run_in(environment, program) == ["2.0", "0.0.1"]
+
+
+@pytest.mark.parametrize("command", [("uv",), None], ids=["uv", "pip"])
+def test_installers_do_not_see_what_leads_elsewhere(
+    command: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the paths of the server's own Python nor another place to install to; all else is as it was."""
+    for name in installers.FOREIGN_VARIABLES:
+        monkeypatch.setenv(name, "elsewhere")
+    monkeypatch.setenv("OF_THE_OPERATOR", "kept")
+    variables = installers.Installer(command).variables()
+    assert not set(installers.FOREIGN_VARIABLES) & set(variables)
+    assert variables["OF_THE_OPERATOR"] == "kept"
 
 
 def test_a_python_in_which_the_server_does_not_run_is_not_used(

@@ -278,3 +278,23 @@ def test_options_of_pip_become_arguments_of_uv(tmp_path: Path) -> None:
     assert pip.requirements(["six"], options) == "".join(f"{line}\n" for line in (*options, "six"))
     command = " ".join(uv.installation(tmp_path, tmp_path / "r.txt", options))
     assert "--prerelease allow --allow-insecure-host index.example --requirement" in command
+
+
+def test_an_installer_that_goes_on_is_told_with_its_last_line(tmp_path: Path) -> None:
+    """Packages of some GB take minutes; what it has printed in all is there in the end, errors too."""
+    told, seen = list[str](), tmp_path / "seen"
+
+    def lasts(line: str) -> None:
+        told.append(line)
+        if line == "Downloading tensorflow":
+            seen.touch()
+
+    waits = (
+        "import os, sys\nprint('Resolved')\nprint('Downloading tensorflow', file=sys.stderr, flush=True)\n"
+    )
+    waits += f"while not os.path.exists({str(seen)!r}): pass\nprint('Installed')\nsys.exit(3)"
+    with (tmp_path / "lock").open("w") as lock:
+        command = [sys.executable, "-u", "-c", waits]
+        done = installers.Installer(None).run(command, lock.fileno(), tmp_path, lasts, look_s=0.01)
+    assert "Downloading tensorflow" in told
+    assert (done.returncode, done.stdout) == (3, "Resolved\nDownloading tensorflow\nInstalled\n")

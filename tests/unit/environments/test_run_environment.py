@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.environments import run_environment
+from stoker.environments import dated, run_environment
 from stoker.environments.asked import AskedEnvironment, user_managed
 from stoker.environments.discovery import read_environment
 from stoker.environments.interpreters import Interpreter
@@ -65,8 +65,11 @@ def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
     other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     other.chmod(0o755)
     assert user_managed(AskedEnvironment(python=str(other)), tmp_path / "b").interpreter == other
-    with pytest.raises(EnvironmentUnusable, match="cannot be run"):
+    with pytest.raises(EnvironmentUnusable, match=r"^there is no interpreter .*/none$"):
         user_managed(AskedEnvironment(python=str(tmp_path / "none")), tmp_path / "c")
+    other.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(EnvironmentUnusable, match="/python cannot be run"):
+        user_managed(AskedEnvironment(python=str(other)), tmp_path / "d")
 
 
 class Commands:
@@ -75,6 +78,11 @@ class Commands:
     def __init__(self, packages: dict[str, str], status: int = 0) -> None:
         self.packages, self.status = packages, status
         self.seen: list[list[str]] = []
+
+    def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Run what the installer would, and the trial of what was installed."""
+        monkeypatch.setattr(run_environment.Installer, "run", lambda _, command, *rest: self(command))
+        monkeypatch.setattr(run_environment.subprocess, "run", self)
 
     def __call__(self, command: list[Any], **_: Any) -> "subprocess.CompletedProcess[str]":
         words = [str(word) for word in command]
@@ -99,7 +107,7 @@ class Commands:
 def prepared(
     tmp_path: Path, asked: AskedEnvironment, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    monkeypatch.setattr(run_environment.subprocess, "run", commands)
+    commands.take_over(monkeypatch)
     folder = tmp_path / "run" / "environment"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "asked.txt").write_text("six==1.16.0\nazureml-defaults\n")
@@ -148,8 +156,8 @@ def test_pins_that_fit_nothing_today_are_had_as_of_their_date(
             return super().__call__(command, **more)
 
     asked = AskedEnvironment("exact", file="asked.txt")
-    monkeypatch.setattr(run_environment, "date_of_pins", lambda _: date(2021, 8, 3))
-    monkeypatch.setattr(run_environment, "python_of_date", lambda _: sys.version_info.minor)
+    monkeypatch.setattr(dated, "date_of_pins", lambda _: date(2021, 8, 3))
+    monkeypatch.setattr(dated, "python_of_date", lambda _: sys.version_info.minor)
     commands = Then({"six": "1.16.0"})
     said = prepared(tmp_path, asked, commands, monkeypatch)
     assert any("trying once more as of 2021-08-03" in line for line in said)
@@ -158,7 +166,7 @@ def test_pins_that_fit_nothing_today_are_had_as_of_their_date(
     count = len(commands.seen)
     prepared(tmp_path, asked, commands, monkeypatch)
     assert len(commands.seen) == count
-    monkeypatch.setattr(run_environment, "date_of_pins", lambda _: None)
+    monkeypatch.setattr(dated, "date_of_pins", lambda _: None)
     with pytest.raises(EnvironmentUnusable, match="cannot be imported"):
         prepared(tmp_path / "other", asked, Commands({"six": "1"}, status=1), monkeypatch)
 
@@ -178,7 +186,7 @@ def test_relaxed_brings_the_keras_that_was_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, packages: list[str]
 ) -> None:
     """Scripts from before Keras 3 find Keras 2, by a variable that is set where its package is there."""
-    monkeypatch.setattr(run_environment.subprocess, "run", Commands(dict.fromkeys(packages, "1")))
+    Commands(dict.fromkeys(packages, "1")).take_over(monkeypatch)
     folder = tmp_path / "run" / "environment"
     folder.mkdir(parents=True)
     (folder / "asked.txt").write_text(f"{line}\n")

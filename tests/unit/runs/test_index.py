@@ -53,6 +53,34 @@ def test_only_what_has_changed_is_read_again(
     assert sorted(read) == sorted([ended.id, running.id])
 
 
+def test_metrics_are_read_for_those_who_ask_for_them(
+    index: RunIndex, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for a plain list; of those that are listed, once of what has ended, and each time of what goes on."""
+    ended = make_run(1, metrics=measured(loss=1))
+    running = make_run(2, metrics=measured(loss=2), status=Status.RUNNING)
+    read: list[str] = []
+    measure: Callable[..., object] = index_module.measured
+    monkeypatch.setattr(
+        index_module,
+        "measured",
+        lambda files: read.extend(path.parents[2].name for path in files) or measure(files),
+    )
+    assert len(index.runs()) == index.count() == 2
+    assert index.going_on() == [running.id]
+    assert read == []
+    assert [run.metrics["loss"].last for run in index.runs(metrics=["loss"], limit=1)] == [2]
+    assert read == [running.id]
+    read.clear()
+    for _ in range(2):
+        assert [run.metrics["loss"].last for run in index.runs(metrics=["loss"])] == [2, 1]
+    assert read == [running.id, ended.id, running.id]
+    read.clear()
+    assert index.rebuild() == 2
+    assert index.metric_names("digits") == ["loss"]
+    assert read == [running.id, ended.id, running.id]
+
+
 def test_a_command_looks_for_changes_once(
     store: RunStore, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

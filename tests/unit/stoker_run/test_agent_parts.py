@@ -1,6 +1,7 @@
 """What the agent reads, what it tells the script, and the zip in which it travels."""
 
 import ast
+import io
 import json
 import subprocess
 import sys
@@ -158,6 +159,15 @@ def test_the_zip_is_small_and_the_same_each_time(tmp_path: Path) -> None:
         [sys.executable, "-I", tmp_path / "one.zip", "check"], capture_output=True, check=True, cwd=tmp_path
     )
     assert json.loads(done.stdout)["version"] == stoker_run.__version__
+
+
+def test_what_is_unpacked_is_what_the_zip_holds(tmp_path: Path) -> None:
+    """Without making one first."""
+    archive.unpack(tmp_path / "agent")
+    with zipfile.ZipFile(io.BytesIO(archive.archive_bytes())) as found:
+        wanted = {name: found.read(name) for name in found.namelist()}
+    unpacked = (path for path in (tmp_path / "agent").rglob("*") if path.is_file())
+    assert {str(path.relative_to(tmp_path / "agent")): path.read_bytes() for path in unpacked} == wanted
 
 
 @pytest.mark.parametrize(

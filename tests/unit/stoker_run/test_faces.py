@@ -256,3 +256,40 @@ def test_a_relaxed_run_has_numpys_old_names(
         "stoker_run: numpy 2.4 has no numpy.float, numpy.int, numpy.object, numpy.str, numpy.complex; "
         "they are there for this run\n"
     )
+
+
+def test_outside_of_a_run_what_is_said_of_one_is_known_afterwards(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Status, labels, children and metrics, so a script that asks for them goes on as it would in a run."""
+    offline = OfflineRun()
+    with offline.child_run("part") as part:
+        part.log_table("table", {"a": [1, 2]})
+    assert part.id == f"{offline.id}.part"
+    assert list(offline.get_children()) == [part]
+    said = [f"[START] Run {part.id} context", "Attempted to log table metric table:", "{'a': [1, 2]}"]
+    assert capsys.readouterr().out.splitlines() == [*said, f"[STOP] Run {part.id} context"]
+    offline.set_tags({"a": "1", "b": "2"})
+    offline.remove_tags(["b", "none"])
+    offline.add_properties({"origin": "here"})
+    offline.add_properties({"origin": "there"})
+    assert (offline.tags, offline.properties) == ({"a": "1"}, {"origin": "here"})
+    offline.upload_files(["x", "y"], ["x.txt", "y.txt"])
+    offline.upload_folder("z", "folder")
+    offline.flush()
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "Attempted to track file x at x.txt",
+        "Attempted to track file y at y.txt",
+        "Attempted to track folder z at folder",
+        f"Attempted to flush run with id {offline.id}",
+    ]
+    assert part.get_metrics("table") == {"table": {"a": [1, 2]}}
+    assert part.get_metrics("none") == {}
+    assert offline.get_status() == "Running"
+    for end, status in ((offline.cancel, "Canceled"), (offline.complete, "Completed")):
+        end()
+        assert offline.get_status() == status
+    offline.fail("no data", error_code=3)
+    assert offline.status == "Failed"
+    assert capsys.readouterr().out == "Run failed with error code 3:\nno data\n"
+    assert repr(offline) == f"OfflineRun(id={offline.id!r})"

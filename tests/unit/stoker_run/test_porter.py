@@ -1,17 +1,22 @@
 """What an engine on another machine has done here: files that come and go, looks, locks."""
 
+import errno
 import hashlib
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from stoker_run.luggage import Luggage
 from stoker_run.porter import Porter
 
-ATTEMPT = {"run": "e_1_0000000a", "attempt": 1}
+ATTEMPT: dict[str, Any] = {"run": "e_1_0000000a", "attempt": 1}
 
 
 def content_of(data: bytes) -> str:
@@ -21,6 +26,57 @@ def content_of(data: bytes) -> str:
 @pytest.fixture
 def porter(tmp_path: Path) -> Porter:
     return Porter(tmp_path)
+
+
+class Served:
+    """A porter in a process of its own, as an engine talks to one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        code = "import sys; from stoker_run.porter import serve; serve(sys.argv[1])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, folder], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def send(self, sent: bytes) -> None:
+        """Write some bytes, which need not be a frame."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(sent)
+
+    def ask(self, data: bytes = b"", **asked: Any) -> tuple[dict[str, Any], bytes]:
+        """Have one thing done."""
+        self.send(framed(data, **asked))
+        return self.answer()
+
+    def answer(self) -> tuple[dict[str, Any], bytes]:
+        """The next answer."""
+        assert self.process.stdout is not None
+        length, size = map(int, self.process.stdout.readline().split())
+        content = b""
+        while len(content) < length + size:
+            content += self.process.stdout.read(length + size - len(content))
+        return json.loads(content[:length]), content[length:]
+
+    def hang_up(self) -> int:
+        """Be gone; returns the exit status of the porter."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(PATIENCE_S)
+
+
+def framed(data: bytes = b"", **asked: Any) -> bytes:
+    """A request as it travels."""
+    content = json.dumps(asked).encode("ascii")
+    return b"%d %d\n" % (len(content), len(data)) + content + data
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """One that nobody asks at the end."""
+    served = Served(tmp_path)
+    with served.process as process:
+        yield served
+        process.kill()
 
 
 def test_a_folder_is_made_of_contents_that_are_kept(porter: Porter, tmp_path: Path) -> None:
@@ -36,7 +92,7 @@ def test_a_folder_is_made_of_contents_that_are_kept(porter: Porter, tmp_path: Pa
     porter.do({"op": "keep", "content": content, "offset": 2, "size": 3}, b"e")
     assert porter.do({"op": "tree", "tree": "t"}, listing)[0] == {"missing": []}
     assert porter.do({"op": "restore", "tree": "t", "name": "work", **ATTEMPT}, b"")[0] == {"done": True}
-    work = tmp_path / "runs" / ATTEMPT["run"] / "1" / "work"  # type: ignore[operator]
+    work = tmp_path / "runs" / ATTEMPT["run"] / "1" / "work"
     assert sorted(Luggage.entries(work)) == [
         ["d", "deep"],
         ["d", "empty"],
@@ -103,3 +159,108 @@ def test_nothing_of_an_attempt_is_left(porter: Porter, tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "e_1_0000000a" / "2").is_dir()
     porter.do({"op": "clean", "run": "e_1_0000000a", "attempt": 2}, b"")
     assert not (tmp_path / "runs" / "e_1_0000000a").exists()
+
+
+def test_only_environments_that_nobody_uses_go(porter: Porter, tmp_path: Path) -> None:
+    """Not what a run was given of late, what a process is in, what is being built, or what is locked."""
+    homes = {name: tmp_path / "environments" / name for name in ("building", "busy", "locked", "old", "used")}
+    for name, home in homes.items():
+        (home / "venv").mkdir(parents=True)
+        (home / "venv" / "big").write_bytes(b"x" * 8192)
+        if name != "building":
+            (home / "manifest.json").write_text("{}")
+            os.utime(home / "manifest.json", (1, 1))
+    porter.do({"op": "get", "name": "environments/used/manifest.json"}, b"")
+    assert Porter(tmp_path).do({"op": "lock", "name": "locked"}, b"")[0] == {"taken": True}
+    variables = {"VIRTUAL_ENV": str(homes["busy"] / "venv")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["/bin/cat"], env=variables, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # When the program has begun, its variables can be read; not yet when its process has.
+        os.write(process.stdin.fileno(), b"begun\n")
+        process.stdout.readline()
+        asked = {"op": "prune", "unused_s": 60.0, "remove": False}
+        ((name, age_s, size_bytes),) = json.loads(porter.do(asked, b"")[1])
+        assert homes["old"].is_dir()
+        porter.do({**asked, "remove": True}, b"")
+        process.communicate(b"")
+    assert (name, age_s > 1e9, size_bytes >= 8192) == ("old", True, True)
+    assert sorted(path.name for path in (tmp_path / "environments").iterdir()) == sorted(
+        homes.keys() - {"old"}
+    )
+
+
+def test_what_an_engine_asks_is_answered_in_order(served: Served) -> None:
+    """However the bytes of requests arrive; what cannot be done is said, and the next thing is done."""
+    whole = framed(b"content", op="put", name="environments/e/manifest.json") + framed(op="ping")
+    served.send(whole[:1])
+    served.send(whole[1:-1])
+    served.send(whole[-1:])
+    assert (served.answer(), served.answer()) == (({}, b""), ({}, b""))
+    assert served.ask(op="get", name="environments/e/manifest.json") == ({"there": True}, b"content")
+    assert served.ask(op="get", name="environments/f/manifest.json") == ({"there": False}, b"")
+    said, _ = served.ask(op="read", name="log", offset=0, size=9, **ATTEMPT)
+    place = served.folder / "runs" / "e_1_0000000a" / "1"
+    assert (said["errno"], said["path"]) == (errno.ENOENT, str(place / "log"))
+    said, _ = served.ask(b"damaged", op="keep", content=content_of(b"whole"), offset=0, size=7)
+    assert said["errno"] is None
+    assert "has come damaged" in said["error"]
+    said, _ = served.ask(op="start", **ATTEMPT)
+    assert said["status"] == 2
+    assert "start.json" in said["said"]
+    command = ["/bin/sh", "-c", "pwd; echo no >&2; exit 3"]
+    asked: dict[str, Any] = {"op": "ask_command", "command": command}
+    assert served.ask(**asked) == ({"status": 3, "complaints": "no\n"}, f"{served.folder}\n".encode())
+    assert served.ask(op="run_command", command=command, without=[])[1].endswith(b"\nno\n")
+    assert served.ask(op="check")[0]["free_bytes"] > 0
+    served.send(whole[:-1])
+    assert served.hang_up() == 0
+
+
+def test_a_command_ends_with_whoever_has_asked_for_it(served: Served, tmp_path: Path) -> None:
+    """Nothing that an engine began goes on when its connection is cut."""
+    os.mkfifo(tmp_path / "begun")
+    command = ["/bin/sh", "-c", "echo $$ > begun; exec sleep 600"]
+    served.send(framed(op="run_command", command=command, without=["HOME"]))
+    number = int((tmp_path / "begun").read_text())
+    assert served.hang_up() == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_files_of_an_attempt_and_of_the_machine_come_and_go(
+    porter: Porter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is listed and read in parts; homes are named from the folder, from `/` or from `~`."""
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    porter.do({"op": "write", "name": "out", **ATTEMPT}, b"one two")
+    assert porter.do({"op": "read", "name": "out", "offset": 4, "size": 9, **ATTEMPT}, b"") == ({}, b"two")
+    place = tmp_path / "runs" / "e_1_0000000a" / "1"
+    (place / "work").mkdir()
+    (place / "work" / "a").write_bytes(b"12")
+    listed = porter.do({"op": "list", "names": ["work", "absent"], **ATTEMPT}, b"")[1]
+    assert json.loads(listed) == {"work": [["f", "a", 2, False]], "absent": []}
+    for name, path in (("environments/e", tmp_path / "environments" / "e"), ("~/e", tmp_path / "me" / "e")):
+        assert porter.do({"op": "home", "name": name}, b"")[0] == {"path": str(path)}
+        assert path.is_dir()
+    porter.do({"op": "remove", "name": "environments/e"}, b"")
+    assert not (tmp_path / "environments" / "e").exists()
+
+
+def test_an_attempt_that_is_not_there_has_ended(porter: Porter) -> None:
+    """It is stopped, swept and removed without a word: an engine asks again when a connection was cut."""
+    assert porter.do({"op": "stop", "grace_s": 0.0, "reason": "canceled", **ATTEMPT}, b"") == ({}, b"")
+    assert porter.do({"op": "sweep", **ATTEMPT}, b"")[0] == {"killed": 0}
+    assert porter.do({"op": "clean", **ATTEMPT}, b"") == ({}, b"")
+
+
+def test_a_lease_is_renewed_where_nothing_new_fits(porter: Porter, tmp_path: Path) -> None:
+    """It is written over, so a run does not end because its machine's disk is full."""
+    place = tmp_path / "runs" / "e_1_0000000a" / "1"
+    place.mkdir(parents=True)
+    (place / "lease.json").write_text('{"renewal": 6}\n')
+    # No file can be made beside it.
+    (place / f"lease.json.{os.getpid()}.tmp").mkdir()
+    porter.do({"op": "look", "offsets": {}, "renewal": 7, **ATTEMPT}, b"")
+    assert (place / "lease.json").read_text() == '{"renewal": 7}\n'

@@ -2,19 +2,22 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stoker.cli import main
 from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.launch.submission import Request, plan
 from stoker.runs.definition import Definition
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState
 from stoker.runs.store import RunStore
-from stoker.targets.attaching import attach, detach
+from stoker.targets.attaching import attach, create, detach
 from stoker.targets.definitions import Target, find_target
 from stoker.targets.engine import EngineFailure
 from stoker.workspace import Workspace
@@ -125,3 +128,78 @@ def test_options_become_the_file(workspace: Workspace, tmp_path: Path) -> None:
         "key_file": str(Path("id").absolute()),
     }
     assert json.loads((workspace.targets_dir / "vm.secret").read_text()) == {"passphrase": "open sesame"}
+
+
+@pytest.mark.parametrize(
+    ("words", "content"),
+    [
+        (["local", "--cores", "1", "--gpus", "0"], {"cores": 1, "gpus": ["0"]}),
+        (
+            ["docker", "box", "--image", "python:3.11", "--volumes", "/a:/b,/c:/d:ro"],
+            {"type": "docker", "engine": "docker", "image": "python:3.11", "volumes": ["/a:/b", "/c:/d:ro"]},
+        ),
+        (["podman", "box", "--memory", "8g"], {"type": "docker", "engine": "podman", "memory": "8g"}),
+        (
+            ["ssh", "vm", "--address", "x", "--containers", "true"],
+            {"type": "ssh", "address": "x", "containers": True},
+        ),
+        (["amlcompute", "c", "--max-nodes", "2"], {"type": "amlcompute", "max_nodes": 2}),
+    ],
+)
+def test_each_type_is_created_once(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], content: Mapping[str, Any]
+) -> None:
+    """Its file says what the options say; there is a word on what to do next, and a second one is refused."""
+    name = words[1] if words[0] != "local" else "local"
+    file = workspace.targets_dir / f"{name}.yaml"
+    assert main(["targets", "create", *words, "--no-check"]) == 0
+    assert yaml.safe_load(file.read_text()) == content
+    assert f"stoker submit --target {name} SCRIPT" in capsys.readouterr().out
+    before = file.read_bytes()
+    assert main(["targets", "create", *words, "--no-check"]) == 2
+    assert f"there is a compute target '{name}' already, {file}" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["podman", "box", "--memory", "1q"], "memory is '1q'"),
+        (
+            ["amlcompute", "c", "--max-nodes", "2", "--min-nodes", "3"],
+            "max_nodes is 2, less than min_nodes, 3",
+        ),
+        (["amlcompute", "c", "--max-nodes", "0"], "max_nodes is 0"),
+        (["ssh", "v/m", "--address", "x"], "cannot be a compute target name"),
+        (["docker", "local"], "local is this machine"),
+    ],
+)
+def test_what_cannot_be_is_not_created(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """By a sentence, with status 2 and nothing written."""
+    assert main(["targets", "create", *words, "--no-check"]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(workspace.targets_dir.glob("*"))
+
+
+def test_what_is_created_is_looked_at(workspace: Workspace) -> None:
+    """What cannot be used leaves no file."""
+    with pytest.raises(EngineFailure, match="cannot be reached"):
+        create(workspace, "vm", {**VM, "address": "gone"}, {}, Puppet)  # type: ignore[arg-type]
+    assert list(workspace.targets_dir.iterdir()) == []
+    assert create(workspace, "vm", VM, {}, Puppet) == ["Python 3.6.15 on gpu"]  # type: ignore[arg-type]
+
+
+def test_this_machine_stands_for_a_cluster(workspace: Workspace, tmp_path: Path) -> None:
+    """Its runs share what the others of this machine share, and have no more nodes than it has."""
+    create(workspace, "local", {"cores": 3, "gpus": ["7"]}, {}, None)
+    create(workspace, "c", {"type": "amlcompute", "max_nodes": 2}, {}, None)
+    cluster = find_target(workspace.targets_dir, "c")
+    assert (cluster.pool, cluster.capacity) == ("local", find_target(workspace.targets_dir, "local").capacity)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "a.py").touch()
+    request = Request(Definition("a.py", target="c", nodes=2), tmp_path / "project")
+    assert plan(request, workspace).target == cluster
+    with pytest.raises(SubmissionRefused, match="3 nodes were asked for, and c has 2"):
+        plan(replace(request, definition=replace(request.definition, nodes=3)), workspace)

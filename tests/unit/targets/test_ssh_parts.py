@@ -1,5 +1,7 @@
 """Parts of the engine for machines by SSH that need no machine."""
 
+import ctypes.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
 from stoker.targets.definitions import Target
 from stoker.targets.engine import EngineFailure, Presence
+from stoker.targets.registry import no_compiler_for_libraries
 from stoker.targets.sights import sight_of
 from stoker.targets.ssh.bootstrap import command, first_line
 from stoker.targets.ssh.collecting import checked_entries
@@ -125,3 +128,14 @@ def test_what_the_agent_says_is_a_sight() -> None:
     assert sight_of({**begun, "sizes": {"log_0.txt": 0}}).started_ms == 5
     assert sight_of(begun).reason == "disk"
     assert sight_of({**begun, "exit": {"started_ms": 5}}).presence is Presence.ENDED
+
+
+def test_no_compiler_is_run_for_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loader does not know is not looked for by making programs, while asyncssh is imported."""
+    looked_for: list[str] = []
+    monkeypatch.setattr(shutil, "which", looked_for.append)
+    with no_compiler_for_libraries():
+        assert ctypes.util.find_library("no-such-library") is None
+    assert looked_for == []
+    ctypes.util.find_library("no-such-library")
+    assert "gcc" in looked_for

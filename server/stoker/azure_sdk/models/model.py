@@ -109,7 +109,8 @@ class Model(installed.Model, UnofferedByModel):
             )
             versions = [model for model in found if version is None or str(model.version) == str(version)]
             if not versions:
-                raise _not_found(workspace, name, version)
+                narrowed = any((tags, properties, run_id, model_framework))
+                raise _not_found(workspace, name, version, narrowed=narrowed)
             _registered = versions[-1].registered
         self._describe(_registered)
 
@@ -342,6 +343,32 @@ class Model(installed.Model, UnofferedByModel):
             deferred.deploying.deploy(workspace.local, plan, overwrite=overwrite)
         return deferred.webservice.Webservice(workspace, name)
 
+    @staticmethod
+    def profile(
+        workspace: Workspace,
+        profile_name: str,
+        models: Sequence[Model],
+        inference_config: InferenceConfig | None,
+        input_dataset: Any,
+        cpu: float | None = None,
+        memory_in_gb: float | None = None,
+        description: str | None = None,
+    ) -> deferred.profile.ModelProfile:
+        """Find out on this machine what a service of the models bears, and with which settings.
+
+        The arguments are those of `deploy`; `input_dataset` has a file that is a request, or is its path, or None for
+        the model's sample. `cpu` and `memory_in_gb` limit nothing here.
+
+        Raises:
+            UserErrorException: The name is none, or the data set has no file.
+            WebserviceException: A model or file cannot be used.
+        """
+        asked = {"cpu": cpu, "memory_in_gb": memory_in_gb, "description": description}
+        references = [model.id for model in models]
+        return deferred.profile.start_profile(
+            workspace, profile_name, references, inference_config, input_dataset, asked
+        )
+
 
 def _repository(workspace: Workspace, *, create: bool = False) -> deferred.repository.Repository:
     return deferred.repository.Repository(
@@ -349,10 +376,13 @@ def _repository(workspace: Workspace, *, create: bool = False) -> deferred.repos
     )
 
 
-def _not_found(workspace: Workspace, name: str, version: int | str | None) -> ModelNotFoundException:
+def _not_found(
+    workspace: Workspace, name: str, version: int | str | None, *, narrowed: bool
+) -> ModelNotFoundException:
     known = ", ".join(model.id for model in Model.list(workspace)) or "none"
     wanted = name if version is None else f"{name} version {version}"
+    narrower = ", or none with these tags, properties, run and framework" if narrowed else ""
     return ModelNotFoundException(
-        f"ModelNotFound: the workspace has no model {wanted} to which all of this applies; registered are: {known}. "
-        "Register one with Model.register or 'stoker models register'"
+        f"ModelNotFound: the workspace has no model {wanted}{narrower}; registered are: {known}. "
+        f"Register it with Model.register or 'stoker models register {name} PATH'"
     )

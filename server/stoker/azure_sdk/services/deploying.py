@@ -37,10 +37,11 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.workspace import Workspace
 
-__all__ = ["delete", "deploy"]
+__all__ = ["SERVICE_NAME", "delete", "deploy", "deployment_file"]
 
-# Azure's own rule.
-_NAME: Final = re.compile(r"(?=.{3,32}\Z)[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+SERVICE_NAME: Final = re.compile(r"(?=.{3,32}\Z)[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+"""Azure's own rule for names of services."""
+
 _KEYS: Final = {"primary_key", "secondary_key"}
 _LABELS: Final = {"tags", "properties"}
 # Each service has its own.
@@ -67,7 +68,7 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = prin
     Raises:
         OperatorError: The service runs already, or a setting, file or model cannot be used.
     """
-    if not _NAME.fullmatch(plan.name):
+    if not SERVICE_NAME.fullmatch(plan.name):
         raise InvalidSettings(
             f"{plan.name!r} cannot be the name of a service: it has to be 3 to 32 small letters, digits and '-', "
             "the first a letter, the last none of '-'"
@@ -124,6 +125,20 @@ def delete(workspace: Workspace, name: str) -> None:
         if record.made_keys:
             Keyring(workspace.keys_dir, name).remove()
         services.remove(name)
+
+
+def deployment_file(workspace: Workspace, folder: Path, plan: Plan) -> Path:
+    """Write the deployment file of a service that is not started.
+
+    Args:
+        workspace: Where its models are.
+        folder: For the file, and what lies beside it.
+        plan: What it is to be.
+
+    Raises:
+        OperatorError: A setting, file or model cannot be used.
+    """
+    return _prepare(workspace, folder, plan, 0).file
 
 
 def _replace(

@@ -62,13 +62,13 @@ begin()
 """
 
 
-def command(python: str) -> str:
+def command(*python: str) -> str:
     """The command line that takes the first line.
 
     Args:
-        python: The interpreter there.
+        python: The interpreter there, or the words of a command that runs one.
     """
-    return f"{shlex.quote(python)} {_COMMAND}"
+    return f"{shlex.join(python)} {_COMMAND}"
 
 
 def first_line(folder: str, digest: str, size: int) -> bytes:

@@ -28,7 +28,6 @@ _GROWING: Final = re.compile(
     r"log_[0-9]+\.txt|metrics\.jsonl|events\.jsonl|process_info\.json|process_status\.json|agent\.log",
     re.ASCII,
 )
-_WHOLE: Final = ("agent", "heartbeat", "exit")
 _PIECE_BYTES: Final = 1 << 20
 _FOLDERS: Final = {"files": "files", "children": "children", "work/outputs": "outputs", "work/logs": "logs"}
 _OF_THE_RUN: Final = ("outputs", "logs")

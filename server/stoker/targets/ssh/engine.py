@@ -6,15 +6,17 @@ connection; logs and lines are read on by offset. Nothing of the machine's is as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
+from stoker.names import name_from_file
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.runs.snapshots import SnapshotStore
 from stoker.system.durable import private_folder
@@ -22,6 +24,7 @@ from stoker.targets.definitions import Target
 from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
 from stoker.targets.sights import sight_of
 from stoker.targets.ssh.collecting import collect, is_collected, locally, looked
+from stoker.targets.ssh.containers import RemoteContainers, keep_container
 from stoker.targets.ssh.environment import RemoteEnvironment, prepared_there
 from stoker.targets.ssh.link import Link
 from stoker.targets.ssh.porter import Porter
@@ -52,8 +55,15 @@ class SshEngine:
 
     def __init__(self, target: Target, workspace: Workspace) -> None:
         self._target = target
+        self._environments_dir = workspace.environments_dir
+        self._project = name_from_file(workspace.root.absolute().parent.name)
         self._settings = SshSettings.of(target, workspace.targets_dir)
         self._link = Link(self._settings)
+        self._containers = (
+            RemoteContainers(target, self._link, self._settings.host, workspace.environments_dir)
+            if target.has_containers
+            else None
+        )
         self._has_been_reached = False
         self._renewed_s = -float("inf")
         self._ended_attempt = 0
@@ -73,6 +83,7 @@ class SshEngine:
             f"GPUs: {', '.join(facts['gpus']) or 'none'}",
             f"folder: {facts['folder']}, {facts['free_bytes'] / 1e9:.1f} GB free",
             f"environments of: Python {versions}; made by {'uv' if found['uv'] else 'venv and pip'}",
+            *(() if self._containers is None else self._containers.check()),
         )
 
     def learned(self) -> Mapping[str, Any]:
@@ -93,7 +104,20 @@ class SshEngine:
 
     def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
         """Have an environment there."""
-        self._link.call(lambda porter: prepared_there(porter, asked, folder, say), timeout_s=None)
+        if self._containers is not None:
+            self._containers.build(asked, folder, say)
+            return
+        self._link.call(
+            lambda porter: prepared_there(porter, asked, folder, self._environments_dir, say), timeout_s=None
+        )
+
+    def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
+        """Remove environments there that no run was given for long."""
+
+        async def pruned(porter: Porter) -> bytes:
+            return (await porter.ask(op="prune", unused_s=unused_s, remove=remove))[1]
+
+        return [tuple(one) for one in json.loads(self._link.call(pruned, timeout_s=None))]
 
     def prepare(self, job: Job, say: Say) -> None:
         """Have environment and files there; attempts before this one are ended and collected first."""
@@ -102,13 +126,32 @@ class SshEngine:
         if (job.place / "start.json").exists():
             return
 
+        try:
+            self._patiently(job, lambda: self._prepared(job, say))
+        except EnvironmentUnusable as error:
+            hint = (
+                "name another interpreter of that machine with --python, or none for the one that Stoker finds there"
+                if job.record.definition.environment.get("kind") == "user"
+                else "change the environment file, or name a date with --as-of at which its packages fitted together"
+            )
+            raise EngineFailure(RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)) from error
+
+    def _prepared(self, job: Job, say: Say) -> None:
+        container = None
+        if self._containers is not None:
+            self._link.call(self._reached)
+            container = self._containers.prepared(job, say)
+
         async def prepared(porter: Porter) -> None:
-            self._has_been_reached = True
+            await self._reached(porter)
             for earlier in range(1, job.attempt):
                 await self._conclude(porter, replace(job, attempt=earlier))
-            environment = await self._environment(porter, job, say)
+            environment = (
+                await self._environment(porter, job, say) if container is None else container.environment
+            )
             await self._files(porter, job, say)
             self._stop_if_over(job)
+            shared = await self._shared_folder(porter, job)
             place = PurePosixPath(porter.folder, "runs", job.record.id, str(job.attempt))
             content = start_content(
                 job,
@@ -117,26 +160,37 @@ class SshEngine:
                 resume_from=_resumed_from(job, place),
                 variables=environment.variables,
                 lease_s=_lease_s(job),
+                shared_directory=shared,
             )
             data = json.dumps(content).encode("ascii")
             await porter.ask(data, op="write", name="start.json", run=job.record.id, attempt=job.attempt)
             with locally():
+                if container is not None:
+                    keep_container(job, container, place, shared)
                 write_start(job, content)
 
-        try:
-            self._patiently(job, prepared)
-        except EnvironmentUnusable as error:
-            hint = "change the environment file, or name a date with --as-of at which its packages fitted together"
-            raise EngineFailure(RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)) from error
+        self._link.call(prepared, timeout_s=None)
 
-    def _patiently(self, job: Job, work: Callable[[Porter], Awaitable[None]]) -> None:
+    async def _reached(self, porter: Porter) -> None:
+        await porter.ask(op="ping")
+        self._has_been_reached = True
+
+    async def _shared_folder(self, porter: Porter, job: Job) -> PurePosixPath | None:
+        """The folder there that all runs of an experiment share, made if missing; None where there is none."""
+        base = self._target.settings.get("shared_directory")
+        if base is None:
+            return None
+        folder = PurePosixPath(base, "local", self._project, job.record.experiment)
+        return PurePosixPath((await porter.ask(op="home", name=str(folder)))[0]["path"])
+
+    def _patiently(self, job: Job, work: Callable[[], None]) -> None:
         """What takes long is begun anew after a cut; a machine that was never reached is not waited for."""
         lost_after_s = job.record.definition.lost_after_s
         until_s = time.monotonic() + (lost_after_s if job.attempt > 1 else 0.0)
         while True:
             self._has_been_reached = False
             try:
-                self._link.call(work, timeout_s=None)
+                work()
             except Unreachable:
                 if self._has_been_reached:
                     until_s = time.monotonic() + lost_after_s
@@ -153,7 +207,7 @@ class SshEngine:
 
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
         asked = AskedEnvironment.from_json(job.record.definition.environment)
-        return await prepared_there(porter, asked, job.folder.environment, say)
+        return await prepared_there(porter, asked, job.folder.environment, self._environments_dir, say)
 
     async def _files(self, porter: Porter, job: Job, say: Say) -> None:
         tree = SnapshotStore(job.snapshots_dir).path(job.record.snapshot)
@@ -180,6 +234,11 @@ class SshEngine:
     def start(self, job: Job) -> None:
         """Start the agent there; a machine that does not answer is looked at again by `observe`."""
         if (job.place / "exit.json").exists():
+            return
+
+        if self._containers is not None:
+            with contextlib.suppress(Unreachable):
+                self._containers.start(job)
             return
 
         async def started(porter: Porter) -> dict[str, object]:
@@ -210,7 +269,10 @@ class SshEngine:
             return sight_of((await looked(porter, job, renewal))[0])
 
         try:
-            sight = self._link.call(seen)
+            if self._containers is None:
+                sight = self._link.call(seen)
+            else:
+                sight = self._containers.sight(job, lambda: self._link.call(seen))
         except EngineFailure as error:
             return Sight(Presence.UNREACHABLE, error.failure.message)
         if renewal is not None:
@@ -242,6 +304,8 @@ class SshEngine:
         async def cleaned(porter: Porter) -> None:
             await porter.ask(op="clean", run=job.record.id, attempt=job.attempt)
 
+        if self._containers is not None:
+            self._containers.remove(job)
         if (job.place / "start.json").exists() or self._has_been_reached:
             self._link.call(cleaned, timeout_s=120.0)
 

@@ -13,15 +13,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.environments.asked import AskedEnvironment, write_got
-from stoker.environments.installers import Installer
+from stoker.environments.installers import FOREIGN_VARIABLES, Installer
 from stoker.environments.interpreters import Interpreter, allows_python
 from stoker.environments.specification import Specification
+from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker.targets.engine import Say
 from stoker.targets.ssh.porter import Porter
+
+if TYPE_CHECKING:
+    from stoker.environments.dated import Tries, Wanted
 
 __all__ = ["RemoteEnvironment", "choose", "prepared_there"]
 
@@ -30,14 +34,6 @@ _SHOWN_LINES: Final = 30
 _OLDEST: Final = 6
 _NEWEST: Final = 20
 _SEPARATORS: Final = re.compile(r"[-_.]+")
-_FOREIGN: Final = (
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "CONDA_PREFIX",
-    "PIP_REQUIRE_VIRTUALENV",
-    "PIP_TARGET",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[
 
 
 async def prepared_there(
-    porter: Porter, asked: AskedEnvironment, folder: Path, say: Say
+    porter: Porter, asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say, image: str = ""
 ) -> RemoteEnvironment:
     """Have the environment of a run there, and write down here what it is.
 
@@ -89,7 +85,9 @@ async def prepared_there(
         porter: Of the machine.
         asked: What was asked for.
         folder: `environment/` of the run.
+        environments_dir: Where environments are kept here, and dates as of which pins fit together.
         say: Is told in a line what takes time, and what is not as asked for.
+        image: The image in whose container the porter is, for its environments fit no other one; empty for none.
 
     Raises:
         EnvironmentUnusable: It cannot be had.
@@ -97,7 +95,7 @@ async def prepared_there(
     if asked.kind == "user":
         return await _as_it_is(porter, asked.python, folder)
     # Not above: the libraries that read environment files take longer to import than all the rest.
-    from stoker.environments.check import notes
+    from stoker.environments.dated import RememberedDate, tries
     from stoker.environments.discovery import read_environment
     from stoker.environments.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, relaxed
 
@@ -110,17 +108,17 @@ async def prepared_there(
             f"{specification.path.name} refers to files of this machine ({named}), which the target does not have; "
             "name packages of an index instead"
         )
-    builder = _Builder(porter, specification, asked.as_of, folder / "build.log", say)
-    interpreter, note = await builder.interpreter()
-    differences = [*([note] if note else []), *notes(specification)]
-    if asked.as_of:
-        differences.append(f"packages as of {asked.as_of}: later uploads were left out")
+    having = _Having(porter, folder / "build.log", say, image)
+    remembered = RememberedDate(environments_dir, specification, porter.host, image)
+    found = tries(specification, asked, remembered.read(), say, can_date=lambda: having.has_uv)
+    built, wanted = await _first_built(found, having)
+    remembered.keep(wanted)
+    differences = [*built.differences]
     if asked.kind == "relaxed":
         differences.append("relaxed: today's versions in place of those asked for")
-    for line in differences:
-        say(line)
-    path, packages = await builder.environment(interpreter)
-    write_got(folder, differences, f"Python {interpreter}", packages)
+        say(differences[-1])
+    write_got(folder, differences, f"Python {built.python}", built.packages)
+    path, packages = built.path, built.packages
     commands = PurePosixPath(path).parent
     variables = {
         "VIRTUAL_ENV": str(commands.parent),
@@ -130,13 +128,61 @@ async def prepared_there(
     return RemoteEnvironment(path, variables | (RELAXED_VARIABLES if legacy else {}))
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """An environment there, and in what it is other than asked for."""
+
+    path: str
+    packages: Mapping[str, str]
+    python: Interpreter
+    differences: tuple[str, ...]
+
+
+class _Having:
+    """Has environments built on the machine, or finds those that are there.
+
+    Attributes:
+        has_uv: Whether the machine has uv, as far as it was asked.
+    """
+
+    def __init__(self, porter: Porter, log: Path, say: Say, image: str) -> None:
+        self._porter = porter
+        self._log = log
+        self._say = say
+        self._image = image
+        self.has_uv = False
+
+    async def once(self, wanted: Wanted) -> _Built:
+        """Have one of what is wanted, or not at all."""
+        from stoker.environments.check import notes
+
+        specification = wanted.specification
+        builder = _Builder(self._porter, specification, wanted.as_of, self._log, self._say, self._image)
+        try:
+            python, note = await builder.interpreter()
+        finally:
+            self.has_uv = builder.has_uv
+        differences = [*([note] if note else []), *notes(specification), *wanted.differences]
+        for line in differences:
+            self._say(line)
+        path, packages = await builder.environment(python)
+        return _Built(path, packages, python, tuple(differences))
+
+
+async def _first_built(wanted: Tries, having: _Having) -> tuple[_Built, Wanted]:
+    one = next(wanted)
+    while True:
+        try:
+            return await having.once(one), one
+        except EnvironmentUnusable as error:
+            one = wanted.send(error)
+
+
 async def _as_it_is(porter: Porter, python: str, folder: Path) -> RemoteEnvironment:
     python = python or porter.interpreter
     said, _ = await porter.ask(op="packages", python=python)
     if "error" in said:
-        raise EnvironmentUnusable(
-            f"the Python {python} cannot be run there ({said['error']}); name another one"
-        )
+        raise EnvironmentUnusable(f"the Python {python} cannot be run there ({said['error']})")
     write_got(
         folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", _packages(said["names"])
     )
@@ -156,13 +202,21 @@ def _packages(names: Sequence[str]) -> dict[str, str]:
 class _Builder:
     """Has one environment on the machine."""
 
-    def __init__(self, porter: Porter, specification: Specification, as_of: str, log: Path, say: Say) -> None:
+    def __init__(
+        self, porter: Porter, specification: Specification, as_of: str, log: Path, say: Say, image: str
+    ) -> None:
         self._porter = porter
         self._specification = specification
         self._as_of = as_of
         self._log = log
         self._say = say
+        self._image = image
         self._uv: str | None = None
+
+    @property
+    def has_uv(self) -> bool:
+        """Whether the machine has uv, once it was asked for interpreters."""
+        return self._uv is not None
 
     async def interpreter(self) -> tuple[Interpreter, str]:
         """The Python to build with, fetched where uv can fetch it."""
@@ -237,10 +291,26 @@ class _Builder:
         said, _ = await self._porter.ask(op="packages", python=str(venv / "bin" / "python"))
         if "error" in said:
             raise EnvironmentUnusable(f"the environment was built there, but cannot be run: {said['error']}")
+        await self._check_imports(venv, python.version[1])
         packages = _packages(said["names"])
         manifest = json.dumps({"python": str(python), "packages": packages}).encode("ascii")
         await self._porter.ask(manifest, op="put", name=f"{name}/manifest.json")
         return packages
+
+    async def _check_imports(self, venv: PurePosixPath, minor: int) -> None:
+        """Import each package that was named: one that resolves may still fit nothing that was installed with it."""
+        names = sorted(named_packages(self._specification))
+        place = str(venv / "lib" / f"python3.{minor}" / "site-packages")
+        modules = (await self._porter.ask(op="modules", site_packages=place, names=names))[0]["modules"]
+        if not modules:
+            return
+        python = str(venv / "bin" / "python")
+        command = ["env", "CUDA_VISIBLE_DEVICES=", python, "-c", import_script(modules)]
+        said, data = await self._porter.ask(
+            op="run_command", command=command, without=list(FOREIGN_VARIABLES)
+        )
+        if said["status"] != 0:
+            raise import_failed(self._specification, data.decode("utf-8", "replace"), "there")
 
     def _key(self, python: Interpreter) -> str:
         content: list[Any] = [
@@ -249,11 +319,14 @@ class _Builder:
             str(python.executable),
             str(python),
             self._as_of,
+            *([self._image] if self._image else []),
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
 
     async def _run(self, command: Sequence[str], *, must: bool = True) -> None:
-        said, data = await self._porter.ask(op="run_command", command=list(command), without=list(_FOREIGN))
+        said, data = await self._porter.ask(
+            op="run_command", command=list(command), without=list(FOREIGN_VARIABLES)
+        )
         text = data.decode("utf-8", "replace")
         with self._log.open("a", encoding="utf-8") as log:
             log.write(text)

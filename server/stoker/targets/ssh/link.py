@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from threading import Thread
 from typing import Any, Final, TypeVar
@@ -23,6 +24,8 @@ __all__ = ["Link"]
 
 _CONNECT_S: Final = 15.0
 _ANSWER_S: Final = 15.0
+_BEGIN_S: Final = 60.0
+"""How long a container may take to begin."""
 _KEEP_ALIVE_S: Final = 5.0
 _KEEP_ALIVES: Final = 3
 _Found = TypeVar("_Found")
@@ -54,7 +57,24 @@ class Link:
             Unreachable: The machine does not answer.
             EngineFailure: It answers, but will not, or cannot, do it.
         """
-        return asyncio.run_coroutine_threadsafe(self._do(work, timeout_s), _loop()).result()
+        return asyncio.run_coroutine_threadsafe(self._do(self._porter(), work, timeout_s), _loop()).result()
+
+    def call_within(
+        self, command: Sequence[str], folder: str, work: Callable[[Porter], Awaitable[_Found]]
+    ) -> _Found:
+        """Have a porter do something that is run by a command of the machine, and ends with the work.
+
+        Args:
+            command: Runs its Python.
+            folder: Where everything of runs is there, absolute.
+            work: What.
+
+        Raises:
+            Unreachable: The machine does not answer.
+            EngineFailure: It answers, but will not, or cannot, do it.
+        """
+        porter = self._porter_within(command, folder)
+        return asyncio.run_coroutine_threadsafe(self._do(porter, work, None), _loop()).result()
 
     def host_key(self) -> str:
         """The public key of the machine, as in `known_hosts`; connects, but logs nobody in where it is connected.
@@ -70,9 +90,14 @@ class Link:
 
         return " ".join(self.call(shown).split()[:2])
 
-    async def _do(self, work: Callable[[Porter], Awaitable[_Found]], timeout_s: float | None) -> _Found:
+    async def _do(
+        self,
+        found: contextlib.AbstractAsyncContextManager[Porter],
+        work: Callable[[Porter], Awaitable[_Found]],
+        timeout_s: float | None,
+    ) -> _Found:
         try:
-            async with self._porter() as porter, asyncio.timeout(timeout_s):
+            async with found as porter, asyncio.timeout(timeout_s):
                 return await work(porter)
         except (Cut, TimeoutError, OSError, asyncssh.DisconnectError, asyncssh.ChannelOpenError) as error:
             self._open.abort()
@@ -88,11 +113,7 @@ class Link:
     @contextlib.asynccontextmanager
     async def _porter(self) -> AsyncIterator[Porter]:
         """One that nobody else uses meanwhile."""
-        async with self._open.lock:
-            if self._open.connection is None or self._open.connection.is_closed():
-                self._open.abort()
-                self._open.connection = await self._connected()
-            connection = self._open.connection
+        connection = await self._connection()
         porter = None
         while self._open.idle and porter is None:
             kept = self._open.idle.pop()
@@ -108,6 +129,23 @@ class Link:
             raise
         if connection is self._open.connection:
             self._open.idle.append(porter)
+
+    @contextlib.asynccontextmanager
+    async def _porter_within(self, command: Sequence[str], folder: str) -> AsyncIterator[Porter]:
+        connection = await self._connection()
+        async with asyncio.timeout(_BEGIN_S):
+            porter = await Porter.begin(connection, replace(self._settings, folder=folder), command)
+        try:
+            yield porter
+        finally:
+            porter.close()
+
+    async def _connection(self) -> asyncssh.SSHClientConnection:
+        async with self._open.lock:
+            if self._open.connection is None or self._open.connection.is_closed():
+                self._open.abort()
+                self._open.connection = await self._connected()
+            return self._open.connection
 
     async def _connected(self) -> asyncssh.SSHClientConnection:
         settings = self._settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,6 @@ __all__ = ["Cut", "Porter", "Request"]
 
 _FOREIGN_LINES: Final = 200
 _PIECE_BYTES: Final = 1 << 18
-_NOT_FOUND: Final = 127
 Request = tuple[Mapping[str, Any], bytes]
 """What is asked for, and the bytes that belong to it."""
 
@@ -46,28 +45,39 @@ class Porter:
         settings: The target.
 
     Attributes:
+        host: The machine as messages name it.
         folder: Where everything of runs is there, absolute.
         interpreter: The Python that it is run by.
         path: The variable PATH there.
+        archive: Where the agent's zip is there.
     """
 
     def __init__(self, process: asyncssh.SSHClientProcess[bytes], settings: SshSettings) -> None:
         self._process = process
         self._settings = settings
+        self.host = settings.host
         self.folder = ""
         self.interpreter = ""
         self.path = ""
+        self.archive = ""
 
     @classmethod
-    async def begin(cls, connection: asyncssh.SSHClientConnection, settings: SshSettings) -> Porter:
+    async def begin(
+        cls, connection: asyncssh.SSHClientConnection, settings: SshSettings, within: Sequence[str] = ()
+    ) -> Porter:
         """Start one, and bring it the agent's zip where that is not there.
+
+        Args:
+            connection: To the machine.
+            settings: The target.
+            within: The command that runs Python there, in place of the target's Python.
 
         Raises:
             EngineFailure: There is no Python, or no room.
             Cut: The connection is gone.
         """
         process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
-            command(settings.python), encoding=None
+            command(*(within or (settings.python,))), encoding=None
         )
         porter = cls(process, settings)
         archive = _archive()
@@ -83,6 +93,7 @@ class Porter:
         porter.folder, porter.interpreter, porter.path = (
             str(said[name]) for name in ("folder", "interpreter", "path")
         )
+        porter.archive = f"{porter.folder}/agents/{sha256(archive).hexdigest()}.zip"
         return porter
 
     async def _said(self) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""What is tried where pins do not fit together today."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from stoker.environments import dated
+from stoker.environments.asked import AskedEnvironment
+from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
+from stoker.environments.discovery import read_environment
+from stoker.environments.specification import Specification
+from stoker.errors import EnvironmentUnusable
+
+EXACT = AskedEnvironment("exact", file="asked.txt")
+
+
+@pytest.fixture
+def specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Specification:
+    monkeypatch.setattr(dated, "date_of_pins", lambda _: date(2021, 8, 12))
+    (tmp_path / "asked.txt").write_text("flask==1.1.4\n")
+    return read_environment(tmp_path / "asked.txt")
+
+
+class Builder:
+    """Builds nothing but what is as of a date."""
+
+    def __init__(self, good: str = "") -> None:
+        self.good = good
+        self.seen: list[Wanted] = []
+
+    def __call__(self, wanted: Wanted) -> str:
+        self.seen.append(wanted)
+        if wanted.as_of != self.good:
+            raise EnvironmentUnusable(f"nothing as of {wanted.as_of or 'today'}:\nmore")
+        return "built"
+
+
+def test_today_comes_first_and_then_the_date_of_the_pins(
+    specification: Specification, tmp_path: Path
+) -> None:
+    """The Python is one of then, unless others choose it; the date is remembered for the same file and place."""
+    builder, said = Builder("2021-08-12"), list[str]()
+    remembered = RememberedDate(tmp_path / "environments", specification, "here")
+    built, wanted = first_built(tries(specification, EXACT, "", said.append, can_date=lambda: True), builder)
+    assert (built, [one.as_of for one in builder.seen]) == ("built", ["", "2021-08-12"])
+    assert said == ["nothing as of today; trying once more as of 2021-08-12"]
+    assert str(wanted.specification.python) == "==3.8.*"
+    assert wanted.differences[0].startswith("packages as of 2021-08-12: later uploads were left out, since")
+    remembered.keep(wanted)
+    assert remembered.read() == "2021-08-12"
+    assert RememberedDate(tmp_path / "environments", specification, "there").read() == ""
+    builder.seen.clear()
+    again = tries(
+        specification, EXACT, remembered.read(), said.append, can_date=lambda: True, chooses_python=False
+    )
+    _, wanted = first_built(again, builder)
+    assert builder.seen == [wanted]
+    assert not wanted.specification.python
+
+
+def test_a_date_that_was_asked_for_is_the_only_try(specification: Specification, tmp_path: Path) -> None:
+    """So is today where nothing knows dates, and for what is relaxed; what fits is not dated."""
+    for asked, able, count in (
+        (AskedEnvironment("exact", "", "2021-05-01", "asked.txt"), True, 1),
+        (AskedEnvironment("relaxed", file="asked.txt"), True, 1),
+        (EXACT, False, 1),
+        (EXACT, True, 2),
+    ):
+        builder = Builder("never")
+        with pytest.raises(EnvironmentUnusable, match="nothing as of"):
+            first_built(
+                tries(specification, asked, "", lambda _: None, can_date=lambda able=able: able), builder
+            )
+        assert len(builder.seen) == count, asked
+    _, wanted = first_built(tries(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder())
+    RememberedDate(tmp_path, specification).keep(wanted)
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_the_message_has_both_reasons(specification: Specification) -> None:
+    """That of today, and that of the date."""
+    with pytest.raises(
+        EnvironmentUnusable, match=r"(?s)as of today.*with packages as of 2021-08-12: nothing as of 2021"
+    ):
+        first_built(tries(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder("never"))

@@ -1,0 +1,61 @@
+"""What the index has of a run's numbers, which it reads without an object for each line."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from stoker.runs.journal import read_lines
+from stoker.runs.summary import Numbers, _add, measured
+
+LINES = [
+    '{"t":1,"k":"loss","v":3.5,"a":1}',
+    '{"t":1,"k":"loss","v":-1e-3,"s":2,"a":1,"r":1}',
+    '{"t":1,"k":"loss","v":"NaN","a":1}',
+    '{"t":1,"k":"loss","v":1e999,"a":1}',
+    '{"t": 1, "k": "loss", "v": 2, "a": 1}',
+    '{"t":1,"k":"größe","v":7,"a":1}',
+    '{"t":1,"k":"say \\"x\\"","v":true,"a":1}',
+    '{"t":1,"k":"huge","v":1' + "0" * 400 + ',"a":1}',
+    '{"t":1,"k":"list","v":[1],"y":"list","a":1}',
+    '{"t":1,"k":"text","v":"x","y":"text","a":1}',
+    '{"t":1,"k":"zero","v":007,"a":1}',
+    '{"t":1,"k":"torn","v":4',
+    "",
+    '{"t":1,"k":"loss","v":2.25,"s":9,"d":"behind","a":1}',
+    '{"t":1,"k":"acc","v":0,"a":1}',
+]
+
+
+def of(path: Path) -> dict[str, tuple[float, ...]]:
+    return {name: (one.last, one.least, one.most, one.count) for name, one in measured([path, path]).items()}
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 64, 7])
+def test_all_lines_count_as_they_do_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    """Whichever way a line is read, and wherever a chunk of its file ends; a last line without its end does not."""
+    monkeypatch.setattr("stoker.runs.journal._CHUNK_BYTES", chunk_bytes)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(LINES) + '\n{"t":1,"k":"acc","v":5,"a":1}', encoding="utf-8")
+    expected: dict[str, Numbers] = {}
+    for line in (*read_lines(path), *read_lines(path)):
+        _add(expected, line)
+    assert of(path) == {name: (one.last, one.least, one.most, one.count) for name, one in expected.items()}
+    assert of(path)["loss"] == (2.25, -0.001, 3.5, 12)
+    assert of(path)["acc"] == (0.0, 0.0, 0.0, 2)
+    assert sorted(of(path)) == ["acc", "größe", "loss", 'say "x"']
+
+
+def test_numbers_that_no_one_can_compare_are_counted(tmp_path: Path) -> None:
+    """The newest is not finite, and there is neither a least nor a greatest one."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"t":1,"k":"loss","v":-1e999,"a":1}\n' * 3)
+    (found,) = measured([path]).values()
+    assert (found.last, found.count, math.isnan(found.least), math.isnan(found.most)) == (
+        -math.inf,
+        3,
+        True,
+        True,
+    )

@@ -1,0 +1,49 @@
+"""The engine of this machine: what runs get whose environment cannot be had."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.environments.asked import AskedEnvironment
+from stoker.runs.definition import Definition
+from stoker.runs.record import RunRecord
+from stoker.runs.states import RunState
+from stoker.runs.store import RunStore
+from stoker.targets.definitions import Target
+from stoker.targets.engine import EngineFailure, Job
+from stoker.targets.local import LocalEngine
+from stoker.workspace import Workspace
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "hint"),
+    [
+        (
+            AskedEnvironment(python="/nope"),
+            "there is no interpreter /nope",
+            "name another interpreter with --python, or none for that of Stoker",
+        ),
+        (
+            AskedEnvironment("exact", file="gone.txt"),
+            "gone.txt does not exist",
+            "change the environment file, name a date with --as-of at which its packages fitted together, or take "
+            "today's versions with --environment relaxed",
+        ),
+    ],
+)
+def test_the_advice_is_about_what_is_missing(
+    tmp_path: Path, asked: AskedEnvironment, message: str, hint: str
+) -> None:
+    """An interpreter that was named is not mended in an environment file, and the other way round."""
+    workspace = Workspace(tmp_path / "workspace").create()
+    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", environment=asked.to_json()))
+    folder = RunStore(workspace.runs_dir).create(record, RunState())
+    job = Job(folder, record, 1, workspace.snapshots_dir)
+    with pytest.raises(EngineFailure) as caught:
+        LocalEngine(Target("local", "local", {}), workspace).prepare(job, lambda _: None)
+    failure = caught.value.failure
+    assert (failure.code, failure.message.endswith(message), failure.hint) == (
+        "EnvironmentUnusable",
+        True,
+        hint,
+    )
