@@ -1,23 +1,50 @@
 """The `stoker` command as a whole."""
 
+import argparse
+import errno
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PROGRAM_S
 from tests.tiny_models import write_doubler
 
 from stoker.cli import main
+from stoker.command_line import _parser
+from stoker.errors import StokerError
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser, and those of all commands below it."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from parsers(command)
+
+
+def test_the_help_of_every_command_can_be_shown() -> None:
+    """Texts with a per cent sign among it, and none says a default twice."""
+    shown = [" ".join(parser.format_help().split()) for parser in parsers(_parser([]))]
+    assert len(shown) > 80
+    for text in shown:
+        assert not re.search(r"\(default[^()]*\)[.,;]? \(default", text), text
 
 
 def test_what_the_system_refuses_is_told_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A workspace that cannot be made ends with exit code 2 and its path, without a traceback."""
+    """A workspace that cannot be made ends with exit code 2, its path and what to do, without a traceback."""
     model = write_doubler(tmp_path / "doubler.onnx")
     assert main(["models", "register", "doubler", str(model), "--workspace", "/proc/nowhere"]) == 2
-    assert capsys.readouterr().err == "stoker models: No such file or directory: /proc/nowhere\n"
+    assert capsys.readouterr().err == (
+        "stoker models: No such file or directory: /proc/nowhere; choose another workspace with --workspace\n"
+    )
 
 
 def test_a_mistyped_option_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,10 +53,42 @@ def test_a_mistyped_option_is_told_with_the_nearest(capsys: pytest.CaptureFixtur
         (["submit", "--experimnt", "x", "train.py"], "--experimnt; did you mean --experiment?"),
         (["runs", "list", "--metrc=loss"], "--metrc=loss; did you mean --metric?"),
         (["runs", "list", "--zzzzzz"], "unrecognized arguments: --zzzzzz\n"),
+        (["runs", "list", "--write-only"], "arguments: --write-only\n"),  # that of another command
     ):
         with pytest.raises(SystemExit) as stopped:
             main(words)
         assert (stopped.value.code, said in capsys.readouterr().err) == (2, True)
+
+
+def test_a_mistyped_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """At each level, with where the others stand, and not with the names of all of them."""
+    for words, said in (
+        (
+            ["serv", "model.onnx"],
+            "no command 'serv'; did you mean 'stoker serve'? ('stoker --help' lists them)\n",
+        ),
+        (
+            ["models", "lst"],
+            "no command 'lst'; did you mean 'stoker models list'? ('stoker models --help' lists",
+        ),
+        (["zzz"], "there is no command 'zzz' ('stoker --help' lists them)\n"),
+        (["--versoin"], "unrecognized arguments: --versoin; did you mean --version?\n"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert (stopped.value.code, said in capsys.readouterr().err) == (2, True), words
+
+
+def test_a_missing_command_is_told_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `help` does, which is no mistake and goes to standard output."""
+    for words in ([], ["keys"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        told = capsys.readouterr()
+        with pytest.raises(SystemExit) as helped:
+            main(["help", *words])
+        assert (stopped.value.code, helped.value.code) == (2, 0)
+        assert told.err == capsys.readouterr().out
 
 
 def test_standard_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) -> None:
@@ -42,8 +101,66 @@ def test_standard_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) 
         f"open({str(seen)!r}, 'w').write(repr((code, links)))"
     )
     shell = 'exec "$0" -c "$1" <&- >&- 2>&-'
-    subprocess.run(["/bin/sh", "-c", shell, sys.executable, code], check=True, timeout=30)
+    subprocess.run(["/bin/sh", "-c", shell, sys.executable, code], check=True, timeout=PROGRAM_S)
     assert seen.read_text() == repr((0, [os.devnull] * 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [("targets list", ""), ("targets list", "1"), ("--version", "")]
+)
+def test_output_that_cannot_be_written_is_told_in_a_sentence(
+    tmp_path: Path, arguments: str, unbuffered: str
+) -> None:
+    """A full disk ends with exit code 1; a reader that has seen enough, such as `head`, with 0 and without a word."""
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "STOKER_WORKSPACE": str(tmp_path)}
+    unread, pipe = os.pipe()
+    os.close(unread)
+    said = {}
+    for place in (os.open("/dev/full", os.O_WRONLY), pipe):
+        command = [sys.executable, "-m", "stoker.cli", *arguments.split()]
+        ended = subprocess.run(
+            command, env=environ, stdout=place, stderr=subprocess.PIPE, check=False, timeout=PROGRAM_S
+        )
+        said[place] = (ended.returncode, ended.stderr.decode())
+        os.close(place)
+    (full, words), broken = said.values()
+    assert broken == (0, "")
+    assert full == 1
+    assert re.fullmatch(r"stoker( targets)?: No space left on device: make room .*\n", words)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_command_that_fails_has_failed_also_where_nobody_reads_its_output(
+    raises: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own error and exit code go before those of what it has printed and nobody has read."""
+
+    def fail(_: argparse.Namespace) -> int:
+        print("what it has found", file=sys.stdout)
+        if raises:
+            raise StokerError("it has failed")
+        return 3
+
+    monkeypatch.setattr("stoker.commands.devices.run", fail)
+    unread, pipe = os.pipe()
+    os.close(unread)
+    with os.fdopen(pipe, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        code = main(["devices"])
+    assert (code, capsys.readouterr().err) == ((1, "stoker devices: it has failed\n") if raises else (3, ""))
+
+
+def test_too_few_open_files_are_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what raises the limit: it is not the fault of any file that could not be opened."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("stoker.commands.devices.run", refuse)
+    assert main(["devices"]) == 1
+    assert capsys.readouterr().err == "stoker devices: Too many open files: raise the limit (ulimit -n)\n"
 
 
 def test_letters_that_the_locale_has_not_are_printed_in_another_way(tmp_path: Path) -> None:
@@ -56,7 +173,7 @@ def test_letters_that_the_locale_has_not_are_printed_in_another_way(tmp_path: Pa
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=PROGRAM_S,
     )
     assert listed.returncode == 0, listed.stderr
     assert rb"f\xfcr alle" in listed.stdout
@@ -71,9 +188,73 @@ def test_a_current_folder_that_is_gone_is_told_in_a_sentence(tmp_path: Path, arg
     environ = {name: value for name, value in os.environ.items() if name != "STOKER_WORKSPACE"}
     command = ["/bin/sh", "-c", shell, sys.executable, "-", *arguments.split()]
     asked = subprocess.run(
-        command, cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=PROGRAM_S
     )
     assert (asked.returncode, asked.stderr) == (
         2,
         "stoker models: the current folder has been removed; change to another one\n",
     )
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
+sys.meta_path.insert(0, Interrupts())
+from stoker.cli import main
+raise SystemExit(main(["keys", "list", "--workspace", sys.argv[3]]))
+"""
+
+
+def interrupted_at(module: str, handler: str, workspace: Path) -> tuple[int, bytes]:
+    """Exit code and standard error of a command that gets SIGINT while it looks for a module."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT, module, handler, str(workspace)],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "module", ["stoker.command_line", "argparse", "stoker.commands.keys", "stoker.keys.callers"]
+)
+def test_ctrl_c_ends_the_command_quietly_whenever_it_comes(module: str, tmp_path: Path) -> None:
+    """While the command line is imported, while the subcommand is, and while that works."""
+    assert interrupted_at(module, "default_int_handler", tmp_path) == (130, b"\n")
+
+
+def test_a_command_whose_parent_ignores_ctrl_c_ignores_it_too(tmp_path: Path) -> None:
+    """As those do that a shell has put into the background."""
+    code, said = interrupted_at("argparse", "SIG_IGN", tmp_path)
+    assert (code, said) == (0, b"there are no named keys; stoker keys add NAME makes one\n")
+
+
+def test_nothing_is_imported_before_ctrl_c_is_quiet() -> None:
+    """Each further module would be time in which a traceback is shown."""
+    code = (
+        "import sys; before = set(sys.modules); import stoker.cli; print(*sorted(set(sys.modules) - before))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=60, text=True
+    )
+    assert ended.stdout.split() == ["stoker", "stoker.cli"]
+
+
+def test_the_caller_of_main_has_its_signal_handler_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a command that has run, and of one that could not be understood."""
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["keys", "list", "--workspace", str(tmp_path)]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(SystemExit):
+        main(["keys", "lst"])
+    assert signal.getsignal(signal.SIGINT) is before
+    capsys.readouterr()

@@ -8,8 +8,8 @@ import json
 import secrets
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from stoker.commands.run_output import note
@@ -197,8 +197,8 @@ def prepare(args: argparse.Namespace) -> int:
         )
     options = parser.parse_args([*_submission(args), scripts[0].name])
     workspace = Workspace.find()
-    with TemporaryDirectory(prefix="stoker-prepare-") as scratch:
-        request = submission.request_of(options, workspace, Path(scratch))
+    with ExitStack() as cleanup:
+        request = submission.request_of(options, workspace, cleanup)
         prepared(request, workspace, note)
     sys.stdout.write(f"{request.definition.target} is prepared\n")
     return 0

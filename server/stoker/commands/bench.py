@@ -6,7 +6,7 @@ import argparse
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install, onnx_missing
@@ -19,11 +19,13 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 SUMMARY = "load a server and compare it, in turns, with what the same machine reaches without it"
 
 _COMMON: Final = ("seconds", "rounds", "concurrency", "frontends")
-_MODEL_OPTIONS: Final = (*_COMMON, "uri", "model", "rows", "baselines")
+_MODEL_OPTIONS: Final = (*_COMMON, "uri", "model", "rows", "baselines", "against")
 _SCRIPT_OPTIONS: Final = (*_COMMON, "run_folder", "script")
 _PROTOCOL_OPTIONS: Final = (*_COMMON, "model", "rows")
-_GRPC_OPTIONS: Final = (*_COMMON, "model")
+_GRPC_OPTIONS: Final = (*_COMMON, "model", "against")
+_BODY_OPTIONS: Final = (*_COMMON, "against")
 _LOADING_OPTIONS: Final = (*_COMMON, "model")
+_AGREEMENT_OPTIONS: Final = ("seconds", "rounds", "rows")
 _OPTIONS: Final = tuple(dict.fromkeys(_MODEL_OPTIONS + _SCRIPT_OPTIONS + _PROTOCOL_OPTIONS))
 
 
@@ -45,14 +47,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     benches.add_argument(
         "--grpc",
         action="store_true",
-        help="bench the Open Inference Protocol over gRPC instead, beside a bare grpc.aio server that gives "
-        "the same message back",
+        help="bench the Open Inference Protocol over gRPC instead, beside bare servers that give the same message "
+        "back: one of grpc.aio, and one in C++ where there are a compiler and gRPC's library",
+    )
+    benches.add_argument(
+        "--images",
+        action="store_true",
+        help="bench JPEGs of 224 × 224 pixels instead, beside one process that decodes and runs them",
+    )
+    benches.add_argument(
+        "--tokens",
+        action="store_true",
+        help="bench token ids and their mask as JSON instead, to a model of free sizes, beside one process that "
+        "parses and runs them",
     )
     benches.add_argument(
         "--loading",
         action="store_true",
         help="bench a server that loads and unloads another model all the time instead, beside itself while it "
         "does not",
+    )
+    benches.add_argument(
+        "--agreement",
+        action="store_true",
+        help="bench a model with a target that sleeps instead, under open loops, beside what `stoker simulate` "
+        "makes of the same arrivals, and beside the same model without a target",
     )
     parser.add_argument(
         "--uri",
@@ -71,23 +90,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ONNX file with one float32 input of fixed row shape; with --uri, the one that is served there "
         "(default: an MLP 784-300-100-10 with seeded random weights)",
     )
-    parser.add_argument("--seconds", type=_positive, metavar="N", help="length of a slice (default: 3)")
     parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help="slices of each server a case (default: 5)"
+        "--seconds", type=_positive, metavar="N", help="length of a slice (default: 3; 6 with --agreement)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=_positive,
+        metavar="N",
+        help="slices of each server a case (default: 5; 3 with --agreement)",
     )
     parser.add_argument(
         "--concurrency",
         type=_positive,
         nargs="+",
         metavar="N",
-        help="connections, one case each with one row a request (default: 64 48 1; 16 with --loading, else 64)",
+        help="connections, one case each with one row a request (default: 64 48 1; 16 with --loading and --images, "
+        "64 1 with --tokens and --grpc, else 64)",
     )
     parser.add_argument(
         "--rows",
         type=_positive,
         metavar="N",
         help="rows a request in a further case on 4 connections, compared with what the runtime reaches alone; "
-        "1 leaves the case out (default: 256)",
+        "1 leaves the case out (default: 256); with --agreement of each request (default: 4)",
     )
     parser.add_argument(
         "--frontends",
@@ -101,6 +126,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         default=None,
         help="measure Stoker alone; then there are no ratios",
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="PYTHON",
+        help="the Python of another environment, such as that of an earlier version's clone: its Stoker takes turns "
+        "with this one; also with --grpc, --images and --tokens",
     )
     parser.add_argument(
         "--run",
@@ -154,6 +186,10 @@ def _report(args: argparse.Namespace) -> Report:
     from stoker_bench.benches.protocol_bench import ProtocolBenchOptions, run_protocol_bench
     from stoker_bench.benches.script_bench import ScriptBenchOptions, run_script_bench
 
+    if args.agreement:
+        from stoker_bench.agreement.bench import AgreementOptions, run_agreement
+
+        return run_agreement(AgreementOptions(**_given(args, "agreement", *_AGREEMENT_OPTIONS)))
     if args.uri is None and find_spec("onnxruntime") is None:
         raise InvalidSettings(f"the bench serves ONNX models; {onnx_missing()}")
     if args.scripts:
@@ -166,9 +202,20 @@ def _report(args: argparse.Namespace) -> Report:
         from stoker_bench.benches.grpc_bench import GrpcBenchOptions, run_grpc_bench
 
         return run_grpc_bench(GrpcBenchOptions(**_given(args, "grpc", *_GRPC_OPTIONS)))
+    if args.images or args.tokens:
+        return _body_report(args)
     if args.loading:
         return run_loading_bench(LoadingBenchOptions(**_given(args, "loading", *_LOADING_OPTIONS)))
     return run_bench(BenchOptions(key=args.key, **_given(args, "", *_MODEL_OPTIONS)))
+
+
+def _body_report(args: argparse.Namespace) -> Report:
+    from stoker_bench.benches.body_bench import BodyBenchOptions, run_body_bench
+
+    bodies: Literal["images", "tokens"] = "images" if args.images else "tokens"
+    if args.images and find_spec("PIL") is None:
+        raise InvalidSettings(f"--images needs packages that are missing here; {how_to_install('images')}")
+    return run_body_bench(BodyBenchOptions(bodies, **_given(args, bodies, *_BODY_OPTIONS)))
 
 
 def _given(args: argparse.Namespace, bench: str, *names: str) -> dict[str, Any]:

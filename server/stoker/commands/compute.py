@@ -77,7 +77,10 @@ def _list(args: argparse.Namespace) -> int:
     from stoker.azure_sdk.bindings import bindings
     from stoker.workspace import Workspace
 
-    for name, binding in bindings(Workspace.find(args.workspace)).items():
+    found = bindings(Workspace.find(args.workspace))
+    if not found:
+        sys.stderr.write("no compute target stands for a cluster; see: stoker compute bind --help\n")
+    for name, binding in found.items():
         image = binding.fields["image"]
         sys.stdout.write(f"{name}  {binding.context}  {binding.namespace}  {image}\n")
     return 0

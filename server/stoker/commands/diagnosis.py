@@ -33,6 +33,7 @@ from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
 from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
 from stoker.system.memory import main_memory
+from stoker.wire.native_rows import native_rows_note
 from stoker.workspace import Workspace
 
 __all__ = ["Check", "Outcome", "diagnose"]
@@ -80,7 +81,7 @@ def diagnose(
         build: Whether virtual environments that models ask for and that are not there are built.
         say: Is told in a line what takes time.
     """
-    checks = [_python(), _packages(), _onnx_runtime()]
+    checks = [_python(), _packages(), _onnx_runtime(), Check("json", "ok", native_rows_note())]
     checks += [_workspace(workspace), _port(settings.host, settings.port)]
     if settings.grpc_port:
         checks.append(_grpc_port(settings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="experiments_action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", parents=[common], help="list all experiments")
     listing.add_argument("--all", action="store_true", help="archived ones too")
+    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(experiments_run=_list)
     for name, text in (
         ("archive", "take an experiment out of the lists of experiments and runs; nothing of it is removed"),
@@ -49,7 +51,7 @@ def _list(args: argparse.Namespace) -> int:
 
     store = RunStore(found_workspace(args).runs_dir)
     runs = RunIndex(store).runs() if store.experiments() else []
-    if not runs:
+    if not runs and not args.json:
         note("there is no experiment; stoker submit SCRIPT begins one")
         return 0
     counts = Counter(one.experiment for one in runs)
@@ -57,10 +59,17 @@ def _list(args: argparse.Namespace) -> int:
     for one in runs:
         newest.setdefault(one.experiment, one.created_ms)
     archived = store.archived()
+    names = [name for name in sorted(counts) if args.all or name not in archived]
+    if args.json:
+        listed = [
+            {"name": name, "runs": counts[name], "newest": newest[name], "archived": name in archived}
+            for name in names
+        ]
+        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
+        return 0
     rows = [
         (name, str(counts[name]), time_text(newest[name]), "archived" if name in archived else "")
-        for name in sorted(counts)
-        if args.all or name not in archived
+        for name in names
     ]
     sys.stdout.write(table([("EXPERIMENT", "RUNS", "NEWEST", ""), *rows]))
     if archived and not args.all:

@@ -7,7 +7,7 @@ import json
 import sys
 from urllib.parse import quote
 
-from stoker.commands.running_server import add_server_arguments, admin_key, ask_admin
+from stoker.commands.running_server import add_server_arguments, ask_admin
 
 __all__ = ["add_events_arguments", "print_events"]
 
@@ -23,7 +23,7 @@ def print_events(args: argparse.Namespace) -> int:
     path = (
         "/v2/repository/events" if args.name is None else f"/v2/repository/models/{quote(args.name)}/events"
     )
-    events = json.loads(ask_admin(args.url, path, admin_key(args), method="GET"))
+    events = json.loads(ask_admin(args, path, method="GET"))
     if args.json:
         sys.stdout.write(json.dumps(events, indent=2) + "\n")
         return 0

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.commands.model_events import add_events_arguments, print_events
 from stoker.commands.model_weights import add_canary_arguments, shift_weights
-from stoker.commands.running_server import add_server_arguments, admin_key, ask_admin
+from stoker.commands.running_server import add_server_arguments, ask_admin
+from stoker.commands.sizes import size_text
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
@@ -274,21 +275,13 @@ def _list(args: argparse.Namespace) -> int:
 
 def _row(model: Registered) -> tuple[str, ...]:
     description = " ".join(model.description.split())
-    return model.reference, model.framework, _size(model.size_bytes), model.created_at, description
+    return model.reference, model.framework, size_text(model.size_bytes), model.created_at, description
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "".join(f"{line}\n" for line in lines)
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -311,7 +304,8 @@ def _show(args: argparse.Namespace) -> int:
     sys.stdout.write(_table(facts))
     sys.stdout.write("\n")
     files = [
-        (str(path), _size(record.size_bytes), record.sha256) for path, record in sorted(model.files.items())
+        (str(path), size_text(record.size_bytes), record.sha256)
+        for path, record in sorted(model.files.items())
     ]
     sys.stdout.write(_table([("FILE", "SIZE", "SHA-256"), *files]))
     return 0
@@ -389,6 +383,6 @@ def _ask_server(args: argparse.Namespace) -> int:
     path = f"/v2/repository/models/{name}"
     if version is not None:
         path += f"/versions/{version}"
-    ask_admin(args.url, f"{path}/{args.models_action}", admin_key(args))
+    ask_admin(args, f"{path}/{args.models_action}")
     sys.stdout.write(f"{args.reference} is {args.models_action}ed\n")
     return 0

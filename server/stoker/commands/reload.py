@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from stoker.commands.running_server import add_server_arguments, admin_key, ask_admin
+from stoker.commands.running_server import add_server_arguments, ask_admin
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -33,6 +33,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: The server cannot be reached, refuses, or goes on because the new one did not start.
     """
-    ask_admin(args.url, "/-/reload", admin_key(args))
+    ask_admin(args, "/-/reload")
     sys.stdout.write("The new server serves.\n")
     return 0

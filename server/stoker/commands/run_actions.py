@@ -105,7 +105,7 @@ def resume_run(args: argparse.Namespace) -> int:
     workspace, folder = found_workspace(args), _store(args).find(args.reference)
     state = resume(folder, workspace)
     note(f"{folder.id}: attempt {state.attempt}")
-    return 0 if args.detach else stream(folder, workspace)
+    return 0 if args.detach else stream(folder, workspace, attempt=state.attempt)
 
 
 def rerun(args: argparse.Namespace) -> int:
@@ -148,7 +148,8 @@ def download(args: argparse.Namespace) -> int:
         raise SubmissionRefused(
             f"{folder.id} has no file that begins with {args.prefix!r}; see: stoker runs files"
         )
-    sys.stdout.write(f"{len(copied)} files are in {place}\n")
+    files = "1 file is" if len(copied) == 1 else f"{len(copied)} files are"
+    sys.stdout.write(f"{files} in {place}\n")
     return 0
 
 

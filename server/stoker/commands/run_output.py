@@ -32,7 +32,6 @@ __all__ = [
 DETACHED: Final = 130
 """Exit status of a command that left a run to itself."""
 _SECOND_INTERRUPT_S: Final = 2.0
-_SHOWN_TRACEBACK_LINES: Final = 40
 
 
 def common_arguments() -> argparse.ArgumentParser:
@@ -82,8 +81,14 @@ def duration_text(begin_ms: int | None, end_ms: int | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
 
 
-def stream(folder: RunFolder, workspace: Workspace, rank: int = 0) -> int:
+def stream(folder: RunFolder, workspace: Workspace, rank: int = 0, attempt: int = 1) -> int:
     """Print what a run prints until it has ended; Ctrl-C leaves it to itself.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        rank: Which of its processes.
+        attempt: With which attempt to begin.
 
     Returns:
         The exit status: 0 for Completed, 1 for Failed and Canceled, 130 where the run goes on.
@@ -92,7 +97,7 @@ def stream(folder: RunFolder, workspace: Workspace, rank: int = 0) -> int:
 
     try:
         with _waiting_line() as waits:
-            state = follow(folder, workspace, write_bytes, waits, rank=rank)
+            state = follow(folder, workspace, write_bytes, waits, rank=rank, attempt=attempt)
     except KeyboardInterrupt:
         return _detached(folder)
     _say_end(folder, state)

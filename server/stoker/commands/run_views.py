@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.run_output import duration_text, found_workspace, note, table, time_text
+from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
     import argparse
 
     from stoker.runs.folder import RunFolder
     from stoker.runs.record import RunRecord
-    from stoker.runs.states import RunState
+    from stoker.runs.states import RunState, Status
     from stoker.runs.summary import RunSummary
 
 __all__ = ["compare", "list_files", "list_runs", "plot", "show_run"]
@@ -30,6 +32,7 @@ def list_runs(args: argparse.Namespace) -> int:
 
     workspace = found_workspace(args)
     conditions = read_conditions(args.where) if args.where else []
+    status = _checked_status(args.status)
     key = SortKey(args.sort) if args.sort else None
     metrics = [*args.metric, *(name for one in conditions if (name := one.metric) is not None)]
     if key is not None and key.metric is not None:
@@ -37,11 +40,13 @@ def list_runs(args: argparse.Namespace) -> int:
     metrics = list(dict.fromkeys(metrics))
     # Of a list that is neither chosen from nor sorted the first ones are all that has to be read.
     hidden = frozenset() if args.experiment or args.all else RunStore(workspace.runs_dir).archived()
-    most = args.limit if args.limit and not (args.status or conditions or key or hidden) else None
-    runs = [run for run in args.index.runs(args.experiment, metrics, most) if run.experiment not in hidden]
+    most = args.limit if args.limit and not (status or conditions or key or hidden) else None
+    # A program that reads JSON has no columns to choose.
+    read = args.index.runs(args.experiment, None if args.json else metrics, most)
+    runs = [run for run in read if run.experiment not in hidden]
     count = args.index.count(args.experiment) if most else 0
-    if args.status:
-        runs = [run for run in runs if run.status.value.lower() == args.status.lower()]
+    if status is not None:
+        runs = [run for run in runs if run.status is status]
     runs = [run for run in runs if all(condition.holds(run) for condition in conditions)]
     if key is not None:
         runs = key.sort(runs)
@@ -50,13 +55,48 @@ def list_runs(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([_as_json(run) for run in shown], indent=2) + "\n")
         return 0
     if not shown:
-        note("there is no such run; stoker submit SCRIPT begins one")
+        asked = args.experiment or status or conditions
+        which = (
+            "runs of this kind" if asked else f"runs in {workspace.runs_dir}; stoker submit SCRIPT begins one"
+        )
+        note(f"there are no {which}{_never_measured(args, metrics, read)}")
         return 0
     header = ("RUN", "STATUS", "SUBMITTED", "TOOK", "TARGET", *(name.upper() for name in metrics), "")
     sys.stdout.write(table([header, *(_row(run, metrics) for run in shown)]))
     if more := max(len(runs), count) - len(shown):
         note(f"{more} more: --limit 0 shows all")
+    if unknown := [name for name in metrics if not any(name in run.metrics for run in runs)]:
+        note(f"none of these runs has measured {', '.join(unknown)}{_nearest(args, unknown)}")
     return 0
+
+
+def _never_measured(args: argparse.Namespace, metrics: list[str], runs: list[RunSummary]) -> str:
+    """What is said of metrics that no run has, where conditions on them may be why none is listed."""
+    unknown = [name for name in metrics if not any(name in run.metrics for run in runs)]
+    if not runs or not unknown:
+        return ""
+    return f": none has measured {', '.join(unknown)}{_nearest(args, unknown)}"
+
+
+def _nearest(args: argparse.Namespace, unknown: list[str]) -> str:
+    """The names that were probably meant by these, of metrics and of facts, as a question."""
+    from stoker.runs.conditions import FACTS
+
+    known = [*args.index.metric_names(args.experiment), *FACTS]
+    near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1))]
+    return f"; did you mean {' and '.join(near)}?" if near else ""
+
+
+def _checked_status(text: str | None) -> Status | None:
+    """The status that `--status` means, however it is written."""
+    from stoker.runs.states import Status
+
+    if not text:
+        return None
+    found = next((one for one in Status if one.value.lower() == text.lower()), None)
+    if found is None:
+        raise InvalidSettings(f"--status {text}: a run is one of {', '.join(one.value for one in Status)}")
+    return found
 
 
 def _row(run: RunSummary, metrics: list[str]) -> tuple[str, ...]:
@@ -101,7 +141,7 @@ def _found(args: argparse.Namespace, reference: str) -> RunFolder:
 
 def show_run(args: argparse.Namespace) -> int:
     """Print what is known of one run."""
-    from stoker.runs.summary import numbers_of
+    from stoker.runs.summary import measured
 
     folder = _found(args, args.reference)
     record, state = folder.record(), folder.state()
@@ -117,7 +157,7 @@ def show_run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
         return 0
     sys.stdout.write(table(_facts(folder, record, state)))
-    numbers = numbers_of(folder.metric_lines())
+    numbers = measured(folder.metric_files())
     if numbers:
         rows = [
             (name, f"{one.last:.6g}", f"{one.least:.6g}", f"{one.most:.6g}", str(one.count))
@@ -173,6 +213,8 @@ def compare(args: argparse.Namespace) -> int:
     from stoker.runs.comparing import compare_runs
 
     folders = [_found(args, reference) for reference in args.references]
+    if len(folders) < 2:
+        raise InvalidSettings("name two runs or more to compare, such as @-2 @latest")
     differences = compare_runs(folders, found_workspace(args).snapshots_dir)
     if args.json:
         content = [{"group": one.group, "name": one.name, "values": list(one.values)} for one in differences]

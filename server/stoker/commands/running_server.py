@@ -13,34 +13,46 @@ from urllib.parse import urlsplit
 
 from stoker.errors import InvalidSettings, OperatorError
 
-__all__ = ["SERVER", "add_server_arguments", "admin_key", "ask_admin", "on_loopback"]
+__all__ = [
+    "PORT_VARIABLE",
+    "SERVER",
+    "add_server_arguments",
+    "ask_admin",
+    "on_loopback",
+    "server_here",
+]
 
 SERVER: Final = "http://127.0.0.1:8080"
 """Where `stoker serve` listens unless it is told otherwise."""
+PORT_VARIABLE: Final = "STOKER_PORT"
+"""The variable that tells `stoker serve` its port, and the commands of the same shell where that is."""
+
+
+def server_here() -> str:
+    """The address of this machine's server, at the port of `STOKER_PORT` where that is set.
+
+    Raises:
+        InvalidSettings: The variable names no port, or has the server take a free one.
+    """
+    port = os.environ.get(PORT_VARIABLE, "")
+    # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
+    if not port or port.startswith("tcp://"):
+        return SERVER
+    if not (port.isdecimal() and 0 < int(port) < 65536):
+        raise InvalidSettings(
+            f"{PORT_VARIABLE}={port} does not say where the server is; --uri does, like --uri {SERVER}"
+        )
+    return f"http://127.0.0.1:{int(port)}"
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare where the server is, and the admin key."""
     parser.add_argument(
-        "--url", default=SERVER, metavar="URL", help=f"where the server listens (default {SERVER})"
+        "--uri", help=f"where the server listens (default: {SERVER}, or the port of ${PORT_VARIABLE})"
     )
     parser.add_argument(
         "--key", metavar="KEY", help="the admin key (default: STOKER_ADMIN_KEY, else that of the workspace)"
     )
-
-
-def admin_key(args: argparse.Namespace) -> str | None:
-    """The key given, else the environment's, else the workspace's, which is sent to this machine alone."""
-    from stoker.keys.keyring import AdminKey
-    from stoker.workspace import Workspace
-
-    given: str | None = args.key or os.environ.get("STOKER_ADMIN_KEY")
-    if given or not on_loopback(args.url):
-        return given
-    try:
-        return AdminKey(Workspace.find(args.workspace).keys_dir).show().primary
-    except FileNotFoundError:
-        return None
 
 
 def on_loopback(uri: str) -> bool:
@@ -52,24 +64,25 @@ def on_loopback(uri: str) -> bool:
         return host == "localhost"
 
 
-def ask_admin(server: str, path: str, key: str | None, *, method: str = "POST", body: bytes = b"") -> bytes:
+def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> bytes:
     """Ask for a path of the model repository API, and return the answer when the server has done it.
 
     Args:
-        server: The server's address, `http://HOST:PORT`.
+        args: What `add_server_arguments` has declared.
         path: The path, with its first slash.
-        key: The admin key, if there is one to send.
         method: `POST`, or `GET` for what changes nothing.
-        body: The body of a POST.
 
     Raises:
-        InvalidSettings: The address is not one of HTTP.
+        InvalidSettings: The address is not one of HTTP, or that of scoring.
         OperatorError: The server cannot be reached, or refuses.
     """
-    if urlsplit(server).scheme not in ("http", "https"):
+    server = args.uri or server_here()
+    parts = urlsplit(server)
+    if parts.scheme not in ("http", "https") or parts.path.rstrip("/").endswith("/score"):
         raise InvalidSettings(f"{server} is no address of a server; it has to be like {SERVER}")
+    key = _admin_key(args, server)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    content = None if method == "GET" else body
+    content = None if method == "GET" else b""
     request = urllib.request.Request(server.rstrip("/") + path, content, headers, method=method)  # noqa: S310  # checked
     # A proxy does not reach this machine's loopback, and is not to see the key of its workspace.
     proxies = urllib.request.ProxyHandler({} if on_loopback(server) else None)
@@ -81,9 +94,23 @@ def ask_admin(server: str, path: str, key: str | None, *, method: str = "POST", 
         raise OperatorError(_reason(error)) from error
     except OSError as error:
         raise OperatorError(
-            f"the server at {server} cannot be reached: {_cause(error)}; `stoker serve` starts one, --url names "
+            f"the server at {server} cannot be reached: {_cause(error)}; `stoker serve` starts one, --uri names "
             "one elsewhere"
         ) from error
+
+
+def _admin_key(args: argparse.Namespace, server: str) -> str | None:
+    """The key given, else the environment's, else the workspace's, which is sent to this machine alone."""
+    from stoker.keys.keyring import AdminKey
+    from stoker.workspace import Workspace
+
+    given: str | None = args.key or os.environ.get("STOKER_ADMIN_KEY")
+    if given or not on_loopback(server):
+        return given
+    try:
+        return AdminKey(Workspace.find(args.workspace).keys_dir).show().primary
+    except FileNotFoundError:
+        return None
 
 
 def _cause(error: OSError) -> BaseException | str:

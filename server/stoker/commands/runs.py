@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", type=int, default=50, metavar="N", help="at most so many (default: 50; 0: all)"
     )
     listing.add_argument("--all", action="store_true", help="those of archived experiments too")
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.add_argument("--json", action="store_true", help="print JSON, with all metrics")
     listing.set_defaults(runs_run=run_views.list_runs)
 
     show = actions.add_parser("show", parents=[common, one], help="show what is known of a run")

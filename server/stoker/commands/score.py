@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from stoker.commands.running_server import SERVER, on_loopback
+from stoker.commands.running_server import PORT_VARIABLE, SERVER, on_loopback, server_here
 from stoker.commands.score_files import add_file_arguments, score_files
+from stoker.counted_names import told_of_counted_names
 from stoker.errors import InvalidSettings, OperatorError
 
 if TYPE_CHECKING:
@@ -64,11 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir", type=Path, metavar="FOLDER", help="the folder with MNIST's IDX files, for --mnist"
     )
-    parser.add_argument("--uri", help=f"the scoring URI (default: {SERVER}/score)")
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        default=None,
+        help="with --data: send the body in one request, and print each piece of the answer as one line of JSON when "
+        "it is there; for scripts that yield",
+    )
+    parser.add_argument(
+        "--uri", help=f"the scoring URI (default: {SERVER}/score, or the port of ${PORT_VARIABLE})"
+    )
     parser.add_argument(
         "--name",
         metavar="SERVICE",
-        help=f"the service; without --uri the URI is {SERVER}/api/v1/service/SERVICE/score",
+        help="the service; without --uri the URI ends in /api/v1/service/SERVICE/score",
     )
     parser.add_argument(
         "--key",
@@ -97,6 +107,8 @@ def _ask_server(args: argparse.Namespace) -> int:
 
     if (args.mnist is None) != (args.data_dir is None):
         raise InvalidSettings("--mnist INDEX and --data-dir FOLDER go together: the folder has the image")
+    if args.stream and args.data is None:
+        raise InvalidSettings("--stream goes with --data FILE: an image of MNIST is answered at once")
     uri = args.uri or _default_uri(args.name)
     key, origin = _find_key(args, uri)
     try:
@@ -105,7 +117,9 @@ def _ask_server(args: argparse.Namespace) -> int:
         raise InvalidSettings(str(error)) from error
     with client:
         try:
-            if args.data is not None:
+            if args.stream:
+                _print_pieces(client, args.data)
+            elif args.data is not None:
                 _score_data(client, args.data)
             else:
                 _score_digit(client, args.data_dir, args.mnist)
@@ -131,8 +145,8 @@ def _default_uri(name: str | None) -> str:
     from stoker.names import checked_name
 
     if name is None:
-        return f"{SERVER}/score"
-    return f"{SERVER}/api/v1/service/{checked_name(name, 'service')}/score"
+        return f"{server_here()}/score"
+    return f"{server_here()}/api/v1/service/{checked_name(name, 'service')}/score"
 
 
 def _find_key(args: argparse.Namespace, uri: str) -> tuple[str | None, str]:
@@ -197,6 +211,13 @@ def _score_data(client: Client, source: str) -> None:
         sys.stdout.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
+def _print_pieces(client: Client, source: str) -> None:
+    with client.stream(_read_body(source)) as pieces:
+        for piece in pieces:
+            sys.stdout.write(json.dumps(piece, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+
+
 def _read_body(source: str) -> dict[str, Any]:
     """Read the rows or the body, as a body."""
     import numpy as np
@@ -219,6 +240,10 @@ def _read_body(source: str) -> dict[str, Any]:
             'model that takes images: curl -H "Authorization: Bearer KEY" -H "Content-Type: image/png" '
             f"--data-binary {posted} URI"
         ) from error
+    except json.JSONDecodeError as error:
+        raise InvalidSettings(
+            f'{source} cannot be read: it is no JSON ({error}); a body is {{"data": [row, …]}}'
+        ) from error
     except (ValueError, EOFError, RecursionError) as error:
         raise InvalidSettings(f"{source} cannot be read: {error}") from error
 
@@ -233,7 +258,7 @@ def _body_from_json(content: bytes, source: str) -> dict[str, Any]:
 
 
 def _rows_from_csv(path: Path) -> NDArray[np.float64]:
-    """Rows of numbers, float64[rows, columns]; a first line with names is left out."""
+    """Rows of numbers, float64[rows, columns]; a first line with names is left out, one that may be some told of."""
     import numpy as np
 
     lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -241,6 +266,9 @@ def _rows_from_csv(path: Path) -> NDArray[np.float64]:
         np.loadtxt(lines[:1], delimiter=",", ndmin=2)
     except ValueError:
         lines = lines[1:]
+    else:
+        if lines and (told := told_of_counted_names(path, lines[0])):
+            sys.stderr.write(f"stoker score: {told}\n")
     if not any(line.strip() for line in lines):
         raise ValueError("it has no rows")
     return np.loadtxt(lines, delimiter=",", ndmin=2)

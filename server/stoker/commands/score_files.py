@@ -20,7 +20,7 @@ __all__ = ["add_file_arguments", "score_files"]
 
 DEFAULT_FILES: Final = 10
 DEFAULT_ROWS: Final = 1000
-_SERVED: Final = ("uri", "name", "key", "workspace", "data_dir")
+_SERVED: Final = ("uri", "name", "key", "workspace", "data_dir", "stream")
 
 
 def add_file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +142,8 @@ def _tables(files: Sequence[Path], rows: int) -> Iterator[Any]:
                 frame = pd.read_parquet(file)
                 yield from (frame.iloc[begin : begin + rows] for begin in range(0, len(frame), rows))
             else:
-                yield from pd.read_csv(file, chunksize=rows)
+                # Of a table without rows there is a frame too.
+                yield from (frame for frame in pd.read_csv(file, chunksize=rows) if len(frame))
         except (ImportError, OSError, ValueError) as error:
             raise InvalidSettings(f"{file} cannot be read as a table: {error}") from error
 

@@ -15,6 +15,9 @@ from stoker.settings.server import ImportedSettings, ServerSettings
 
 __all__ = ["SUMMARY", "add_arguments", "run", "serve_settings"]
 
+_PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
+"""What names a model by its path, and what describes that."""
+
 SUMMARY: Final = "load models onto the device and answer scoring requests"
 
 
@@ -85,6 +88,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="YAML of their endpoint: how callers are known, and which deployment gets which part of the requests",
     )
     parser.add_argument(
+        "--model-config-file",
+        type=Path,
+        metavar="FILE",
+        help="models.config of TensorFlow Serving, which stands for PATH",
+    )
+    parser.add_argument(
+        "--batching-parameters-file",
+        type=Path,
+        metavar="FILE",
+        help="TensorFlow Serving's batching parameters, for all models; settings given to Stoker itself win over it",
+    )
+    parser.add_argument(
         "--image",
         type=image_argument,
         metavar="SPEC",
@@ -150,6 +165,7 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
     """
     from stoker.azure_config import AzureServer, DeploymentConfig, InferenceConfig
     from stoker.errors import InvalidSettings
+    from stoker.models.serving_config import read_batching_parameters
     from stoker.workspace import Workspace
 
     if args.endpoint is not None and not args.deployment:
@@ -167,7 +183,12 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         inference = InferenceConfig.from_file(args.inference_config)
         script = inference.model(Workspace.find(args.workspace).run_dir / "conda")
         imported.append(ImportedSettings(inference.source, notes=inference.notes))
-    models = _deployments(args, imported) if args.deployment else _models(args, script)
+    if args.batching_parameters_file is not None:
+        imported.append(read_batching_parameters(args.batching_parameters_file))
+    if args.model_config_file is not None:
+        models = _configured(args, imported)
+    else:
+        models = _deployments(args, imported) if args.deployment else _models(args, script)
     settings = load_settings(vars(args), os.environ, args.config, models, imported)
     if settings.models or (server := AzureServer.find(os.environ)) is None:
         return settings
@@ -179,14 +200,9 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
 def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
     """The models that deployments for Azure describe; what they say of the server is appended to `imported`."""
     from stoker.azure_config import OnlineDeployment, OnlineEndpoint
-    from stoker.errors import InvalidSettings
     from stoker.workspace import Workspace
 
-    options = ("path", "model", "inference_config", "deployment_config", "name", "model_dir", "use_model")
-    for option in options:
-        if getattr(args, option):
-            shown = "PATH" if option == "path" else "--" + option.replace("_", "-")
-            raise InvalidSettings(f"{shown} and --deployment both say what is served; leave one out")
+    _check_alone(args, "deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
     deployments = [OnlineDeployment.from_file(file) for file in args.deployment]
     endpoint = OnlineEndpoint() if args.endpoint is None else OnlineEndpoint.from_file(args.endpoint)
     imported.append(endpoint.imported(deployments))
@@ -198,6 +214,32 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
         **given,
     )
     return tuple(own.over(deployment.model(run_dir)) for deployment in deployments)
+
+
+def _configured(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
+    """The models of TensorFlow Serving's file; what it says beside them is appended to `imported`."""
+    from stoker.models.serving_config import read_model_config
+
+    others = ("deployment", "inference_config", "environment", "system_managed", "image", "sample_input")
+    _check_alone(args, "model_config_file", (*others, *_PATH_OPTIONS))
+    listed, beside = read_model_config(args.model_config_file)
+    imported.append(beside)
+    given = _given(args, ("batching",))
+    return tuple(ModelSettings(**given, said=frozenset(given)).over(model) for model in listed)
+
+
+def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -> None:
+    """Raise InvalidSettings if another option says what is served, or describes what this one does not name."""
+    from stoker.errors import InvalidSettings
+
+    for option in others:
+        if getattr(args, option):
+            shown = "PATH" if option == "path" else _option(option)
+            raise InvalidSettings(f"{shown} and {_option(chosen)} both say what is served; leave one out")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _given(args: argparse.Namespace, options: Sequence[str]) -> dict[str, Any]:

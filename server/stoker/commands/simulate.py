@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from stoker.commands.option_values import number_option
+from stoker.commands.simulated_facts import facts_of, mean, not_taken, table
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from stoker.device.planner import BatchPolicy
+    from stoker.settings.lateness import Admission
+    from stoker.simulation.arrivals import Requests
     from stoker.simulation.devices import Curve
-    from stoker.simulation.world import Outcome
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -34,6 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "server runs under a virtual clock."
     )
     parser.add_argument("--suite", action="store_true", help="the open workloads, by Stoker and by others")
+    parser.add_argument(
+        "--neighbours",
+        choices=("callers", "tiers"),
+        help="what five callers of 0.1 notice of one more of each load, or a high tier of 0.3 of a low one",
+    )
+    parser.add_argument(
+        "--bounds",
+        action="store_true",
+        help="beside loads and the suite what no scheduler can exceed; takes longer",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the loads too, as PNG or SVG")
     parser.add_argument(
@@ -61,6 +73,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the requests")
     load.add_argument(
         "--replay", type=Path, metavar="FILE", help="requests from a CSV file: time (seconds), model, rows"
+    )
+    load.add_argument(
+        "--caller-rows-per-s",
+        type=number_option(float, 0.001, 1e12),
+        metavar="NUMBER",
+        help="with --replay: how many rows each caller may send in a second; what is beyond is refused",
+    )
+    load.add_argument(
+        "--caller-burst-s",
+        type=number_option(float, 0.001, 3600),
+        default=2.0,
+        metavar="NUMBER",
+        help="how many seconds of that it may have at once (2)",
     )
     load.add_argument(
         "--load",
@@ -96,6 +121,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     policy.add_argument(
         "--hold", type=number_option(float, 0, 1), default=0.0, help="as the setting of a model"
+    )
+    policy.add_argument(
+        "--admission",
+        choices=("target", "rows"),
+        help="as the setting of a model: refuse when they come what would be too late, or take all (target, which a "
+        "model with a target has by default; with --gpus rows)",
     )
 
 
@@ -147,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidSettings: There is no such device, or what is asked for cannot be.
     """
-    rows = list(_suite(args.seeds)) if args.suite else list(_chosen(args))
+    rows = list(_chosen(args))
     if args.plot is not None:
         from stoker.simulation.pictures import draw
 
@@ -155,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _table(rows)))
+        sys.stdout.write("".join(f"{line}\n" for line in table(rows)))
     return 0
 
 
@@ -164,29 +195,69 @@ def _numbers(kind: Any, least: float, most: float) -> Any:
     return lambda text: [one(part) for part in text.split(",")]
 
 
-def _suite(seeds: Sequence[int]) -> Iterator[dict[str, object]]:
+def _suite(seeds: Sequence[int], admission: Admission, *, bounds: bool) -> Iterator[dict[str, object]]:
+    from stoker.simulation.devices import CURVES
     from stoker.simulation.suite import SCHEDULERS, SUITE, simulate
 
     for name, workload in SUITE.items():
         row: dict[str, object] = {"workload": f"{name} {workload.text}"}
         for scheduler in SCHEDULERS:
-            outcomes = simulate(workload, scheduler, seeds)
-            row[scheduler] = None if outcomes is None else _mean(outcome.in_time() for outcome in outcomes)
+            outcomes = simulate(workload, scheduler, seeds, admission=admission)
+            row[scheduler] = None if outcomes is None else mean(outcome.in_time() for outcome in outcomes)
             beside = [workload.in_time_beside(outcome) for outcome in outcomes or ()]
             # Of those beside the first, the worst.
-            row["others"] = _mean(part for part in beside if part is not None)
+            row["others"] = mean(part for part in beside if part is not None)
+            if admission == "target" and scheduler == "Stoker":
+                row |= not_taken(outcomes or ())
+        if bounds:
+            row |= _bounds([workload.draw(seed) for seed in seeds], CURVES[workload.curve])
         yield row
 
 
-def _mean(parts: Iterable[float]) -> float | None:
-    known = list(parts)
-    return round(sum(known) / len(known), 3) if known else None
+def _bounds(drawn: Sequence[Requests], curve: Curve) -> dict[str, object]:
+    from stoker.simulation.bounds import exact, fluid, has_exact
+
+    return {
+        "fluid": mean(fluid(requests, curve) for requests in drawn),
+        "exact": mean(exact(requests, curve) for requests in drawn if has_exact(requests)),
+    }
 
 
 def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    if args.caller_rows_per_s is not None and args.replay is None:
+        raise InvalidSettings("callers are told apart in recorded requests only: give them with --replay")
+    if args.suite:
+        return _suite(args.seeds, _admission(args), bounds=args.bounds)
     if args.replay is not None:
         return _replay(args)
+    if args.neighbours is not None:
+        return _neighbours(args)
     return _loads(args) if args.gpus is None else _fleet(args)
+
+
+def _admission(args: argparse.Namespace) -> Admission:
+    if args.gpus is None:
+        return args.admission or "target"
+    if args.admission == "target":
+        raise InvalidSettings("the servers of a fleet take all requests: leave --admission target out")
+    return "rows"
+
+
+def _neighbours(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker.simulation.neighbours import beside
+
+    curve = _curve(args)
+    loads = (0.0, *args.load)
+    return beside(
+        args.neighbours,
+        curve,
+        _policy(args, curve),
+        args.target_ms,
+        loads,
+        args.seconds,
+        args.seeds,
+        _admission(args),
+    )
 
 
 def _policy(args: argparse.Namespace, curve: Curve) -> BatchPolicy:
@@ -201,12 +272,24 @@ def _replay(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
     curve = _curve(args)
     requests, models = read_requests(args.replay, args.target_ms)
+    told: dict[str, object] = {"model": "all"}
+    if args.caller_rows_per_s is not None:
+        from stoker.simulation.limits import let_in
+
+        sent = int(requests.rows.sum())
+        requests = let_in(requests, args.caller_rows_per_s, args.caller_burst_s)
+        # Of all models together: a limit is not a model's.
+        told["refused"] = sent - int(requests.rows.sum())
+    admission = _admission(args)
     outcomes = [
-        simulate_requests(curve, _policy(args, curve), requests, len(models), seed) for seed in args.seeds
+        simulate_requests(curve, _policy(args, curve), requests, len(models), seed, admission=admission)
+        for seed in args.seeds
     ]
-    yield {"model": "all"} | _facts(outcomes)
+    if admission == "target":
+        told |= not_taken(outcomes)
+    yield told | facts_of(outcomes)
     for number, model in enumerate(models if len(models) > 1 else ()):
-        yield {"model": model} | _facts(outcomes, number)
+        yield dict.fromkeys(told) | {"model": model} | facts_of(outcomes, number)
 
 
 def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -218,6 +301,7 @@ def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
             "a fleet has no hold, and as many gpus as a model has copies, and more than it loses; change those"
         )
     curve = _curve(args)
+    _admission(args)
     fleet = Fleet(
         curve,
         args.gpus,
@@ -243,7 +327,7 @@ def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
             requests = joined([stream.draw(args.seconds, chance) for stream in streams])
             ends.append(run_fleet(fleet, requests, seed))
         seconds = sum(end.outcome.end_ns for end in ends) / 1e9
-        facts = _facts([end.outcome for end in ends])
+        facts = facts_of([end.outcome for end in ends])
         facts["busy"] = round(
             sum(end.outcome.busy_ns[0] for end in ends) / 1e9 / sum(end.gpu_s for end in ends), 3
         )
@@ -262,7 +346,7 @@ def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     from stoker.simulation.suite import simulate_load
 
     curve = _curve(args)
-    policy = _policy(args, curve)
+    policy, admission = _policy(args, curve), _admission(args)
     for load in args.load:
         stream = Stream(
             load * curve.peak_rows_per_s,
@@ -271,8 +355,14 @@ def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
             cv=args.cv,
             most_rows=args.most_rows,
         )
-        outcomes = [simulate_load(curve, policy, stream, args.seconds, seed) for seed in args.seeds]
-        yield {"load": load} | _facts(outcomes)
+        outcomes = [
+            simulate_load(curve, policy, stream, args.seconds, seed, admission=admission)
+            for seed in args.seeds
+        ]
+        facts = {"load": load} | facts_of(outcomes)
+        if admission == "target":
+            facts |= not_taken(outcomes)
+        yield facts | _bounds([outcome.requests for outcome in outcomes], curve) if args.bounds else facts
 
 
 def _curve(args: argparse.Namespace) -> Curve:
@@ -294,37 +384,3 @@ def _curve(args: argparse.Namespace) -> Curve:
         most,
         (*below, most) if buckets else (),
     )
-
-
-def _facts(outcomes: Sequence[Outcome], model: int | None = None) -> dict[str, object]:
-    count = len(outcomes)
-    if model is not None:
-        rows = [outcome.requests.rows[outcome.requests.model == model].sum() for outcome in outcomes]
-        return {
-            "rows": int(sum(rows)),
-            "in time": round(sum(outcome.in_time(model) for outcome in outcomes) / count, 3),
-            "p50 ms": None,
-            "p99 ms": None,
-            "rows a batch": None,
-            "busy": round(sum(outcome.busy_ns[model] / outcome.end_ns for outcome in outcomes) / count, 3),
-        }
-    asked = sum(int(outcome.requests.rows.sum()) for outcome in outcomes)
-    batches = sum(outcome.batches for outcome in outcomes)
-    answered = sum(outcome.answered_rows for outcome in outcomes)
-    return {
-        "rows": asked,
-        "in time": round(sum(outcome.in_time() for outcome in outcomes) / count, 3),
-        "p50 ms": round(sum(outcome.latency_ms(0.5) for outcome in outcomes) / count, 2),
-        "p99 ms": round(sum(outcome.latency_ms(0.99) for outcome in outcomes) / count, 2),
-        "rows a batch": round(answered / max(1, batches), 1),
-        "busy": round(sum(sum(outcome.busy_ns) / outcome.end_ns for outcome in outcomes) / count, 3),
-    }
-
-
-def _table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
-    names = list(rows[0])
-    texts = [["" if row[name] is None else str(row[name]) for name in names] for row in rows]
-    widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
-    for cells in (names, *texts):
-        first, *others = zip(cells, widths, strict=True)
-        yield "  ".join((first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.run_output import common_arguments, found_workspace, note, stream
+from stoker.commands.sizes import size_text
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from tempfile import TemporaryDirectory
 
     from stoker.launch.submission import Request
     from stoker.workspace import Workspace
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: It is refused; nothing was written.
     """
+    from stoker.launch.runner_start import fork_runner
     from stoker.launch.submission import plan, submit
 
     workspace = found_workspace(args)
@@ -125,18 +127,17 @@ def run(args: argparse.Namespace) -> int:
                 f"{word} follows the script's name and so goes to the script; options of submit stand before it"
             )
     with ExitStack() as cleanup:
-        scratch = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="stoker-submit-")))
-        request = request_of(args, workspace, scratch)
+        request = request_of(args, workspace, cleanup)
         if args.dry_run:
             _print_plan(request, workspace)
             return 0
         plan(request, workspace)
-        folder, snapshot = submit(request, workspace, progress=_progress(cleanup))
+        folder, snapshot = submit(request, workspace, progress=_progress(cleanup), spawn=fork_runner)
     sys.stdout.write(f"{folder.id}\n")
     sys.stdout.flush()
     note(
-        f"snapshot {snapshot.digest[:12]}: {snapshot.files} files, {snapshot.size_bytes / _MB:.1f} MB, "
-        f"{snapshot.added_bytes / _MB:.1f} MB new; target {folder.record().definition.target}"
+        f"snapshot {snapshot.digest[:12]}: {_files(snapshot.files, snapshot.size_bytes)}, "
+        f"{size_text(snapshot.added_bytes)} new; target {folder.record().definition.target}"
     )
     for name in snapshot.skipped:
         note(f"not sent, for it is a link to a folder or no file: {name}")
@@ -146,13 +147,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if args.detach else stream(folder, workspace)
 
 
-def request_of(args: argparse.Namespace, workspace: Workspace, scratch: Path) -> Request:
+def request_of(args: argparse.Namespace, workspace: Workspace, cleanup: ExitStack) -> Request:
     """What the options and the configuration that they name ask for.
 
     Args:
         args: The options.
         workspace: Where the target is.
-        scratch: A folder for files, which has to be there until the run is submitted.
+        cleanup: Removes the files that were made for it, once the run is submitted.
 
     Raises:
         OperatorError: They contradict each other, or name what there is not.
@@ -163,6 +164,7 @@ def request_of(args: argparse.Namespace, workspace: Workspace, scratch: Path) ->
 
     config: dict[str, Any] = {}
     if args.config is not None:
+        scratch = Path(cleanup.enter_context(_scratch()))
         config, fixed = read_project_configuration(args.config, args.target, workspace, scratch)
         if fixed:
             args.arguments = [*config["arguments"], *args.arguments]
@@ -195,6 +197,13 @@ def request_of(args: argparse.Namespace, workspace: Workspace, scratch: Path) ->
         DEFAULT_LIMIT_BYTES if args.snapshot_limit is None else args.snapshot_limit * _MB,
         dockerfile=args.dockerfile or (Path(file) if (file := environment.get("dockerfile")) else None),
     )
+
+
+def _scratch() -> TemporaryDirectory[str]:
+    # Not above: few submissions need it, and it takes as long to import as ten modules of ours.
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix="stoker-submit-")
 
 
 def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, workspace: Workspace) -> Any:
@@ -296,18 +305,20 @@ def _print_plan(request: Request, workspace: Workspace) -> None:
     sys.stdout.write(f"experiment   {planned.experiment}\n")
     sys.stdout.write(f"target       {planned.target.name} ({planned.target.type})\n")
     sys.stdout.write(f"command      {command}\n")
-    sys.stdout.write(f"holds        {definition.cores} cores, {definition.gpus or 0} GPUs\n")
-    sys.stdout.write(f"snapshot     {files} files, {size_bytes / _MB:.1f} MB of {request.source.resolve()}\n")
+    sys.stdout.write(
+        f"holds        {_count(definition.cores, 'core')}, {_count(definition.gpus or 0, 'GPU')}\n"
+    )
+    sys.stdout.write(f"snapshot     {_files(files, size_bytes)} of {request.source.resolve()}\n")
     for name, path in definition.inputs.items():
         data_files, data_bytes = measure_data(Path(path))
-        sys.stdout.write(f"input        {name}: {data_files} files, {data_bytes / _MB:.1f} MB of {path}\n")
+        sys.stdout.write(f"input        {name}: {_files(data_files, data_bytes)} of {path}\n")
     kind = definition.environment["kind"]
     if planned.environment_file is None:
         python = definition.environment["python"] or sys.executable
         sys.stdout.write(f"environment  {python} as it is\n")
         return
     sys.stdout.write(f"environment  {kind}: {planned.environment_file}\n")
-    with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
+    with _scratch() as folder:
         file = Path(folder, definition.environment["file"])
         file.write_bytes(planned.environment_content)
         specification = read_environment(
@@ -317,3 +328,11 @@ def _print_plan(request: Request, workspace: Workspace) -> None:
         sys.stdout.write(f"             note     {line}\n")
     for finding in compare(specification):
         sys.stdout.write(f"             {finding.kind:<8} {finding.text}, compared with this Python\n")
+
+
+def _files(count: int, size_bytes: int) -> str:
+    return f"{_count(count, 'file')}, {size_text(size_bytes)}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

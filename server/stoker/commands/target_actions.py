@@ -1,4 +1,4 @@
-"""`stoker targets attach`, `prepare` and `detach`: options follow from what the files of each type may say."""
+"""What `stoker targets` does: options of `attach` and `create` follow from what the files of each type may say."""
 
 from __future__ import annotations
 
@@ -7,25 +7,49 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.run_output import found_workspace, note
+from stoker.commands.run_output import found_workspace, note, table
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-__all__ = ["add_attach", "add_prepare", "detach"]
+__all__ = ["add_attach", "add_create", "add_prepare", "add_prune", "detach"]
 
+_DAY_S: Final = 86_400.0
 _HELP: Final[Mapping[str, str]] = {
     "address": "host name of the machine, or an alias of ~/.ssh/config",
+    "arguments": "further arguments of docker run, with commas between them",
+    "containers": "whether its runs are in containers there: true or false (default: where an image is named)",
     "cores": "cores that its runs share (default: all that it has)",
+    "engine": "what starts containers: docker or podman (default: the first that answers)",
     "folder": "where everything of runs is there (default: ~/.stoker-runs)",
     "gpus": "GPUs that its runs share, as 0,1 (default: all that it has)",
     "host_key": "fingerprint of its host key, SHA256:…, or the key itself (default: ~/.ssh/known_hosts decides)",
+    "image": "image of the containers of runs that name none",
     "key_file": "private key (default: those of the SSH agent and of ~/.ssh)",
+    "max_nodes": "how many nodes a run may have",
+    "memory": "how much a container may have, such as 16g (default: no limit)",
+    "min_nodes": "how many nodes it keeps on Azure; nothing here (default: 0)",
+    "network": "the network of containers",
     "port": "where its SSH server listens (default: 22)",
     "python": "interpreter there, from 3.6 up (default: python3)",
+    "shared_directory": "folder that all runs of an experiment share (default: none)",
+    "shm_size": "shared memory of a container (default: 2g)",
     "username": "who logs in there (default: who you are here)",
+    "volumes": "folders that containers see besides, each /HERE:/THERE or /HERE:/THERE:ro, with commas between them",
 }
+_CREATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "local": ("how much of this machine its runs share", {}),
+    "docker": ("containers of docker on this machine", {"type": "docker", "engine": "docker"}),
+    "podman": ("containers of podman on this machine", {"type": "docker", "engine": "podman"}),
+    "ssh": ("a machine that SSH reaches", {"type": "ssh"}),
+    "amlcompute": (
+        "a cluster of Azure's, for which the cores and GPUs of this machine stand",
+        {"type": "amlcompute"},
+    ),
+}
+"""What `create` can make: in words, and what its file says at any rate."""
+_NEEDED: Final = frozenset({"address", "max_nodes"})
 
 
 def add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
@@ -35,44 +59,97 @@ def add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
         parser: Of `attach`.
         common: What every command about runs has.
     """
-    from stoker.targets.definitions import attachable, keys_of, secrets_of
+    from stoker.targets.definitions import attachable, keys_of
 
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="TYPE")
     for kind in attachable():
         one = kinds.add_parser(kind, parents=[common], help=f"one of type {kind}")
         one.add_argument("target", metavar="NAME", help="what it is to be called")
-        for key in keys_of(kind):
-            one.add_argument(
-                f"--{key.replace('_', '-')}", dest=f"key_{key}", metavar="VALUE", help=_HELP.get(key)
-            )
-        for secret in secrets_of(kind):
-            group = one.add_mutually_exclusive_group()
-            group.add_argument(f"--ask-{secret}", action="store_true", help=f"ask for the {secret}")
-            group.add_argument(
-                f"--{secret}-file",
-                type=Path,
-                metavar="FILE",
-                help=f"the {secret} is the first line of this file",
-            )
-        one.add_argument("--no-check", action="store_true", help="do not look whether it can be used")
+        _add_settings(one, kind, keys_of(kind))
         one.set_defaults(targets_run=_attach)
+
+
+def add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    """Declare `create TYPE NAME` with the options of each type.
+
+    Args:
+        parser: Of `create`.
+        common: What every command about runs has.
+    """
+    from stoker.targets.definitions import LOCAL, keys_of
+
+    kinds = parser.add_subparsers(dest="made", required=True, metavar="TYPE")
+    for word, (text, fixed) in _CREATED.items():
+        one = kinds.add_parser(word, parents=[common], help=text, description=f"{text.capitalize()}.")
+        if word == LOCAL:
+            one.set_defaults(target=LOCAL)
+        else:
+            one.add_argument("target", metavar="NAME", help="what it is to be called")
+        kind = fixed.get("type", LOCAL)
+        _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed=_NEEDED)
+        one.set_defaults(targets_run=_create, kind=kind)
+
+
+def _add_settings(
+    parser: argparse.ArgumentParser, kind: str, keys: Sequence[str], needed: Collection[str] = ()
+) -> None:
+    from stoker.targets.definitions import secrets_of
+
+    for key in keys:
+        parser.add_argument(
+            f"--{key.replace('_', '-')}",
+            dest=f"key_{key}",
+            metavar="VALUE",
+            help=_HELP[key],
+            required=key in needed,
+        )
+    for secret in secrets_of(kind):
+        group = parser.add_mutually_exclusive_group()
+        group.add_argument(f"--ask-{secret}", action="store_true", help=f"ask for the {secret}")
+        group.add_argument(
+            f"--{secret}-file",
+            type=Path,
+            metavar="FILE",
+            help=f"the {secret} is the first line of this file",
+        )
+    parser.add_argument("--no-check", action="store_true", help="do not look whether it can be used")
 
 
 def _attach(args: argparse.Namespace) -> int:
     from stoker.targets.attaching import attach
+
+    _write(args, {"type": args.kind}, attach)
+    sys.stdout.write(f"{args.target} is attached; stoker submit --target {args.target} SCRIPT\n")
+    return 0
+
+
+def _create(args: argparse.Namespace) -> int:
+    from stoker.targets.attaching import create
+
+    _, fixed = _CREATED[args.made]
+    _write(args, fixed, create)
+    file = found_workspace(args).targets_dir / f"{args.target}.yaml"
+    sys.stdout.write(
+        f"{args.target} is created: {file}\n"
+        f"stoker submit --target {args.target} SCRIPT runs a script there; stoker targets check {args.target} looks "
+        "again\n"
+    )
+    return 0
+
+
+def _write(args: argparse.Namespace, fixed: Mapping[str, str], write: Callable[..., list[str]]) -> None:
+    """Have the file of a target written as the options say, and print what the target says that it has."""
     from stoker.targets.definitions import keys_of, read_value, secrets_of
     from stoker.targets.registry import engine_of
 
-    given = {key: vars(args)[f"key_{key}"] for key in keys_of(args.kind)}
+    given = {key: vars(args).get(f"key_{key}") for key in keys_of(args.kind)}
     content = {key: read_value(key, text) for key, text in given.items() if text is not None}
     if "key_file" in content:
         content["key_file"] = str(Path(content["key_file"]).expanduser().absolute())
     secrets = {name: text for name in secrets_of(args.kind) if (text := _secret(args, name)) is not None}
     engine = None if args.no_check else engine_of
-    lines = attach(found_workspace(args), args.target, {"type": args.kind, **content}, secrets, engine)
+    lines = write(found_workspace(args), args.target, {**fixed, **content}, secrets, engine)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.write(f"{args.target} is attached; stoker submit --target {args.target} SCRIPT\n")
-    return 0
 
 
 def _secret(args: argparse.Namespace, name: str) -> str | None:
@@ -143,6 +220,43 @@ def _prepare(args: argparse.Namespace) -> int:
                 f"{target.name} has environments built when a run is submitted, and not before"
             )
         sys.stdout.write((folder / "got.txt").read_text(encoding="utf-8"))
+    return 0
+
+
+def add_prune(parser: argparse.ArgumentParser) -> None:
+    """Declare what `prune` takes."""
+    parser.add_argument(
+        "--unused",
+        default="60d",
+        metavar="TIME",
+        help="those that no run was given for so long (default: 60d)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say which they are, and remove nothing")
+    parser.set_defaults(targets_run=_prune)
+
+
+def _prune(args: argparse.Namespace) -> int:
+    from stoker.launch.configuration import read_duration_s
+    from stoker.targets.definitions import find_target
+    from stoker.targets.engine import Pruning
+    from stoker.targets.registry import engine_of
+
+    try:
+        unused_s = read_duration_s(args.unused)
+    except ValueError as error:
+        raise InvalidSettings(f"--unused {args.unused}: {error}") from None
+    workspace = found_workspace(args)
+    engine = engine_of(find_target(workspace.targets_dir, args.target), workspace)
+    if not isinstance(engine, Pruning):
+        raise InvalidSettings(
+            f"{args.target} is no machine that is reached by SSH: environments of this one are in "
+            f"{workspace.environments_dir}, and services may use them too"
+        )
+    found = engine.prune(unused_s, remove=not args.dry_run)
+    rows = [(name, f"{age_s / _DAY_S:.0f} days", f"{size / 1e6:.1f} MB") for name, age_s, size in found]
+    sys.stdout.write(table([("ENVIRONMENT", "UNUSED", "SIZE"), *rows]))
+    freed = sum(size for _, _, size in found) / 1e6
+    note(f"{len(found)} environments, {freed:.1f} MB{' would be removed' if args.dry_run else ' removed'}")
     return 0
 
 

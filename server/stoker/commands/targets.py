@@ -10,7 +10,7 @@ from stoker.commands.run_output import common_arguments, found_workspace, table
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "attach, list, show, check, prepare and detach compute targets"
+SUMMARY = "create, attach, list, show, check, prepare, prune and detach compute targets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "look whether it can be used"
     check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
     check.set_defaults(targets_run=_check)
+    text = "write the file of a new compute target, once it can be used"
+    target_actions.add_create(
+        actions.add_parser("create", help=text, description=f"{text.capitalize()}."), common
+    )
     text = "have runs go to a machine besides this one"
     target_actions.add_attach(actions.add_parser("attach", help=text, description=text.capitalize()), common)
     text = "build an environment there, so that the first run does not wait for it"
@@ -33,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prepare", parents=[common, one], help=text, description=f"{text.capitalize()}."
     )
     target_actions.add_prepare(prepare)
+    text = "remove environments there that no run was given for long"
+    target_actions.add_prune(
+        actions.add_parser("prune", parents=[common, one], help=text, description=f"{text.capitalize()}.")
+    )
     detach = actions.add_parser("detach", parents=[common, one], help="forget one")
     detach.set_defaults(targets_run=target_actions.detach)
 

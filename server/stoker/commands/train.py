@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stoker.runs.folder import RunFolder
     from stoker.workspace import Workspace
 
-__all__ = ["SUMMARY", "add_arguments", "collect_outputs", "run", "submit_training"]
+__all__ = ["SUMMARY", "add_arguments", "run", "submit_training"]
 
 SUMMARY = "train a digit classifier as a run, and write its outputs to a folder"
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if code == DETACHED:
         note(f"Its outputs, when it has ended: stoker runs download {folder.id} outputs")
     elif code == 0:
-        collect_outputs(folder, args.output)
+        _collect_outputs(folder, args.output)
         note(f"{args.output} has its outputs; stoker models register {args.dataset} {args.output}")
     return code
 
@@ -118,7 +118,7 @@ def submit_training(args: argparse.Namespace, workspace: Workspace) -> RunFolder
         ) from error
 
 
-def collect_outputs(folder: RunFolder, output: Path) -> None:
+def _collect_outputs(folder: RunFolder, output: Path) -> None:
     """Copy what a training run has written to a folder.
 
     Raises:

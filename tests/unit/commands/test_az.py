@@ -192,3 +192,52 @@ def test_a_target_of_azure_is_told_by_its_kind(project: Path, capsys: Output) ->
     record.write_text(record.read_text().replace("AmlCompute", "Batch"))
     assert main(["submit", "--dry-run", "--config", "cpu", "train.py"]) == 2
     assert "cpu is a compute target of type Batch" in capsys.readouterr().err
+
+
+def test_attach_says_what_is_missing_and_keeps_what_was_there(project: Path, capsys: Output) -> None:
+    """A key of the user's is let in by a command that is named; a file is as it was where a new one is refused."""
+    attach = ["az", "ml", "computetarget", "attach"]
+    assert main([*attach, "-n", "box"]) == 2
+    assert "say what it is: remotedocker, remote, cluster" in capsys.readouterr().err
+    assert main([*attach, "remote", "-n", "box", "-a", "host.lab", "-u", "me", "-k"]) == 0
+    assert "ssh-copy-id me@host.lab" in capsys.readouterr().err
+    compute = project / "aml_config" / "box.compute"
+    before = compute.read_text()
+    assert yaml.safe_load(before) == {"type": "remote", "address": "host.lab", "username": "me"}
+    run_config = yaml.safe_load((project / "aml_config" / "box.runconfig").read_text())
+    assert run_config["Framework"] == "PySpark"
+    assert main([*attach, "remote", "-n", "box"]) == 2
+    assert compute.read_text() == before
+
+
+def test_only_what_was_attached_is_detached(project: Path, capsys: Output) -> None:
+    """This machine stays; of a name that is not there the nearest is said."""
+    assert main(["az", "ml", "computetarget", "detach", "-n", "local"]) == 2
+    assert "local is this machine, and cannot be detached" in capsys.readouterr().err
+    assert main(["az", "ml", "computetarget", "detach", "-n", "locl"]) == 2
+    assert "did you mean local" in capsys.readouterr().err
+
+
+def test_a_submission_needs_a_configuration_and_a_script(project: Path, capsys: Output) -> None:
+    """Which of them is missing is said."""
+    assert main(["az", "ml", "experiment", "submit", "train.py"]) == 2
+    assert "no run configuration is named; say which with -c NAME" in capsys.readouterr().err
+    (project / "train.py").unlink()
+    assert main(["az", "ml", "experiment", "prepare", "-c", "local"]) == 2
+    assert "prepare is called in the folder of a project" in capsys.readouterr().err
+
+
+def test_folders_and_stores_are_those_of_the_sdk(project: Path, tmp_path: Path, capsys: Output) -> None:
+    """Code finds its workspace by the file that is written, and its data in the store."""
+    assert main(["az", "ml", "folder", "attach", "-w", "demo"]) == 0
+    config = json.loads((project / ".azureml" / "config.json").read_text())
+    assert config["workspace_name"] == "demo"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("1")
+    capsys.readouterr()
+    assert main(["az", "ml", "datastore", "list"]) == 0
+    assert "workspaceblobstore" in (names := capsys.readouterr().out.split())
+    assert names == sorted(names)
+    upload = ["az", "ml", "datastore", "upload", "-n", "workspaceblobstore", "-p", str(tmp_path / "data")]
+    assert main([*upload, "-u", "digits"]) == 0
+    assert [path.read_text() for path in (tmp_path / "home").rglob("digits/a.csv")] == ["1"]

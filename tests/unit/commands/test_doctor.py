@@ -5,12 +5,12 @@ import json
 import resource
 import socket
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import onnxruntime
 import pytest
+from tests.background import serving
 from tests.live_server import free_port
 from tests.tiny_models import write_mlp
 
@@ -181,17 +181,12 @@ def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            port = server.server_address[1]
-            stranger = diagnosis._port("127.0.0.1", port)
-            Stranger.answer = b'{"ready": true}'
-            running = diagnosis._port("127.0.0.1", port)
-        finally:
-            server.shutdown()
-            thread.join()
+    server = HTTPServer(("127.0.0.1", 0), Stranger)
+    with serving(server):
+        port = server.server_address[1]
+        stranger = diagnosis._port("127.0.0.1", port)
+        Stranger.answer = b'{"ready": true}'
+        running = diagnosis._port("127.0.0.1", port)
     assert (stranger.outcome, f"cannot listen on 127.0.0.1 port {port}" in stranger.text) == ("wrong", True)
     assert (running.outcome, running.text.endswith("and is ready")) == ("note", True)
 

@@ -10,6 +10,7 @@ import pytest
 
 from stoker.commands import keys as command
 from stoker.errors import InvalidSettings
+from stoker.keys.callers import CallerBook
 from stoker.keys.keyring import AdminKey, Keyring
 from stoker.keys.verifier import KeyVerifier
 
@@ -130,6 +131,8 @@ def test_named_keys_are_added_listed_changed_and_removed(
 ) -> None:
     """The key alone is printed when it is made, and never again; what is not said stays as it is."""
     where = ("--workspace", str(workspace))
+    run("list", *where)
+    assert capsys.readouterr().err == "there are no named keys; stoker keys add NAME makes one\n"
     run("add", "ads", "--models", "mnist,digits", "--expires", "2030-01-31", *where)
     key = capsys.readouterr().out.strip()
     assert KeyVerifier(keyring.keys_dir, "mnist", model="mnist").verify(f"Bearer {key}".encode())
@@ -142,13 +145,74 @@ def test_named_keys_are_added_listed_changed_and_removed(
             "expires": None,
             "weight": 3.0,
             "max tier": "high",
+            "rows per s": None,
+            "device ms per s": None,
+            "burst s": None,
         }
     ]
     run("list", *where)
-    assert capsys.readouterr().out == "ads  models digits mnist, expires any, weight 3.0, max tier high\n"
+    assert capsys.readouterr().out == "ads  models digits mnist, expires never, weight 3.0, max tier high\n"
+    run("set", "ads", "--rows-per-s", "500", "--device-ms-per-s", "200", "--burst-s", "0.5", *where)
+    run("set", "ads", "--device-ms-per-s", "none", *where)
+    run("list", *where)
+    assert capsys.readouterr().out == (
+        "ads  models digits mnist, expires never, weight 3.0, max tier high, rows per s 500.0, burst s 0.5\n"
+    )
+    run("set", "ads", "--rows-per-s", "0", *where)
+    assert not CallerBook(keyring.keys_dir).callers()[0].limited
     run("remove", "ads", *where)
     run("list", "--json", *where)
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_key_that_would_never_be_valid_is_not_made(workspace: Path) -> None:
+    """A date that is past is a slip, and whoever is told that the key is valid hands it out."""
+    with pytest.raises(InvalidSettings, match="--expires 2020-01-31 is past; the key would never be valid"):
+        run("add", "ads", "--expires", "2020-01-31", "--workspace", str(workspace))
+    assert not CallerBook(workspace / "keys").callers()
+
+
+def test_models_that_nobody_knows_are_told_of_and_not_refused(
+    workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model may come after its key; a name that is only misspelt is shown what was probably meant."""
+    where = ("--workspace", str(workspace))
+    (workspace / "models" / "digits" / "1").mkdir(parents=True)
+    run("add", "ads", "--models", "mnist,dgits,tomorrow", *where)
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "No model dgits is known in this workspace yet (did you mean digits?); there are: digits, mnist",
+        "No model tomorrow is known in this workspace yet; there are: digits, mnist",
+    ]
+    assert CallerBook(keyring.keys_dir).callers()[0].models == {"mnist", "dgits", "tomorrow"}
+    run("set", "ads", "--models", "digits,mnits", *where)
+    said = "No model mnits is known in this workspace yet (did you mean mnist?); there are: digits, mnist"
+    assert capsys.readouterr().err.splitlines()[1:] == [said]
+    for options in (["--models", "digits,mnist"], ["--models", "all"], ["--weight", "2"]):
+        run("set", "ads", *options, *where)
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_of_many_models_some_are_told(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what was probably meant, though it is not among them."""
+    for number in range(10, 35):
+        (workspace / "models" / f"m{number}" / "1").mkdir(parents=True)
+    run("add", "ads", "--models", "m_34", "--workspace", str(workspace))
+    told = ", ".join(f"m{number}" for number in range(10, 30))
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"No model m_34 is known in this workspace yet (did you mean m34?); there are: {told}, and 5 more"
+    ]
+
+
+def test_keys_come_before_all_models(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing was served or registered no name is odd; models that cannot be looked into are no obstacle."""
+    run("add", "ads", "--models", "mnist", "--workspace", str(workspace))
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    Keyring(workspace / "keys", "digits").ensure()
+    (workspace / "models").write_text("no folder")
+    run("add", "web", "--models", "mnist", "--workspace", str(workspace))
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "No model mnist is known in this workspace yet; there are: digits"
+    ]
 
 
 @pytest.mark.parametrize(

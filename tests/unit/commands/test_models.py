@@ -16,6 +16,7 @@ import pytest
 
 from stoker.commands import model_events
 from stoker.commands import models as command
+from stoker.commands.running_server import server_here
 from stoker.device import signature_probe
 from stoker.device.lifecycle import load
 from stoker.errors import InvalidSettings, LoadFailed, ModelInUse, OperatorError, RepositoryError
@@ -437,22 +438,6 @@ def test_delete(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str
     assert Repository(workspace / "models").list() == []
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (2_500_000, "2.5 MB"),
-        (7.2e9, "7.2 GB"),
-        (3e12, "3.0 TB"),
-    ],
-)
-def test_sizes(size_bytes: float, text: str) -> None:
-    """Sizes are shown in decimal units."""
-    assert command._size(size_bytes) == text
-
-
 def test_labels_are_moved_shown_and_removed(
     workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -557,7 +542,7 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
     with HTTPServer(("127.0.0.1", 0), Server) as server:
         answering = threading.Thread(target=server.handle_request)
         answering.start()
-        assert run("load", "digits:3", "--url", f"http://127.0.0.1:{server.server_port}") == 0
+        assert run("load", "digits:3", "--uri", f"http://127.0.0.1:{server.server_port}") == 0
         answering.join()
     assert seen == [("/v2/repository/models/digits/versions/3/load", f"Bearer {key}")]
     assert capsys.readouterr().out == "digits:3 is loaded\n"
@@ -573,7 +558,7 @@ def test_events_of_a_server_are_printed_a_line_each(
     ]
     asked: list[str] = []
 
-    def answer(_: str, path: str, *__: Any, **___: Any) -> bytes:
+    def answer(_: argparse.Namespace, path: str, **__: Any) -> bytes:
         asked.append(path)
         return json.dumps(events).encode()
 
@@ -589,6 +574,24 @@ def test_events_of_a_server_are_printed_a_line_each(
 def test_a_server_that_is_not_there(workspace: Path) -> None:
     """The message says where it was looked for."""
     with pytest.raises(OperatorError, match=r"the server at .* cannot be reached: \[Errno 111\]"):
-        run("load", "digits", "--url", "http://127.0.0.1:1")
+        run("load", "digits", "--uri", "http://127.0.0.1:1")
     with pytest.raises(InvalidSettings, match="file:///etc is no address of a server"):
-        run("unload", "digits", "--url", "file:///etc")
+        run("unload", "digits", "--uri", "file:///etc")
+    with pytest.raises(InvalidSettings, match="/score is no address of a server; it has to be like http"):
+        run("load", "digits", "--uri", "http://127.0.0.1:1/score")
+
+
+def test_the_port_of_the_environment_is_where_the_server_is(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`STOKER_PORT` tells commands what it tells the server; a port that only the server knows is asked for."""
+    monkeypatch.setenv("STOKER_PORT", "1")
+    with pytest.raises(OperatorError, match=r"the server at http://127\.0\.0\.1:1 cannot be reached"):
+        run("load", "digits")
+    for variable, address in (("", "8080"), ("tcp://10.0.0.1:9000", "8080"), ("09000", "9000")):
+        monkeypatch.setenv("STOKER_PORT", variable)
+        assert server_here() == f"http://127.0.0.1:{address}"
+    for variable in ("0", "http", "65536"):
+        monkeypatch.setenv("STOKER_PORT", variable)
+        with pytest.raises(InvalidSettings, match=f"STOKER_PORT={variable} does not say where the server is"):
+            run("unload", "digits")

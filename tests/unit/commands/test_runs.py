@@ -1,11 +1,16 @@
 """`stoker runs`, `experiments`, `targets`, and a dry submission: what they print, without a process."""
 
 import json
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.cli import main
+from stoker.commands import run_output
 from stoker.runs.definition import Definition
 from stoker.runs.failures import RunFailure
 from stoker.runs.folder import RunFolder
@@ -55,8 +60,76 @@ def test_a_list_has_what_was_asked_for(workspace: Workspace, capsys: pytest.Capt
     assert main(["runs", "list", "--where", "accuracy > 0.5", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["id"], listed["metrics"]) == (one.id, {"accuracy": 0.9})
+    assert main(["runs", "list", "--json", "--limit", "1"]) == 0
+    assert [run["metrics"] for run in json.loads(capsys.readouterr().out)] == [{"accuracy": 0.4}]
     assert main(["runs", "list", "--status", "failed", "--limit", "1"]) == 0
     assert two.id in capsys.readouterr().out
+
+
+def test_an_empty_list_says_what_is_empty(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """No runs at all, none of those that were asked for, and none with the metric that is a column."""
+    assert main(["runs", "list"]) == 0
+    assert (
+        capsys.readouterr().err
+        == f"there are no runs in {workspace.runs_dir}; stoker submit SCRIPT begins one\n"
+    )
+    make(workspace, 1)
+    assert main(["runs", "list", "--status", "running"]) == 0
+    assert capsys.readouterr().err == "there are no runs of this kind\n"
+    assert main(["runs", "list", "--sort", "-accuracy", "--metric", "acuracy"]) == 0
+    assert capsys.readouterr().err == "none of these runs has measured acuracy; did you mean accuracy?\n"
+    assert main(["runs", "list", "--metric", "x"]) == 0
+    assert capsys.readouterr().err == "none of these runs has measured x\n"
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("acuracy > 1", ": none has measured acuracy; did you mean accuracy?"),
+        ("statu = Completed and acc > 0", ": none has measured statu, acc; did you mean status?"),
+        ("accuracy > 1", ""),
+    ],
+)
+def test_a_condition_on_what_no_run_has_measured_says_so(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], condition: str, said: str
+) -> None:
+    """An empty list is explained by the name that is probably misspelled, with the nearest one that there is."""
+    make(workspace, 1)
+    assert main(["runs", "list", "--where", condition]) == 0
+    assert capsys.readouterr().err == f"there are no runs of this kind{said}\n"
+
+
+def test_experiments_are_listed_as_json(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the table, the newest run in milliseconds since 1970; an empty list where there are none."""
+
+    def listed(*options: str) -> list[dict[str, Any]]:
+        assert main(["experiments", "list", "--json", *options]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        found: list[dict[str, Any]] = json.loads(captured.out)
+        return found
+
+    assert listed() == []
+    make(workspace, 1)
+    make(workspace, 2)
+    expected = {"name": "e", "runs": 2, "newest": 1_700_000_000_002, "archived": False}
+    assert listed() == [expected]
+    RunStore(workspace.runs_dir).archive("e", restore=False)
+    assert (listed(), listed("--all")) == ([], [{**expected, "archived": True}])
+
+
+def test_a_resumed_run_is_followed_from_its_new_attempt(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the attempts before have printed was read before."""
+    folder = make(workspace, 1, Status.FAILED)
+    (folder.attempt(2)).mkdir()
+    (folder.attempt(2) / "log_0.txt").write_text("again\n")
+    state = replace(folder.state(), attempt=2)
+    folder.write_state(state)
+    monkeypatch.setattr("stoker.launch.submission.resume", lambda *_: state)
+    assert main(["runs", "resume", folder.id]) == 1
+    assert capsys.readouterr().out == "again\n"
 
 
 def test_a_run_is_shown_with_its_error(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +198,8 @@ def test_what_a_run_does_is_done_by_name(
         (["runs", "show", "latest"], "the newest one is @latest"),
         (["runs", "cancel"], "name the run to cancel, or give --all"),
         (["runs", "list", "--where", "accuracy"], "is no condition"),
+        (["runs", "list", "--status", "Done"], "a run is one of NotStarted, Queued"),
+        (["runs", "compare", "@latest"], "name two runs or more to compare"),
         (["runs", "download", "@latest", "nothing"], "has no file that begins with 'nothing'"),
         (["runs", "tag", "@latest", "x"], "expected KEY=VALUE"),
         (["runs", "rerun", "@latest"], "has no snapshot any more"),
@@ -186,3 +261,107 @@ def test_a_bad_file_of_a_target_is_refused(
     (workspace.targets_dir / "local.yaml").write_text(text)
     assert main(["targets", "list"]) == 2
     assert "local.yaml" in capsys.readouterr().err
+
+
+def test_runs_that_go_on_are_cancelled_and_not_deleted(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One by its id or all at once; their runners find the time they have to end."""
+    going_on = [make(workspace, number, Status.RUNNING) for number in (1, 2)]
+    make(workspace, 3)
+    assert main(["runs", "reindex"]) == 0
+    assert main(["runs", "delete", "@latest", going_on[0].id]) == 2
+    assert f"{going_on[0].id} is Running; cancel it first" in capsys.readouterr().err
+    assert main(["runs", "cancel", "--all", "--grace", "5s"]) == 0
+    assert capsys.readouterr().out == "".join(f"{one.id} is told to end\n" for one in going_on)
+    for folder in going_on:
+        asked = folder.cancel_asked()
+        assert asked is not None
+        assert asked["grace_s"] == 5.0
+    assert main(["runs", "cancel", going_on[0].id, "--grace", "soon"]) == 2
+    assert "--grace must be a duration" in capsys.readouterr().err
+    assert len(list(RunStore(workspace.runs_dir).folders())) == 3
+
+
+def test_ctrl_c_leaves_a_run_to_itself(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit status 130, and how to follow it again; meanwhile a line says what it waits for."""
+    folder = make(workspace, 1, Status.QUEUED)
+
+    sleep = time.sleep
+
+    def interrupt(seconds: float) -> None:
+        # Threads that earlier tests have left, such as a script's watchdog, sleep on.
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    assert main(["runs", "logs", folder.id, "-f"]) == 130
+    assert f"{folder.id} goes on; follow it with: stoker runs logs" in capsys.readouterr().err
+    assert folder.cancel_asked() is None
+
+
+def test_what_has_printed_nothing_says_why(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """The log of a run whose script never began is its error; how a run has ended stands below its log."""
+    folder = make(workspace, 1, Status.FAILED)
+    (folder.attempt(1) / "log_0.txt").write_text("line\n")
+    assert main(["runs", "logs", folder.id, "-f"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == ["ScriptFailed: ValueError: no data", f"stoker runs logs {folder.id}"]
+    (folder.attempt(1) / "log_0.txt").unlink()
+    assert main(["runs", "logs", folder.id]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"{folder.id} is Failed and has printed nothing",
+        "ScriptFailed: ValueError: no data",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "text"),
+    [
+        (0, "0.0 s"),
+        (59_900, "59.9 s"),
+        (60_000, "1:00 min"),
+        (3_599_000, "59:59 min"),
+        (3_661_000, "1:01:01"),
+    ],
+)
+def test_durations_are_as_long_as_people_read_them(took_ms: int, text: str) -> None:
+    """Seconds, minutes, hours."""
+    assert run_output.duration_text(5, 5 + took_ms) == text
+
+
+def test_a_snapshot_is_restored_to_a_new_folder_alone(
+    workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is there stays as it is."""
+    (tmp_path / "there").mkdir()
+    folder = make(workspace, 1)
+    assert main(["runs", "snapshot", folder.id, "--output", str(tmp_path / "there")]) == 2
+    assert "exists already; name a new folder" in capsys.readouterr().err
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_submission_says_what_options_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data with its size, options behind the script's name, a script of another folder."""
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    here = tmp_path / "here"
+    for folder in (here, tmp_path / "there"):
+        folder.mkdir()
+        (folder / "train.py").write_text("x")
+    monkeypatch.chdir(here)
+    (tmp_path / "data").write_bytes(b"12345")
+    asked: Any = ["submit", "--dry-run", "--input", f"digits={tmp_path / 'data'}"]
+    assert main([*asked, str(here / "train.py"), "--gpus", "1"]) == 0
+    said = capsys.readouterr()
+    assert f"input        digits: 1 file, 5 B of {tmp_path / 'data'}" in said.out
+    assert f"1 file, 1 B of {here}\n" in said.out
+    assert "--gpus follows the script's name and so goes to the script" in said.err
+    assert main([*asked, "../there/train.py"]) == 0
+    assert f"1 file, 1 B of {tmp_path / 'there'}\n" in capsys.readouterr().out
+    assert main([*asked, "--source", str(tmp_path / "there"), "--environment", "relaxed", "train.py"]) == 2
+    assert "needs an environment file beside the script" in capsys.readouterr().err

@@ -118,6 +118,15 @@ def test_tables_come_as_data_frames(
     assert capsys.readouterr().out.splitlines() == ["0 x 2", '1 "y z" 2', "2 w 1"]
 
 
+def test_a_table_without_rows_is_nothing_to_run(
+    score: Score, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pandas gives a frame without rows for it, at which a script may well raise."""
+    (tmp_path / "t.csv").write_text("a,b\n")
+    assert score("def init(): ...\ndef run(mini_batch): 1 / 0\n", "--tabular", "t.csv") == 0
+    assert caplog.text == ""
+
+
 FAILING = """
 def init(): ...
 def run(mini_batch):
@@ -140,6 +149,7 @@ def test_too_many_failures_end_it(
     assert "2 of 4 files have failed, and --error-threshold is 1: it ended with 2 results" in errors
     assert "shut down" in errors
     assert "bad file" in caplog.text
+    assert "in score" not in caplog.text
 
 
 def test_failures_within_the_threshold_are_told(score: Score, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,6 +248,6 @@ def test_a_script_that_cannot_be_loaded_is_refused(
 def test_a_script_that_is_not_there_is_named(score: Score, capsys: pytest.CaptureFixture[str]) -> None:
     """And files without a script are not taken for rows."""
     assert main(["score", "--script", "none.py", "0.txt"]) == 3
-    assert "none.py is not a Python file" in capsys.readouterr().err
+    assert "none.py is not a Python file: it does not exist" in capsys.readouterr().err
     assert main(["score", "--data", "rows.json", "0.txt"]) == 2
     assert "0.txt goes with --script" in capsys.readouterr().err
