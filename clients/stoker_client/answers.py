@@ -15,9 +15,9 @@ import orjson
 from stoker_client.errors import ErrorAnswer, UnexpectedAnswer, error_class
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Answer", "Json", "Reply", "as_arrays", "decode_json", "error_of", "join_answers"]
+__all__ = ["Answer", "Json", "Reply", "as_arrays", "decode_json", "error_behind", "error_of", "join_answers"]
 
 Json: TypeAlias = Any
 """Plain JSON. As with `httpx.Response.json`, its type is known to the caller alone."""
@@ -39,11 +39,13 @@ class Reply:
         status: HTTP status.
         content: The body, with its content encoding undone.
         headers: The headers.
+        on_read: Called when all of it has been read, of a reply whose content comes later; None for others.
     """
 
     status: int
     content: bytes = b""
     headers: httpx.Headers = field(default_factory=httpx.Headers)
+    on_read: Callable[[], None] | None = None
 
 
 def decode_json(reply: Reply) -> Json:
@@ -85,6 +87,19 @@ def error_of(reply: Reply) -> ErrorAnswer | UnexpectedAnswer | None:
         code=code,
         request_id=request_id,
         retry_after_s=_retry_after_s(reply.headers),
+    )
+
+
+def error_behind(reply: Reply, told: Json) -> ErrorAnswer:
+    """Return the error, in JSON, that comes behind pieces of a reply which began as a success."""
+    told = told if isinstance(told, dict) else {}
+    message, code = told.get("message"), told.get("code")
+    known = error_class(httpx.codes.INTERNAL_SERVER_ERROR, code if isinstance(code, str) else None)
+    return known(
+        message if isinstance(message, str) else "the server failed behind pieces of the answer",
+        status=reply.status,
+        code=code if isinstance(code, str) else None,
+        request_id=reply.headers.get("x-ms-request-id"),
     )
 
 
@@ -169,6 +184,10 @@ def _excerpt(reply: Reply) -> str:
     return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "…"
 
 
-def _retry_after_s(headers: httpx.Headers) -> int | None:
+def _retry_after_s(headers: httpx.Headers) -> float | None:
+    """What the server asked for; milliseconds count where both are said, as Retry-After is rounded up."""
+    exact = headers.get("retry-after-ms", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", exact):
+        return float(exact) / 1000
     value = headers.get("retry-after", "").strip()
     return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None

@@ -5,25 +5,33 @@ from __future__ import annotations
 import inspect
 import random
 import time
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 import httpx
 
+from stoker_client.addresses import Addresses
 from stoker_client.answers import Answer, Json, Reply
 from stoker_client.bearer import credentials
 from stoker_client.flow import PROBE_TIMEOUT_S, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
-from stoker_client.lanes import Lanes, http_options
-from stoker_client.steps import Flow, Pause, Renew, Result, Send
+from stoker_client.lanes import lanes_of
+from stoker_client.opened import AsyncOpened
+from stoker_client.pieces import AsyncPieces, pieces_of
+from stoker_client.steps import Flow, Outcome, Pause, Piece, Read, Renew, Result, Send, Step, resumed
+from stoker_client.throttle import Throttle
+from stoker_client.urgency import Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from stoker_client.bearer import AccessToken, AsyncTokenProvider
     from stoker_client.bodies import Rows
+    from stoker_client.sequences import SequenceOptions
+    from stoker_client.urgency import Tier
 
 __all__ = ["AsyncClient"]
 
@@ -41,10 +49,13 @@ class AsyncClient:
         token_provider: Gives what is to be sent, where it is not the key; it may be a coroutine function.
         timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
         retries: How often a request is sent again after the first attempt.
+        deadline_ms: How long after its call an answer is worth something, as for `Client`.
+        tier: The tier that requests ask for.
+        throttle: Hold requests back while the server refuses most of them, as for `Client`.
         transport: The httpx transport to send through.
         clock: Monotonic time in seconds.
         sleep: Waits that many seconds between attempts.
-        jitter: Random numbers in [0, 1) that spread the pauses.
+        jitter: Random numbers in [0, 1) that spread the pauses, and decide which requests are held back.
 
     Raises:
         ValueError: An argument is out of range or contradicts another, the URI is not absolute, or the key cannot
@@ -60,18 +71,25 @@ class AsyncClient:
         token_provider: AsyncTokenProvider | None = None,
         timeout_s: float = 60.0,
         retries: int = 6,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        throttle: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._key, credential = credentials(key, use_tokens=use_tokens, provided=token_provider is not None)
+        self._addresses = Addresses(scoring_uri)
+        if use_tokens:
+            self._addresses.token  # noqa: B018  # raises where there can be none
         self._calls = ServiceCalls(
-            scoring_uri,
+            self._addresses,
             timeout_s=timeout_s,
             retries=retries,
             credential=credential,
-            use_tokens=use_tokens,
+            urgency=Urgency().changed(deadline_ms, tier),
+            throttle=Throttle(clock, jitter) if throttle else None,
             clock=clock,
             jitter=jitter,
         )
@@ -79,7 +97,7 @@ class AsyncClient:
         self._renewing = anyio.Lock()
         self._clock = clock
         self._sleep = sleep
-        self._lanes = self._make_lanes(http_options(on_loopback=self._calls.on_loopback), transport)
+        self._lanes = lanes_of(httpx.AsyncClient, transport, on_loopback=self._addresses.on_loopback)
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,41 +106,89 @@ class AsyncClient:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._calls.scoring_url)!r})"
+        return f"{type(self).__name__}({str(self._addresses.scoring_url)!r})"
 
     async def aclose(self) -> None:
         """Close the connections."""
         for http in self._lanes.taken_down():
             await http.aclose()
 
-    async def score(self, rows: Rows) -> Answer:
+    async def score(
+        self,
+        rows: Rows,
+        *,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        **sequence: Unpack[SequenceOptions],
+    ) -> Answer:
         """Score rows in one request; see `Client.score`."""
-        return await self._drive(self._calls.score_rows(rows))
+        urgency = self._calls.urgency(deadline_ms, tier, **sequence)
+        return await self._drive(self._calls.score_rows(rows, urgency))
 
     async def infer(
-        self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None = None
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        outputs: Sequence[str] | None = None,
+        *,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        **sequence: Unpack[SequenceOptions],
     ) -> dict[str, npt.NDArray[Any]]:
         """Send named tensors and return those that the model gives; see `Client.infer`."""
-        return await self._drive(self._calls.infer(inputs, outputs))
+        urgency = self._calls.urgency(deadline_ms, tier, **sequence)
+        return await self._drive(self._calls.infer(inputs, outputs, urgency))
 
-    async def score_json(self, body: object) -> Json:
+    async def score_json(
+        self, body: object, *, deadline_ms: float | None = None, tier: Tier | None = None
+    ) -> Json:
         """Post any JSON body and return the plain JSON answer; see `Client.score_json`."""
-        return await self._drive(self._calls.score(body))
+        return await self._drive(self._calls.score(body, self._calls.urgency(deadline_ms, tier)))
+
+    def stream(
+        self,
+        body: object,
+        *,
+        events: bool = False,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        **sequence: Unpack[SequenceOptions],
+    ) -> AsyncPieces:
+        """Post any JSON body to an entry script that yields, and iterate over the pieces; see `Client.stream`.
+
+        async with client.stream({"prompt": "once"}) as pieces:
+            async for piece in pieces:
+                print(piece["word"])
+        """
+        flow = pieces_of(self._calls, body, self._calls.urgency(deadline_ms, tier, **sequence), events=events)
+        return AsyncPieces(self._run(flow))
 
     async def score_many(
-        self, rows: Rows, *, batch_rows: int = 256, concurrency: int = 8, progress: bool = False
+        self,
+        rows: Rows,
+        *,
+        batch_rows: int = 256,
+        concurrency: int = 8,
+        progress: bool = False,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
     ) -> Answer:
         """Score many rows in several requests; see `Client.score_many`. An error cancels the others."""
         with Gathering.of_rows(rows, batch_rows, progress=progress) as gathering:
-            await self._gather(gathering, concurrency)
+            await self._gather(gathering, concurrency, self._calls.urgency(deadline_ms, tier))
         return gathering.joined()
 
     async def score_batches(
-        self, batches: Iterable[Rows], *, concurrency: int = 8, progress: bool = False
+        self,
+        batches: Iterable[Rows],
+        *,
+        concurrency: int = 8,
+        progress: bool = False,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
     ) -> list[Answer]:
         """Score each batch in a request of its own; see `Client.score_batches`."""
         with Gathering.of_batches(batches, progress=progress) as gathering:
-            await self._gather(gathering, concurrency)
+            await self._gather(gathering, concurrency, self._calls.urgency(deadline_ms, tier))
         return gathering.in_order()
 
     async def ready(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
@@ -133,24 +199,14 @@ class AsyncClient:
         """Wait until the server is ready to score; see `Client.wait_until_ready`."""
         await self._drive(self._calls.wait_until_ready(timeout_s))
 
-    @staticmethod
-    def _make_lanes(
-        options: dict[str, Any], transport: httpx.AsyncBaseTransport | None
-    ) -> Lanes[httpx.AsyncClient]:
-        if transport is not None:
-            shared = httpx.AsyncClient(transport=transport, **options)
-            return Lanes(lambda: shared)
-        verify = httpx.create_ssl_context(trust_env=options["trust_env"])
-        return Lanes(lambda: httpx.AsyncClient(verify=verify, **options))
-
-    async def _gather(self, gathering: Gathering, concurrency: int) -> None:
+    async def _gather(self, gathering: Gathering, concurrency: int, urgency: Urgency) -> None:
         check_concurrency(concurrency)
         failures: list[Exception] = []
 
         async def work() -> None:
             try:
                 for batch in gathering:
-                    await self._drive(gathering.flow(batch, self._calls))
+                    await self._drive(gathering.flow(batch, self._calls, urgency))
             except Exception as error:  # noqa: BLE001  # raised again below, outside the group
                 failures.append(error)
                 workers.cancel_scope.cancel()
@@ -162,25 +218,45 @@ class AsyncClient:
             raise failures[0]
 
     async def _drive(self, flow: Flow[Result]) -> Result:
-        try:
-            step = next(flow)
-            while True:
-                if isinstance(step, Pause):
-                    await self._sleep(step.duration_s)
-                    step = next(flow)
-                    continue
-                if isinstance(step, Renew):
-                    failure = await self._renew(step)
-                    step = next(flow) if failure is None else flow.throw(failure)
-                    continue
+        async with AsyncOpened() as opened:
+            try:
+                step = next(flow)
+                while True:
+                    step = resumed(flow, await self._done(step, opened))
+            except StopIteration as ended:
+                return ended.value  # type: ignore[no-any-return]
+
+    async def _run(self, flow: Flow[None]) -> AsyncGenerator[Json, None]:
+        """Drive a flow; yields the pieces that it has."""
+        with closing(flow):
+            async with AsyncOpened() as opened:
                 try:
-                    reply = await self._exchange(step)
-                except (httpx.RequestError, TimeoutError) as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(reply)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
+                    step = next(flow)
+                    while True:
+                        if isinstance(step, Piece):
+                            yield step.value
+                            step = next(flow)
+                        else:
+                            step = resumed(flow, await self._done(step, opened))
+                except StopIteration:
+                    return
+
+    async def _done(self, step: Step, opened: AsyncOpened) -> Outcome | Exception:
+        """Do a step; return what it gives, or what came in the way."""
+        if isinstance(step, Pause):
+            await self._sleep(step.duration_s)
+            return None
+        if isinstance(step, Renew):
+            return await self._renew(step)
+        try:
+            if isinstance(step, Read):
+                return await opened.read(step.timeout_s)
+            assert isinstance(step, Send), "pieces are the caller's"
+            if step.accept is None:
+                return await self._exchange(step)
+            return await opened.begin(step, self._lanes)
+        except (httpx.RequestError, TimeoutError) as error:
+            return error
 
     async def _renew(self, renew: Renew) -> Exception | None:
         """Renew the credential; return what came in the way."""

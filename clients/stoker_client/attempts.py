@@ -5,10 +5,17 @@ from __future__ import annotations
 import httpx
 
 from stoker_client.answers import Reply, error_of
-from stoker_client.errors import ConnectionFailed, StokerClientError, TimedOut, UnexpectedAnswer
-from stoker_client.steps import Flow, Send
+from stoker_client.errors import (
+    ConnectionFailed,
+    Overloaded,
+    StokerClientError,
+    TimedOut,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from stoker_client.steps import Flow, Read, Send
 
-__all__ = ["sent", "was_lost", "was_refused"]
+__all__ = ["read", "sent", "speaks_of_load", "was_lost", "was_overload", "was_refused"]
 
 
 def sent(send: Send, server: str, limit_s: float) -> Flow[Reply | StokerClientError]:
@@ -21,18 +28,44 @@ def sent(send: Send, server: str, limit_s: float) -> Flow[Reply | StokerClientEr
     """
     try:
         reply = yield send
-    except httpx.ConnectTimeout as error:
-        return _caused(ConnectionFailed(f"cannot reach {server}: no connection in time"), error)
-    except (TimeoutError, httpx.TimeoutException) as error:
-        return _caused(TimedOut(f"{server} gave no answer within {limit_s:g} s"), error)
-    except httpx.ConnectError as error:
-        return _caused(ConnectionFailed(f"cannot reach {server}: {error}"), error)
-    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-        return _caused(ConnectionFailed(f"the connection to {server} was lost: {error}"), error)
-    except httpx.RequestError as error:
-        return _caused(UnexpectedAnswer(f"the exchange with {server} failed: {error}"), error)
-    assert reply is not None, "a Send is answered with a Reply"
+    except (TimeoutError, httpx.RequestError) as error:
+        return _failure(error, server, limit_s)
+    assert isinstance(reply, Reply), "a Send is answered with a Reply"
     return error_of(reply) or reply
+
+
+def read(server: str, limit_s: float) -> Flow[bytes]:
+    """Return more of the reply, none at its end.
+
+    Args:
+        server: How messages call the server.
+        limit_s: Seconds within which some has to come.
+
+    Raises:
+        StokerClientError: None has come.
+    """
+    try:
+        content = yield Read(limit_s)
+    except (TimeoutError, httpx.RequestError) as error:
+        raise _failure(error, server, limit_s) from error
+    assert isinstance(content, bytes), "a Read is answered with bytes"
+    return content
+
+
+def _failure(error: Exception, server: str, limit_s: float) -> StokerClientError:
+    match error:
+        case httpx.ConnectTimeout():
+            failure: StokerClientError = ConnectionFailed(f"cannot reach {server}: no connection in time")
+        case TimeoutError() | httpx.TimeoutException():
+            failure = TimedOut(f"{server} gave no answer within {limit_s:g} s")
+        case httpx.ConnectError():
+            failure = ConnectionFailed(f"cannot reach {server}: {error}")
+        case httpx.NetworkError() | httpx.RemoteProtocolError():
+            failure = ConnectionFailed(f"the connection to {server} was lost: {error}")
+        case _:
+            failure = UnexpectedAnswer(f"the exchange with {server} failed: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def was_lost(failure: StokerClientError) -> bool:
@@ -47,6 +80,13 @@ def was_refused(failure: StokerClientError) -> bool:
     return failure.retried and not was_lost(failure)
 
 
-def _caused(error: StokerClientError, cause: BaseException) -> StokerClientError:
-    error.__cause__ = cause
-    return error
+def was_overload(outcome: Reply | StokerClientError) -> bool:
+    """Whether a server had no room: 429, 503 `overloaded`, and 503 of something in front of it that gives no code."""
+    return isinstance(outcome, Overloaded) or type(outcome) is Unavailable
+
+
+def speaks_of_load(outcome: Reply | StokerClientError) -> bool:
+    """Whether a server took a request or had no room for it, as opposed to one that is away or loads its model."""
+    if isinstance(outcome, Reply) or was_overload(outcome):
+        return True
+    return outcome.status is not None and not isinstance(outcome, Unavailable)

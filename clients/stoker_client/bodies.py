@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,11 @@ import orjson
 
 from stoker_client.errors import InvalidRows
 
-__all__ = ["Rows", "encode_json"]
+__all__ = ["Rows", "encode_json", "refuse_masked"]
+
+_MASKED: Final = (
+    "a masked array, and what lies under its mask would be sent: fill it first, by its method filled"
+)
 
 Rows: TypeAlias = npt.ArrayLike | Sequence[object]
 """Rows to score: an array or anything numpy makes one of (tensors, data frames), or a list of JSON values.
@@ -41,6 +45,25 @@ def encode_json(body: object) -> bytes:
     return encoded
 
 
+def refuse_masked(value: object, what: str = "the rows are") -> None:
+    """Let pass what is no masked array, or one in which nothing is masked.
+
+    Args:
+        value: What is to be sent.
+        what: How the message names it.
+
+    Raises:
+        InvalidRows: What lies under its mask would be sent.
+    """
+    if _is_masked(value):
+        raise InvalidRows(f"{what} {_MASKED}")
+
+
+def _is_masked(value: object) -> bool:
+    # Few arrays are of a class of their own, and numpy.ma is not loaded for others.
+    return type(value) is not np.ndarray and isinstance(value, np.ndarray) and bool(np.ma.is_masked(value))
+
+
 def _dumps(body: object) -> bytes:
     return orjson.dumps(body, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -64,6 +87,8 @@ def _plain(value: object) -> object:
         if hasattr(value, "__array__"):
             return np.asarray(value)
         raise TypeError(f"a value of type {type(value).__name__}")
+    if _is_masked(value):
+        raise TypeError(_MASKED)
     if value.dtype.kind not in "biufUO":
         raise TypeError(f"an array of dtype {value.dtype}")
     if value.dtype.kind == "f" and value.dtype.itemsize > 8:

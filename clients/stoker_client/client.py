@@ -7,24 +7,30 @@ import threading
 import time
 from contextlib import closing
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import httpx
 
-from stoker_client.answers import Answer, Json, Reply
+from stoker_client.addresses import Addresses
+from stoker_client.answers import Answer, Json
 from stoker_client.bearer import credentials
 from stoker_client.flow import PROBE_TIMEOUT_S, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
-from stoker_client.lanes import Lanes, http_options
-from stoker_client.steps import Flow, Pause, Renew, Result, Send
+from stoker_client.lanes import lanes_of
+from stoker_client.opened import Opened, exchanged
+from stoker_client.pieces import Pieces, pieces_of
+from stoker_client.steps import Flow, Outcome, Pause, Piece, Read, Renew, Result, Send, Step, resumed
+from stoker_client.throttle import Throttle
+from stoker_client.urgency import Tier, Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from stoker_client.bearer import TokenProvider
     from stoker_client.bodies import Rows
+    from stoker_client.sequences import SequenceOptions
 
 __all__ = ["Client"]
 
@@ -32,8 +38,7 @@ __all__ = ["Client"]
 class Client:
     """Scores rows with one service of a Stoker server; safe to share between threads.
 
-    Connections are kept open and used again, so make one client and keep it. Use it as a context manager, or
-    call `close` when done.
+    Connections are kept open and used again, so make one client and keep it, as a context manager or until `close`.
 
     Args:
         scoring_uri: Where rows are posted to, such as `http://127.0.0.1:8080/score` or
@@ -47,19 +52,25 @@ class Client:
             after which another one should be had. It is called before the first request, when that time has come,
             and once after an answer 401, by one thread at a time. What it raises, the call raises; while there is a
             token that may still be good, that one is used.
-        timeout_s: Seconds within which a call has to be answered, all attempts and the pauses between them
-            included. A single network operation may take what is left of it.
+        timeout_s: Seconds within which a call has to be answered, with all attempts and pauses between them.
         retries: How often a request is sent again after the first attempt, when the connection fails or the
             server answers 429 or 503; each further server may be tried once besides. Pauses double from 0.1 s up to
-            5 s, vary at random by up to a half, and are never shorter than the server's Retry-After. Scoring changes
-            nothing on the server, so sending again is safe.
+            5 s, vary at random by up to a half, and are never shorter than the server's `retry-after-ms` or
+            Retry-After. Scoring changes nothing on the server, so sending again is safe.
+        deadline_ms: How long after its call an answer is worth something, in milliseconds, where a call says nothing
+            else. The server is told with each attempt what is left, and refuses or drops what would be too late; the
+            call ends by then, or by `timeout_s` if that is earlier.
+        tier: The tier that requests ask for, `high`, `normal` or `low`, where a call says nothing else.
+        throttle: Hold requests back while the server refuses most of them as overloaded: by what was asked and what
+            was accepted in the last two minutes, a request is not sent with the probability
+            max(0, (asked - 2 * accepted) / (asked + 1)), and raises `Throttled`.
         transport: The httpx transport to send through: a certificate of one's own
             (`httpx.HTTPTransport(verify=context)`), a Unix socket (`uds=path`), a mock. By default each request
             in flight has a connection of its own, and proxies named by the environment are used, except to this
             machine's own loopback.
         clock: Monotonic time in seconds.
         sleep: Waits that many seconds between attempts.
-        jitter: Random numbers in [0, 1) that spread the pauses.
+        jitter: Random numbers in [0, 1) that spread the pauses, and decide which requests are held back.
 
     Raises:
         ValueError: An argument is out of range or contradicts another, the URI is not absolute, or the key cannot
@@ -75,18 +86,25 @@ class Client:
         token_provider: TokenProvider | None = None,
         timeout_s: float = 60.0,
         retries: int = 6,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        throttle: bool = False,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._key, credential = credentials(key, use_tokens=use_tokens, provided=token_provider is not None)
+        self._addresses = Addresses(scoring_uri)
+        if use_tokens:
+            self._addresses.token  # noqa: B018  # raises where there can be none
         self._calls = ServiceCalls(
-            scoring_uri,
+            self._addresses,
             timeout_s=timeout_s,
             retries=retries,
             credential=credential,
-            use_tokens=use_tokens,
+            urgency=Urgency().changed(deadline_ms, tier),
+            throttle=Throttle(clock, jitter) if throttle else None,
             clock=clock,
             jitter=jitter,
         )
@@ -95,7 +113,7 @@ class Client:
         self._clock = clock
         self._sleep = sleep
         self._closed = threading.Event()
-        self._lanes = self._make_lanes(http_options(on_loopback=self._calls.on_loopback), transport)
+        self._lanes = lanes_of(httpx.Client, transport, on_loopback=self._addresses.on_loopback)
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +122,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._calls.scoring_url)!r})"
+        return f"{type(self).__name__}({str(self._addresses.scoring_url)!r})"
 
     def close(self) -> None:
         """Close the connections; calls that wait for their next attempt in other threads end."""
@@ -112,7 +130,14 @@ class Client:
         for http in self._lanes.taken_down():
             http.close()
 
-    def score(self, rows: Rows) -> Answer:
+    def score(
+        self,
+        rows: Rows,
+        *,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        **sequence: Unpack[SequenceOptions],
+    ) -> Answer:
         """Score rows in one request.
 
         Args:
@@ -120,6 +145,9 @@ class Client:
                 anything numpy makes such an array of, or a list of rows. A single row still needs that axis:
                 `image[None]`. Arrays of 16 KiB or more are sent as binary data where the server takes them and the
                 answer is the same as for JSON.
+            deadline_ms: How long an answer is worth something; by default what the client was made with.
+            tier: The tier to ask for; by default what the client was made with.
+            **sequence: For a model with state `sequence_id`, `sequence_start` and `sequence_end`.
 
         Returns:
             One entry a row: an array where the answer is numeric and rectangular (int64 for classes, float64
@@ -132,10 +160,17 @@ class Client:
             InvalidInput: The rows do not fit the model.
             StokerClientError: Any other error of the tree in `stoker_client.errors`.
         """
-        return self._drive(self._calls.score_rows(rows), self._closed)
+        urgency = self._calls.urgency(deadline_ms, tier, **sequence)
+        return self._drive(self._calls.score_rows(rows, urgency), self._closed)
 
     def infer(
-        self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None = None
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        outputs: Sequence[str] | None = None,
+        *,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        **sequence: Unpack[SequenceOptions],
     ) -> dict[str, npt.NDArray[Any]]:
         """Send named tensors as binary data, by the Open Inference Protocol v2, and return those that come back.
 
@@ -144,6 +179,9 @@ class Client:
                 no kind: floats and integers become floats, integers become others that hold them. Strings are
                 arrays of `str` or `bytes`. NaN and infinities are sent as they are.
             outputs: The outputs to answer with; all by default.
+            deadline_ms: How long an answer is worth something; by default what the client was made with.
+            tier: The tier to ask for; by default what the client was made with.
+            **sequence: For a model with state `sequence_id`, `sequence_start` and `sequence_end`.
 
         Returns:
             Arrays by the names of the outputs, in the model's datatypes (FP32 is float32); strings are `object`
@@ -155,21 +193,63 @@ class Client:
             ValueError: The scoring URI names no model, and the server has several.
             StokerClientError: Any other error of the tree in `stoker_client.errors`.
         """
-        return self._drive(self._calls.infer(inputs, outputs), self._closed)
+        urgency = self._calls.urgency(deadline_ms, tier, **sequence)
+        return self._drive(self._calls.infer(inputs, outputs, urgency), self._closed)
 
-    def score_json(self, body: object) -> Json:
+    def score_json(self, body: object, *, deadline_ms: float | None = None, tier: Tier | None = None) -> Json:
         """Post any JSON body, for entry scripts that read more than `data`, and return the plain JSON answer.
 
         Args:
             body: What JSON can hold, and numpy arrays in it.
+            deadline_ms: How long an answer is worth something; by default what the client was made with.
+            tier: The tier to ask for; by default what the client was made with.
 
         Raises:
             StokerClientError: As `score`.
         """
-        return self._drive(self._calls.score(body), self._closed)
+        return self._drive(self._calls.score(body, self._calls.urgency(deadline_ms, tier)), self._closed)
+
+    def stream(
+        self,
+        body: object,
+        *,
+        events: bool = False,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
+        **sequence: Unpack[SequenceOptions],
+    ) -> Pieces:
+        """Post any JSON body to an entry script that yields, and iterate over the pieces when they are there.
+
+            with client.stream({"prompt": "once"}) as pieces:
+                for piece in pieces:
+                    print(piece["word"])
+
+        Args:
+            body: What JSON can hold, and numpy arrays in it.
+            events: Have them sent as server-sent events, which tell an error behind pieces from any last piece.
+            deadline_ms: How long the first piece is worth something; by default what the client was made with.
+            tier: The tier to ask for; by default what the client was made with.
+            **sequence: As of `score`, for a script with state.
+
+        Returns:
+            An iterator over plain JSON; an answer without pieces is one. The request is sent when the first is asked
+            for; what fails behind it is not tried again. `timeout_s` is for the first piece, and anew for each.
+
+        Raises:
+            ValueError: The deadline is not above 0, there is no such tier, or the sequence cannot be.
+        """
+        flow = pieces_of(self._calls, body, self._calls.urgency(deadline_ms, tier, **sequence), events=events)
+        return Pieces(self._run(flow, self._closed))
 
     def score_many(
-        self, rows: Rows, *, batch_rows: int = 256, concurrency: int = 8, progress: bool = False
+        self,
+        rows: Rows,
+        *,
+        batch_rows: int = 256,
+        concurrency: int = 8,
+        progress: bool = False,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
     ) -> Answer:
         """Score many rows in several requests, some of them at the same time.
 
@@ -178,6 +258,8 @@ class Client:
             batch_rows: Rows a request; the last one may have fewer.
             concurrency: The most requests in flight, each on a connection and in a thread of its own.
             progress: Show a progress bar, where standard error is a terminal.
+            deadline_ms: As for `score`, of each request by itself.
+            tier: As for `score`.
 
         Returns:
             What `score(rows)` would: one entry a row, in the order of the rows.
@@ -188,11 +270,17 @@ class Client:
                 further request is sent, and the answers to those in flight are ignored.
         """
         with Gathering.of_rows(rows, batch_rows, progress=progress) as gathering:
-            self._gather(gathering, concurrency)
+            self._gather(gathering, concurrency, self._calls.urgency(deadline_ms, tier))
         return gathering.joined()
 
     def score_batches(
-        self, batches: Iterable[Rows], *, concurrency: int = 8, progress: bool = False
+        self,
+        batches: Iterable[Rows],
+        *,
+        concurrency: int = 8,
+        progress: bool = False,
+        deadline_ms: float | None = None,
+        tier: Tier | None = None,
     ) -> list[Answer]:
         """Score batches that the caller made, each in a request of its own.
 
@@ -201,6 +289,8 @@ class Client:
                 them all; it is drawn from in several threads, one at a time.
             concurrency: The most requests in flight.
             progress: Show a progress bar, where standard error is a terminal.
+            deadline_ms: As for `score`, of each request by itself.
+            tier: As for `score`.
 
         Returns:
             One answer a batch, in the order of the batches.
@@ -209,7 +299,7 @@ class Client:
             StokerClientError: As `score_many`.
         """
         with Gathering.of_batches(batches, progress=progress) as gathering:
-            self._gather(gathering, concurrency)
+            self._gather(gathering, concurrency, self._calls.urgency(deadline_ms, tier))
         return gathering.in_order()
 
     def ready(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
@@ -229,16 +319,7 @@ class Client:
         """
         self._drive(self._calls.wait_until_ready(timeout_s), self._closed)
 
-    @staticmethod
-    def _make_lanes(options: dict[str, Any], transport: httpx.BaseTransport | None) -> Lanes[httpx.Client]:
-        if transport is not None:
-            shared = httpx.Client(transport=transport, **options)
-            return Lanes(lambda: shared)
-        # Reading the certificates is what makes an httpx client slow to make.
-        verify = httpx.create_ssl_context(trust_env=options["trust_env"])
-        return Lanes(lambda: httpx.Client(verify=verify, **options))
-
-    def _gather(self, gathering: Gathering, concurrency: int) -> None:
+    def _gather(self, gathering: Gathering, concurrency: int, urgency: Urgency) -> None:
         check_concurrency(concurrency)
         stop = threading.Event()
         outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -246,7 +327,7 @@ class Client:
         def work() -> None:
             try:
                 for batch in gathering:
-                    self._drive(gathering.flow(batch, self._calls), stop)
+                    self._drive(gathering.flow(batch, self._calls, urgency), stop)
             except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
                 outcomes.put(error)
             else:
@@ -265,26 +346,42 @@ class Client:
 
     def _drive(self, flow: Flow[Result], stop: threading.Event) -> Result:
         try:
-            step = next(flow)
-            while True:
-                if stop.is_set():
-                    raise RuntimeError("the client was closed")
-                if isinstance(step, Pause):
-                    (self._sleep or stop.wait)(step.duration_s)
-                    step = next(flow)
-                    continue
-                if isinstance(step, Renew):
-                    failure = self._renew(step, stop)
-                    step = next(flow) if failure is None else flow.throw(failure)
-                    continue
-                try:
-                    reply = self._exchange(step)
-                except (httpx.RequestError, TimeoutError) as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(reply)
+            next(self._run(flow, stop))
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
+        raise AssertionError("only answers that come in pieces have pieces")
+
+    def _run(self, flow: Flow[Result], stop: threading.Event) -> Generator[Json, None, Result]:
+        """Drive a flow to its result; yields the pieces that it has before."""
+        with closing(flow), Opened() as opened:
+            try:
+                step = next(flow)
+                while not stop.is_set():
+                    if isinstance(step, Piece):
+                        yield step.value
+                        step = next(flow)
+                    else:
+                        step = resumed(flow, self._done(step, stop, opened))
+                raise RuntimeError("the client was closed")
+            except StopIteration as ended:
+                return ended.value  # type: ignore[no-any-return]
+
+    def _done(self, step: Step, stop: threading.Event, opened: Opened) -> Outcome | Exception:
+        """Do a step; return what it gives, or what came in the way."""
+        if isinstance(step, Pause):
+            (self._sleep or stop.wait)(step.duration_s)
+            return None
+        if isinstance(step, Renew):
+            return self._renew(step, stop)
+        try:
+            if isinstance(step, Read):
+                return opened.read(step.timeout_s)
+            assert isinstance(step, Send), "pieces are the caller's"
+            if step.accept is not None:
+                return opened.begin(step, self._lanes)
+            return exchanged(step, self._lanes, self._clock)
+        except (httpx.RequestError, TimeoutError) as error:
+            return error
 
     def _renew(self, renew: Renew, stop: threading.Event) -> Exception | None:
         """Renew the credential; return what came in the way."""
@@ -301,13 +398,3 @@ class Client:
         except Exception as error:  # noqa: BLE001  # the flow raises it, unless it can go on without
             return error
         return None
-
-    def _exchange(self, send: Send) -> Reply:
-        give_up_at_s = self._clock() + send.timeout_s
-        with self._lanes.lane() as http, closing(http.send(send.request(http), stream=True)) as response:
-            content = bytearray()
-            for chunk in response.iter_bytes():
-                content += chunk
-                if self._clock() > give_up_at_s:
-                    raise TimeoutError("the answer came too slowly")
-        return Reply(response.status_code, bytes(content), response.headers)

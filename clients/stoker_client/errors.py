@@ -3,11 +3,14 @@
     StokerClientError
     ├─ InvalidRows              refused before anything was sent: NaN, or no JSON form (also a ValueError)
     ├─ ConnectionFailed         the server cannot be reached, or the connection was lost      retried
-    ├─ TimedOut                 the client's own `timeout_s` has passed
+    ├─ TimedOut                 the client's own `timeout_s` or `deadline_ms` has passed
+    ├─ Throttled                not sent: the server has refused most of the last two minutes' requests
     ├─ UnexpectedAnswer         the answer is none that a Stoker server gives
     └─ ErrorAnswer              the server answered with an error
        ├─ RequestRefused        4xx: the caller can mend it
        │  ├─ MalformedBody      400 malformed_body
+       │  ├─ SequenceRequired   400 sequence_required     the model keeps state: no sequence was named
+       │  ├─ UnknownSequence    400 unknown_sequence      none was started, or it has ended
        │  ├─ Unauthorized       401 unauthorized          no key, or a wrong one
        │  ├─ Forbidden          403 forbidden             no key would help
        │  │  └─ OutOfScope      403 out_of_scope          the key is not for this model
@@ -15,8 +18,10 @@
        │  │  └─ UnknownService  404 unknown_service
        │  ├─ MethodNotAllowed   405 method_not_allowed
        │  ├─ RequestTimeout     408 request_timeout       the body did not arrive in time
+       │  ├─ RegionTaken        409 region_taken          a region of shared memory of that name
        │  ├─ BodyTooLarge       413 body_too_large
        │  ├─ ImageTooLarge      413 image_too_large       too many pixels to decode
+       │  ├─ RequestOverQuota   413 request_over_quota    more rows than the caller may ever send at once
        │  ├─ TargetTooLong      414 target_too_long       path and query
        │  ├─ UnsupportedEncoding 415 unsupported_encoding
        │  ├─ ExpectationFailed  417 expectation_failed
@@ -26,6 +31,8 @@
        └─ ServiceFailed         5xx: the server could not answer
           ├─ Unavailable        429, 503                                                      retried
           │  ├─ Overloaded      429, 503 overloaded
+          │  │  └─ QuotaExceeded 429 quota_exceeded       the caller's own limit
+          │  ├─ TooManySequences 503 too_many_sequences   as many are kept as may be
           │  ├─ NotReady        503 not_ready             loading, restarting or draining
           │  ├─ DeviceLost      503 device_lost
           │  └─ DeviceOutOfMemory 503 device_out_of_memory
@@ -41,7 +48,7 @@ answers of a proxy in front of the server are classified too.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "BodyTooLarge",
@@ -66,16 +73,23 @@ __all__ = [
     "OutOfScope",
     "OutputTooLarge",
     "Overloaded",
+    "QuotaExceeded",
+    "RegionTaken",
+    "RequestOverQuota",
     "RequestRefused",
     "RequestTimeout",
     "ScoringTimeout",
+    "SequenceRequired",
     "ServiceFailed",
     "StokerClientError",
     "TargetTooLong",
+    "Throttled",
     "TimedOut",
+    "TooManySequences",
     "Unauthorized",
     "Unavailable",
     "UnexpectedAnswer",
+    "UnknownSequence",
     "UnknownService",
     "UnsupportedEncoding",
     "error_class",
@@ -90,8 +104,8 @@ class StokerClientError(Exception):
         status: HTTP status of the answer; None where there was none.
         code: The server's stable code of the error; None where it gave none.
         request_id: The answer's `x-ms-request-id`, under which the server logged the request.
-        retry_after_s: Whole seconds after which the server asked to be tried again.
-        attempts: How often the request was sent.
+        retry_after_s: Seconds after which the server asked to be tried again, to the millisecond if it said so.
+        attempts: How often the request was sent; 0 where it was not.
     """
 
     retried: ClassVar[bool] = False
@@ -104,7 +118,7 @@ class StokerClientError(Exception):
         status: int | None = None,
         code: str | None = None,
         request_id: str | None = None,
-        retry_after_s: int | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -136,7 +150,21 @@ class ConnectionFailed(StokerClientError):
 
 
 class TimedOut(StokerClientError):
-    """The client's own time limit has passed."""
+    """The client's own time limit has passed, `timeout_s` or `deadline_ms`."""
+
+
+class Throttled(StokerClientError):
+    """Not sent: the server has refused most of the last two minutes' requests as overloaded.
+
+    What the server said last is the cause, if the request had been sent before. Only with `throttle=True`.
+    """
+
+    @classmethod
+    def after(cls, attempts: int) -> Self:
+        """The error of a request that was sent so many times before."""
+        error = cls("not sent: the server refuses most requests as overloaded, so the client holds some back")
+        error.attempts = attempts
+        return error
 
 
 class UnexpectedAnswer(StokerClientError):
@@ -153,6 +181,14 @@ class RequestRefused(ErrorAnswer):
 
 class MalformedBody(RequestRefused):
     """The server could not read the body."""
+
+
+class SequenceRequired(RequestRefused):
+    """The model keeps state: `sequence_id` says of which sequence a request is."""
+
+
+class UnknownSequence(RequestRefused):
+    """The request does not start its sequence, and there is none: it has ended, was idle, or was lost."""
 
 
 class Unauthorized(RequestRefused):
@@ -183,12 +219,20 @@ class RequestTimeout(RequestRefused):
     """The request did not arrive within the time that the server allows for it."""
 
 
+class RegionTaken(RequestRefused):
+    """A region of shared memory has this name already, or there are as many as there may be."""
+
+
 class BodyTooLarge(RequestRefused):
     """The body is larger than the server's `max_body_mb`: send fewer rows a request."""
 
 
 class ImageTooLarge(RequestRefused):
     """An image has more pixels than the server decodes."""
+
+
+class RequestOverQuota(RequestRefused):
+    """The request has more rows than its key may ever send at once: send fewer rows a request."""
 
 
 class TargetTooLong(RequestRefused):
@@ -229,6 +273,14 @@ class Overloaded(Unavailable):
     """The server holds as many rows as it can."""
 
 
+class QuotaExceeded(Overloaded):
+    """The key has had as many rows, or as much device time, as it may for now (status 429)."""
+
+
+class TooManySequences(Unavailable):
+    """The server keeps the state of as many sequences as it may."""
+
+
 class NotReady(Unavailable):
     """The model is loading, restarting or draining."""
 
@@ -263,6 +315,8 @@ class NonFiniteOutput(ServiceFailed):
 
 _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "malformed_body": MalformedBody,
+    "sequence_required": SequenceRequired,
+    "unknown_sequence": UnknownSequence,
     "unauthorized": Unauthorized,
     "forbidden": Forbidden,
     "out_of_scope": OutOfScope,
@@ -270,8 +324,10 @@ _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "unknown_service": UnknownService,
     "method_not_allowed": MethodNotAllowed,
     "request_timeout": RequestTimeout,
+    "region_taken": RegionTaken,
     "body_too_large": BodyTooLarge,
     "image_too_large": ImageTooLarge,
+    "request_over_quota": RequestOverQuota,
     "target_too_long": TargetTooLong,
     "expectation_failed": ExpectationFailed,
     "not_supported": NotSupported,
@@ -280,6 +336,8 @@ _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "invalid_input": InvalidInput,
     "header_too_large": HeaderTooLarge,
     "overloaded": Overloaded,
+    "quota_exceeded": QuotaExceeded,
+    "too_many_sequences": TooManySequences,
     "not_ready": NotReady,
     "device_lost": DeviceLost,
     "device_out_of_memory": DeviceOutOfMemory,

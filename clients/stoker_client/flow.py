@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import quote
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 
+from stoker_client.addresses import Addresses
 from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json
-from stoker_client.attempts import sent, was_lost, was_refused
+from stoker_client.attempts import read, sent, speaks_of_load, was_lost, was_overload, was_refused
 from stoker_client.bearer import AccessToken, Credential
-from stoker_client.bodies import Rows, encode_json
+from stoker_client.bodies import Rows, encode_json, refuse_masked
 from stoker_client.errors import (
     ConnectionFailed,
     ErrorAnswer,
@@ -26,12 +26,14 @@ from stoker_client.errors import (
     NotFound,
     RequestRefused,
     StokerClientError,
+    Throttled,
     TimedOut,
     Unauthorized,
     Unavailable,
     UnexpectedAnswer,
 )
-from stoker_client.servers import Server, Servers
+from stoker_client.sequences import SequenceOptions, sequence_text
+from stoker_client.servers import Servers
 from stoker_client.steps import Flow, Pause, Renew, Send
 from stoker_client.tensors import (
     ModelTensors,
@@ -40,6 +42,8 @@ from stoker_client.tensors import (
     encode_inputs,
     exact_rows,
 )
+from stoker_client.throttle import Throttle
+from stoker_client.urgency import Tier, Urgency
 
 __all__ = ["ServiceCalls"]
 
@@ -52,40 +56,38 @@ LAST_POLL_S = 1.0
 BINARY_BYTES = 1 << 14
 """Arrays from this size on are scored as binary data: below it, JSON costs next to nothing."""
 
-_SCORING_PATH = re.compile(r"(?:/api/v1/service/(?P<name>[^/]+))?/score/?$")
-
 
 class ServiceCalls:
     """The calls that a client makes to one service, as flows.
 
     Args:
-        scoring_uri: Absolute http or https URI that rows are posted to, or those of several servers of one service.
+        addresses: Those of the service.
         timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
         retries: How often a call may be sent again after its first attempt.
         credential: What requests carry.
-        use_tokens: Whether tokens are fetched from the service.
+        urgency: What requests say of their patience, where a call says nothing else.
+        throttle: Decides which requests are not even sent; None to send all.
         clock: Monotonic time in seconds.
         jitter: Random numbers in [0, 1).
 
     Raises:
-        ValueError: A URI is not absolute, or has another path than the first, or a number is out of range.
+        ValueError: A URI has another path than the first, or a number is out of range.
     """
 
     def __init__(
         self,
-        scoring_uri: str | Sequence[str],
+        addresses: Addresses,
         *,
         timeout_s: float,
         retries: int,
         credential: Credential,
-        use_tokens: bool,
+        urgency: Urgency,
+        throttle: Throttle | None,
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
-        uris = [scoring_uri] if isinstance(scoring_uri, str) else scoring_uri
-        urls = [_absolute_url(uri) for uri in uris]
-        self._servers = Servers(urls, clock)
-        self.scoring_url = urls[0]
+        self._servers = Servers(addresses.urls, clock)
+        self._addresses = addresses
         if not timeout_s > 0:
             raise ValueError(f"timeout_s has to be above 0, not {timeout_s}")
         if retries < 0:
@@ -93,67 +95,76 @@ class ServiceCalls:
         self._timeout_s = timeout_s
         self._retries = retries
         self.credential = credential
-        if use_tokens and self.scoring_url.path == _token_path(self.scoring_url.path):
-            raise ValueError(
-                f"tokens are fetched beside a path that ends in /score, not {self.scoring_url.path!r}"
-            )
+        self._urgency = urgency
+        self._throttle = throttle
         self._clock = clock
         self._jitter = jitter
-        self._origin = " or ".join(dict.fromkeys(Server(url).origin for url in urls))
-        self._hosts = [url.host for url in urls]
         self._model: ModelTensors | None = None
         self._json_only = False
 
-    @property
-    def on_loopback(self) -> bool:
-        """Whether the service is reached through this machine's loopback, which no proxy can reach."""
-        return all(
-            host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
-            for host in self._hosts
-        )
+    def urgency(
+        self, deadline_ms: float | None, tier: Tier | None, **options: Unpack[SequenceOptions]
+    ) -> Urgency:
+        """What a call says of itself, and what the client says where the call says nothing.
 
-    @property
-    def readiness_url(self) -> httpx.URL:
-        """Where the server tells its readiness, beside the scoring path and below the same prefix."""
-        return self._v2_url("health/ready")
+        Raises:
+            ValueError: The deadline is not above 0, there is no such tier, or the sequence cannot be.
+        """
+        sequence, urgency = sequence_text(**options), self._urgency.changed(deadline_ms, tier)
+        if sequence and len(self._servers) > 1:
+            raise ValueError("a sequence is with one server: make the client with one scoring URI")
+        return replace(urgency, sequence=sequence) if sequence else urgency
 
-    def _v2_url(self, path: str) -> httpx.URL:
-        """A path of the Open Inference Protocol, below the same prefix as the scoring path."""
-        scoring = self.scoring_url.path
-        prefix = _SCORING_PATH.sub("", scoring) if _SCORING_PATH.search(scoring) else ""
-        return self.scoring_url.copy_with(path=f"{prefix}/v2/{path}", query=None, fragment=None)
-
-    @property
-    def token_url(self) -> httpx.URL:
-        """Where the service hands out tokens: beside the scoring path."""
-        return self.scoring_url.copy_with(path=_token_path(self.scoring_url.path), query=None, fragment=None)
-
-    def score(self, body: object, timeout_s: float | None = None) -> Flow[Json]:
+    def score(self, body: object, urgency: Urgency, timeout_s: float | None = None) -> Flow[Json]:
         """Post a JSON body to the scoring URI and return the plain JSON of the answer.
 
         Raises:
             StokerClientError: Any error of the tree in `stoker_client.errors`.
         """
-        send = Send("POST", self.scoring_url, timeout_s or self._timeout_s, encode_json(body))
+        limit_s = timeout_s or urgency.within(self._timeout_s)
+        send = Send("POST", self._addresses.scoring_url, limit_s, encode_json(body), urgency=urgency)
         reply = yield from self.exchange(send, self.credential)
         return decode_json(reply)
 
-    def score_rows(self, rows: Rows) -> Flow[Answer]:
+    def open(self, body: object, urgency: Urgency, accept: str) -> Flow[Reply]:
+        """Post a JSON body to the scoring URI, and return the reply to it when it begins; `read` gives its content.
+
+        Raises:
+            StokerClientError: As `score`.
+        """
+        limit_s = urgency.within(self._timeout_s)
+        send = Send(
+            "POST", self._addresses.scoring_url, limit_s, encode_json(body), urgency=urgency, accept=accept
+        )
+        return (yield from self.exchange(send, self.credential))
+
+    def read(self) -> Flow[bytes]:
+        """Return more of the reply that `open` has returned, none at its end.
+
+        Raises:
+            StokerClientError: None has come within the time for a call, or the connection was lost.
+        """
+        return (yield from read(self._addresses.origins, self._timeout_s))
+
+    def score_rows(self, rows: Rows, urgency: Urgency) -> Flow[Answer]:
         """Score rows: large arrays as binary data where the server takes them, all else as JSON.
 
         Raises:
             StokerClientError: As `score`.
         """
+        refuse_masked(rows)
         left_s = None
         if isinstance(rows, np.ndarray) and rows.nbytes >= BINARY_BYTES and not self._json_only:
-            give_up_at_s = self._clock() + self._timeout_s
-            reply = yield from self._score_binary(rows, give_up_at_s)
+            give_up_at_s = self._clock() + urgency.within(self._timeout_s)
+            reply = yield from self._score_binary(rows, urgency, give_up_at_s)
             if reply is not None:
                 return decode_scores(reply)
             left_s = self._left_s(give_up_at_s)
-        return as_arrays((yield from self.score({"data": rows}, left_s)))
+        return as_arrays((yield from self.score({"data": rows}, urgency, left_s)))
 
-    def _score_binary(self, rows: npt.NDArray[Any], give_up_at_s: float) -> Flow[Reply | None]:
+    def _score_binary(
+        self, rows: npt.NDArray[Any], urgency: Urgency, give_up_at_s: float
+    ) -> Flow[Reply | None]:
         """The reply to rows as binary data; None if they have to go as JSON, which then says what is wrong."""
         try:
             # Asked once only: whoever just wants to score does not wait for what he could do without.
@@ -161,7 +172,7 @@ class ServiceCalls:
             encoded = exact_rows(model, rows)
             if encoded is None:
                 return None
-            send = self._infer_send(model, encoded, self._left_s(give_up_at_s))
+            send = self._infer_send(model, encoded, urgency, give_up_at_s)
         except (ValueError, RequestRefused, UnexpectedAnswer):
             # No model to ask for, one without tensors, or a server that does not know these paths: so it will stay.
             self._json_only = True
@@ -176,16 +187,16 @@ class ServiceCalls:
             return None
 
     def infer(
-        self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None
+        self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None, urgency: Urgency
     ) -> Flow[dict[str, npt.NDArray[Any]]]:
         """Send named tensors as binary data and return those that come back.
 
         Raises:
             StokerClientError: As `score`.
         """
-        give_up_at_s = self._clock() + self._timeout_s
+        give_up_at_s = self._clock() + urgency.within(self._timeout_s)
         model = self._model or (yield from self._describe(self._ask, give_up_at_s))
-        send = self._infer_send(model, encode_inputs(model, inputs, outputs), self._left_s(give_up_at_s))
+        send = self._infer_send(model, encode_inputs(model, inputs, outputs), urgency, give_up_at_s)
         try:
             reply = yield from self.exchange(send, self.credential)
         except ErrorAnswer:
@@ -193,10 +204,13 @@ class ServiceCalls:
             raise
         return decode_outputs(reply)
 
-    def _infer_send(self, model: ModelTensors, encoded: tuple[bytes, int], timeout_s: float) -> Send:
-        url = self._v2_url(f"models/{quote(model.model, safe='')}/infer")
+    def _infer_send(
+        self, model: ModelTensors, encoded: tuple[bytes, int], urgency: Urgency, give_up_at_s: float
+    ) -> Send:
+        url = self._addresses.v2(f"models/{quote(model.model, safe='')}/infer")
         body, json_bytes = encoded
-        return Send("POST", url, timeout_s, body, json_bytes=json_bytes)
+        left_s = self._left_s(give_up_at_s)
+        return Send("POST", url, left_s, body, json_bytes=json_bytes, urgency=urgency)
 
     def _describe(self, ask: Callable[[Send], Flow[Reply]], give_up_at_s: float) -> Flow[ModelTensors]:
         """Have the server describe the model's tensors, and keep that.
@@ -206,14 +220,11 @@ class ServiceCalls:
             InvalidRows: The model has no tensors: it is an entry script that takes whole bodies.
             StokerClientError: As `score`.
         """
-        found = _SCORING_PATH.search(self.scoring_url.path)
-        if found is None:
-            raise ValueError(f"the scoring URI {self.scoring_url} has to end in /score for this")
-        name = found["name"]
+        name = self._addresses.model
         if name is None:
-            reply = yield from ask(Send("GET", self._v2_url("models"), self._left_s(give_up_at_s)))
+            reply = yield from ask(Send("GET", self._addresses.v2("models"), self._left_s(give_up_at_s)))
             name = _only_model(reply)
-        url = self._v2_url(f"models/{quote(name, safe='')}")
+        url = self._addresses.v2(f"models/{quote(name, safe='')}")
         model = ModelTensors.of((yield from ask(Send("GET", url, self._left_s(give_up_at_s)))))
         if not model.inputs:
             raise InvalidRows(f"{name} takes whole bodies, or is not loaded yet; it has no tensors to name")
@@ -238,31 +249,37 @@ class ServiceCalls:
         Raises:
             StokerClientError: As `score`; Unauthorized if the key is none of the service's.
         """
-        reply = yield from self.exchange(Send("GET", self.token_url, timeout_s), key)
+        url = self._addresses.token
+        reply = yield from self.exchange(Send("GET", url, timeout_s), key)
         given = decode_json(reply)
         try:
             return AccessToken(str(given["accessToken"]), float(given["refreshInSeconds"]))
         except (TypeError, KeyError, ValueError) as error:
-            raise UnexpectedAnswer(f"{self.token_url} did not answer with a token") from error
+            raise UnexpectedAnswer(f"{url} did not answer with a token") from error
 
     def exchange(self, send: Send, credential: Credential) -> Flow[Reply]:
         """Send a request until a successful reply comes, as often and as long as the limits allow.
 
-        Sending again is safe because scoring changes nothing on the server. After 429 and 503 the server's
+        Sending again is safe because scoring changes nothing on the server; a request of a sequence is not sent again
+        when it may have been run. After 429 and 503 the server's
         Retry-After is the shortest pause, unless there is another server to ask. The last error is raised at once
         when the next attempt would come too late. A refused credential is renewed once, if it can be, and the
-        request sent again at once.
+        request sent again at once. What the throttle holds back is not sent, nor tried again.
         """
         give_up_at_s = self._clock() + send.timeout_s
         losses = renewals = 0
+        failure: StokerClientError | None = None
         for attempt in count(1):
             yield from self._renew_in_time(credential, give_up_at_s)
+            if self._throttle is not None and send.urgency is not None and self._throttle.refuses():
+                raise Throttled.after(attempt - 1) from failure
             left_s = self._left_s(give_up_at_s)
             bearer = credential.text
             outcome = yield from self._attempt(replace(send, timeout_s=left_s, bearer=bearer), send.timeout_s)
             if isinstance(outcome, Reply):
                 return outcome
-            outcome.attempts = attempt
+            failure = outcome
+            failure.attempts = attempt
             if isinstance(outcome, Unauthorized) and credential.renewable and not renewals:
                 renewals = 1
                 yield Renew(bearer, self._left_s(give_up_at_s))
@@ -274,7 +291,8 @@ class ServiceCalls:
             elsewhere = was_refused(outcome) and self._servers.has_ready()
             pause_s = 0.0 if at_once or elsewhere else self._pause_s(attempt - renewals, outcome)
             too_often = attempt - renewals > self._retries + len(self._servers) - 1
-            if not outcome.retried or too_often or self._clock() + pause_s >= give_up_at_s:
+            unsure = send.urgency is not None and send.urgency.sequence and was_lost(outcome)
+            if unsure or not outcome.retried or too_often or self._clock() + pause_s >= give_up_at_s:
                 raise outcome
             yield Pause(pause_s)
         raise AssertionError("count() has no end")
@@ -300,7 +318,7 @@ class ServiceCalls:
         Raises:
             StokerClientError: The answer is none of a Stoker server's readiness endpoint.
         """
-        send = Send("GET", self.readiness_url, timeout_s, bearer=self.credential.text)
+        send = Send("GET", self._addresses.v2("health/ready"), timeout_s, bearer=self.credential.text)
         spoke: StokerClientError | None = None
         for _ in range(len(self._servers)):
             outcome = yield from self._attempt(send, timeout_s)
@@ -326,7 +344,9 @@ class ServiceCalls:
             if reason is None:
                 return
             if self._clock() + poll_s >= give_up_at_s:
-                raise TimedOut(f"{self._origin} was not ready within {timeout_s:g} s: {reason}") from reason
+                raise TimedOut(
+                    f"{self._addresses.origins} was not ready within {timeout_s:g} s: {reason}"
+                ) from reason
             yield Pause(poll_s)
             poll_s = min(2 * poll_s, LAST_POLL_S)
 
@@ -338,14 +358,22 @@ class ServiceCalls:
             limit_s: What the caller allowed.
         """
         server = self._servers.take()
+        held = False
         try:
             outcome = yield from sent(replace(send, url=server.at(send.url)), server.origin, limit_s)
+            if send.accept is not None and isinstance(outcome, Reply):
+                # It is in flight until its content has been read.
+                outcome = replace(outcome, on_read=partial(self._servers.give_back, server))
+                held = True
         finally:
-            self._servers.give_back(server)
+            if not held:
+                self._servers.give_back(server)
         if isinstance(outcome, Reply):
             self._servers.answered(server)
         elif was_refused(outcome):
             self._servers.set_aside(server, outcome.retry_after_s)
+        if self._throttle is not None and send.urgency is not None and speaks_of_load(outcome):
+            self._throttle.answered(accepted=not was_overload(outcome))
         return outcome
 
     def _pause_s(self, attempt: int, failure: StokerClientError) -> float:
@@ -366,19 +394,3 @@ def _only_model(reply: Reply) -> str:
             f"the scoring URI has to name one of the server's models: {', '.join(names) or 'none'}"
         )
     return str(names[0])
-
-
-def _token_path(scoring_path: str) -> str:
-    return re.sub(r"/score/?$", "/token", scoring_path)
-
-
-def _absolute_url(scoring_uri: str) -> httpx.URL:
-    try:
-        url = httpx.URL(scoring_uri)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise ValueError(
-            f"the scoring URI has to be absolute, such as http://127.0.0.1:8080/score, not {scoring_uri!r}"
-        )
-    return url

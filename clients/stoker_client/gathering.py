@@ -11,12 +11,14 @@ import numpy as np
 from tqdm import tqdm
 
 from stoker_client.answers import Answer, join_answers
+from stoker_client.bodies import refuse_masked
 from stoker_client.errors import InvalidRows, StokerClientError
 
 if TYPE_CHECKING:
     from stoker_client.bodies import Rows
     from stoker_client.flow import ServiceCalls
     from stoker_client.steps import Flow
+    from stoker_client.urgency import Urgency
 
 __all__ = ["Batch", "Gathering", "check_concurrency"]
 
@@ -96,10 +98,10 @@ class Gathering:
                 return
             yield batch
 
-    def flow(self, batch: Batch, calls: ServiceCalls) -> Flow[None]:
+    def flow(self, batch: Batch, calls: ServiceCalls, urgency: Urgency) -> Flow[None]:
         """Score one batch and keep its answer; an error gets a note that names the batch."""
         try:
-            answer = yield from calls.score_rows(batch.rows)
+            answer = yield from calls.score_rows(batch.rows, urgency)
         except StokerClientError as error:
             error.add_note(
                 f"while {batch.label} were scored" if batch.advance > 1 else f"while scoring {batch.label}"
@@ -138,6 +140,7 @@ def check_concurrency(concurrency: int) -> None:
 def _sliceable(rows: Rows) -> Sequence[object] | np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
         return rows
+    refuse_masked(rows)
     array = np.asarray(rows)
     if array.ndim == 0:
         raise InvalidRows(f"expected rows along the first axis, got one value of type {type(rows).__name__}")

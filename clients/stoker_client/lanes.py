@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-__all__ = ["Http", "Lanes", "http_options"]
+__all__ = ["Http", "Lanes", "lanes_of"]
 
 # About half the time after which proxies and load balancers commonly drop an idle connection without a word.
 _IDLE_S = 30.0
@@ -60,13 +60,26 @@ class Lanes(Generic[Http]):
         return self._all
 
 
-def http_options(*, on_loopback: bool) -> dict[str, Any]:
-    """Return the options that all httpx clients share.
+def lanes_of(kind: Callable[..., Http], transport: Any, *, on_loopback: bool) -> Lanes[Http]:
+    """Make the lanes of a client.
 
     Args:
+        kind: `httpx.Client` or `httpx.AsyncClient`.
+        transport: What all requests are sent through, with connections of its own; None for a connection each.
         on_loopback: Whether the server is reached through this machine's loopback, where no proxy that the
             environment names can be of use.
     """
+    options = _http_options(on_loopback=on_loopback)
+    if transport is not None:
+        shared = kind(transport=transport, **options)
+        return Lanes(lambda: shared)
+    # Reading the certificates is what makes an httpx client slow to make.
+    verify = httpx.create_ssl_context(trust_env=options["trust_env"])
+    return Lanes(lambda: kind(verify=verify, **options))
+
+
+def _http_options(*, on_loopback: bool) -> dict[str, Any]:
+    """The options that all httpx clients share."""
     return {
         # Each request brings its own credential; httpx is not to look for another one in the URI or in .netrc.
         "auth": httpx.Auth(),

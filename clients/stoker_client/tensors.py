@@ -12,6 +12,7 @@ import numpy.typing as npt
 import orjson
 
 from stoker_client.answers import Answer, Reply, decode_json
+from stoker_client.bodies import refuse_masked
 from stoker_client.errors import InvalidRows, UnexpectedAnswer
 
 __all__ = [
@@ -110,6 +111,10 @@ def encode_inputs(
         InvalidRows: An input is unknown, or holds something that does not become the model's datatype.
     """
     infos = {info.name: info for info in model.inputs}
+    if not isinstance(inputs, Mapping):
+        raise InvalidRows(
+            f"inputs has to be a dict of arrays by name, of {', '.join(infos) or 'none'}, not {type(inputs).__name__}"
+        )
     unknown = [name for name in inputs if name not in infos]
     if unknown:
         raise InvalidRows(
@@ -135,6 +140,7 @@ def _described(info: TensorInfo, shape: Sequence[int], size_bytes: int) -> dict[
 
 def _as_tensor(info: TensorInfo, value: npt.ArrayLike) -> Array:
     """An array of the input's datatype, strings as objects of bytes."""
+    refuse_masked(value, f"{info.name} is")
     try:
         array = np.asarray(value)
     except ValueError as error:

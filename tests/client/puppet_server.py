@@ -33,7 +33,8 @@ Behaviour: TypeAlias = Callable[[Request], bytes | None]
 def answer(value: Any, status: int = 200, **headers: str) -> bytes:
     """A complete HTTP/1.1 answer; underscores in header names stand for dashes."""
     body = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-    lines = [f"HTTP/1.1 {status} Puppet", f"content-length: {len(body)}", "content-type: application/json"]
+    lines = [f"HTTP/1.1 {status} Puppet", f"content-length: {len(body)}"]
+    headers = {"content_type": "application/json", **headers}
     lines += [f"{name.replace('_', '-')}: {content}" for name, content in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -54,7 +55,10 @@ def like_stoker(request: Request) -> bytes:
         return answer({"message": "no such service", "code": "unknown_service"}, 404)
     if request.headers.get("authorization") != f"Bearer {KEY}":
         return answer({"message": "a valid key is needed", "code": "unauthorized"}, 401)
-    rows = json.loads(request.body)["data"]
+    body = json.loads(request.body)
+    if "prompt" in body:
+        return answer('{"word": "upon"}\n', content_type="application/x-ndjson")
+    rows = body["data"]
     for index, row in enumerate(rows):
         if len(row) != 784:
             message = f"expected rows of 784 numbers, row {index} has {len(row)}"

@@ -65,6 +65,7 @@ def test_float32_keeps_its_short_form() -> None:
         ([None, "null", {"x": 1}], [None, "null", {"x": 1}]),
         (np.array([1.5, 2.5]), [1.5, 2.5]),
         ([np.array(2.5), np.longdouble(3), np.float32(0.5)], [2.5, 3.0, 0.5]),
+        (np.ma.masked_equal(np.arange(1, 3), 0), [1, 2]),
     ],
 )
 def test_rows_that_are_not_float_matrices(rows: Any, sent: Any) -> None:
@@ -107,6 +108,9 @@ def test_a_number_that_overflows_to_infinity_is_refused() -> None:
         ([{1, 2}], "a value of type set"),
         ([2**64], "64-bit|too big"),
         ([{1: 2}], "key"),
+        (np.ma.masked_equal(np.arange(2), 0), "a masked array, and what lies under its mask would be sent"),
+        ([np.ma.masked_equal(np.arange(2.0), 0)], "a masked array"),
+        ([1.0, np.ma.masked], "a masked array"),
     ],
 )
 def test_what_has_no_json_form_is_refused(rows: Any, reason: str) -> None:

@@ -144,6 +144,7 @@ def test_json_outputs_are_read(kind: Kind, shape: list[int], data: list[int], ex
     ("inputs", "complaint"),
     [
         ({"z": [1]}, "digits has no input 'z'; it has x, n, words, b"),
+        (np.zeros((1, 2)), "inputs has to be a dict of arrays by name, of x, n, words, b, not ndarray"),
         ({"x": [[1], [1, 2]]}, "x: "),
         ({"x": ["1"]}, "x takes FP32, not an array of dtype <U1"),
         ({"x": [True]}, "x takes FP32, not an array of dtype bool"),
@@ -153,6 +154,7 @@ def test_json_outputs_are_read(kind: Kind, shape: list[int], data: list[int], ex
         ({"n": [-(2**60)]}, "out of its range"),
         ({"words": [1]}, "words takes strings, not int"),
         ({"b": [1]}, "b takes BOOL"),
+        ({"x": np.ma.masked_equal([0.5, 1.5], 1.5)}, "x is a masked array, and what lies under its mask"),
     ],
 )
 def test_what_does_not_become_the_datatype_is_not_sent(

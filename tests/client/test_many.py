@@ -14,6 +14,7 @@ import pytest
 from tests.client.scripted import URI, Caller, Kind, error
 
 from stoker_client import AsyncClient, Client, InvalidInput, InvalidRows, UnexpectedAnswer
+from stoker_client.flow import BINARY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,6 +258,19 @@ def test_bounds_are_checked(kind: Kind, arguments: dict[str, int], message: str)
     """Bounds below one are refused before anything is sent."""
     with pytest.raises(ValueError, match=message):
         many(kind).call("score_many", [[1]], **arguments)
+
+
+@pytest.mark.parametrize("method", ["score", "score_many"])
+@pytest.mark.parametrize("size", [2, BINARY_BYTES])
+def test_masked_rows_are_not_sent(kind: Kind, method: str, size: int) -> None:
+    """What lies under a mask is no data, whether it would go as JSON or as binary data."""
+    caller = many(kind)
+    rows: Any = np.ma.masked_equal(np.arange(2.0 * size).reshape(2, size), 1)
+    with pytest.raises(
+        InvalidRows, match="the rows are a masked array, and what lies under its mask would be"
+    ):
+        caller.call(method, rows)
+    assert caller.requests == []
 
 
 def test_rows_need_a_first_axis(kind: Kind) -> None:

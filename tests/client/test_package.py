@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.client.puppet_server import KEY, Behaviour, PuppetServer, like_stoker
+from tests.patience import PROGRAM_S
 
 import stoker_client
 
@@ -40,7 +41,7 @@ def test_the_client_works_without_the_server(serve: Callable[[Behaviour], Puppet
     """In a process where nothing of the server can be imported, rows are scored."""
     server = serve(like_stoker)
     command = [sys.executable, "-c", WITHOUT_THE_SERVER, server.uri, KEY]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROGRAM_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[7]\n", "")
 
 
@@ -61,4 +62,4 @@ def test_the_readmes_examples_do_what_they_say(
     examples = examples.replace("http://127.0.0.1:8080", server.origin).replace('"KEY"', f'"{KEY}"')
     exec(compile(examples, "README.md", "exec"), {})
     assert capsys.readouterr().out.splitlines() == expected
-    assert len(expected) == 6
+    assert len(expected) == 7

@@ -10,6 +10,7 @@ import socket
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ ROWS[:, 0] = [4, 1, 7]
 def server(
     serve: Callable[[Behaviour], PuppetServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> PuppetServer:
-    """A server at the command's default address, and a current directory without a workspace."""
+    """A server at the port that the environment tells the command, and a current directory without a workspace."""
     server = serve(like_stoker)
-    monkeypatch.setattr(score, "SERVER", server.origin)
+    monkeypatch.setenv("STOKER_PORT", str(urlsplit(server.origin).port))
     monkeypatch.chdir(tmp_path)
     return server
 
@@ -184,11 +185,25 @@ def test_a_folder_without_the_test_files_is_named(server: PuppetServer, tmp_path
         run("--mnist", 0, "--data-dir", tmp_path)
 
 
+def test_a_first_line_that_counts_its_columns_is_told_of(
+    server: PuppetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pandas names columns 0, 1, 2, …: that line is a row here, and the command says so beside the answers."""
+    file = write(tmp_path, "csv")
+    file.write_text(",".join(map(str, range(784))) + "\n" + file.read_text())
+    assert run("--data", file, "--key", KEY) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(
+        f"stoker score: {file}: the first line, 0,1,2,…,783, is scored as a row; if"
+    )
+    assert len(captured.out.splitlines()) == len(ROWS) + 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("none.json", None, "No such file"),
-        ("bad.json", b"{", "cannot be read: Expecting"),
+        ("bad.json", b"{", r"cannot be read: it is no JSON \(Expecting"),
         ("text.json", b'"text"', "a list of rows"),
         ("nan.json", b"[[1, NaN]]", r"\[0\]\[1\] is nan: only finite numbers"),
         ("latin.json", b"[\xff]", "cannot be read: it is no UTF-8 text"),
@@ -273,7 +288,7 @@ def key_sent(
         return answer([0])
 
     server = serve(behave)
-    monkeypatch.setattr(score, "SERVER", server.origin)
+    monkeypatch.setenv("STOKER_PORT", str(urlsplit(server.origin).port))
 
     def ask(*arguments: str, path: str | None = None) -> str | None:
         uri = () if path is None else ("--uri", f"{server.origin}{path}")
@@ -351,3 +366,26 @@ def test_the_name_chooses_the_path(server: PuppetServer, tmp_path: Path) -> None
     np.save(tmp_path / "rows.npy", ROWS)
     assert run("--data", tmp_path / "rows.npy", "--name", "digits", "--key", KEY) == 0
     assert server.requests[0].path == "/api/v1/service/digits/score"
+
+
+def test_pieces_are_printed_as_they_come(
+    serve: Callable[[Behaviour], PuppetServer],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A line of JSON each; an error behind them is told like any other."""
+    content = (
+        '{"word": "upon"}\n{"word": "\\u00e9"}\n{"error": {"message": "it failed", "code": "model_failed"}}\n'
+    )
+    server = serve(lambda _: answer(content, content_type="application/x-ndjson"))
+    monkeypatch.setenv("STOKER_PORT", str(urlsplit(server.origin).port))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "body.json").write_text('{"prompt": "once"}')
+    assert run("--data", "body.json", "--stream") == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ['{"word": "upon"}', '{"word": "é"}']
+    assert "it failed" in printed.err
+    assert json.loads(server.requests[0].body) == {"prompt": "once"}
+    with pytest.raises(InvalidSettings, match="--stream goes with --data"):
+        run("--mnist", "0", "--data-dir", tmp_path, "--stream")

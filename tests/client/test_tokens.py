@@ -12,6 +12,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 from tests.client.scripted import URI, Caller, Event, Kind, Timeline, error, ok
+from tests.patience import PATIENCE_S
 
 from stoker_client import (
     AccessToken,
@@ -292,7 +293,7 @@ async def test_tasks_renew_together() -> None:
 def test_threads_renew_together() -> None:
     """Of many threads whose token is refused, one asks for another, and all go on with it."""
     threads, provided = 8, []
-    together = threading.Barrier(threads, timeout=30)
+    together = threading.Barrier(threads, timeout=PATIENCE_S)
     waited = threading.local()
 
     def provide() -> str:
