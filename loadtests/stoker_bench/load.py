@@ -1,7 +1,8 @@
 """`make load`: locust's users against a server, headless, with a summary and an exit code.
 
 Without --uri it serves the benchmark's seeded MLP (or --model) itself, and every class is then checked against
-what the runtime gives offline.
+what the runtime gives offline. With --pieces the users read the answers of a script that yields, without --uri one
+of its own.
 """
 
 from __future__ import annotations
@@ -21,21 +22,34 @@ from urllib.parse import urlsplit
 import orjson
 
 from stoker.errors import OperatorError
+from stoker_bench.contestants.entry_scripts import PIECES_SCORE
 from stoker_bench.contestants.process_tree import ProcessTree
-from stoker_bench.contestants.servers import RunningServer, ended_by_sigterm, stoker_launch
+from stoker_bench.contestants.servers import (
+    RunningServer,
+    deployment_launch,
+    ended_by_sigterm,
+    stoker_launch,
+)
 from stoker_bench.networks.mlp import seeded_mlp
 from stoker_bench.reports.tables import aligned, figure
+from stoker_bench.users.pieces import PIECE_FORMS
 from stoker_bench.users.shapes import SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LoadTest", "main", "run_load_test", "summary"]
+    from stoker_bench.contestants.servers import Launch
+    from stoker_bench.users.pieces import PieceForm
+
+__all__ = ["LoadTest", "argument_parser", "main", "run_load_test", "summary"]
 
 LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 STAGE_UNIT = " µs"
 STOP_TIMEOUT_S = 60
 INTERRUPTED = 130
+PIECES = 16
+MOST_INSTANCES = 16
+"""So many streams of a script are answered at once, at most; other users wait for their turn."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,8 @@ class LoadTest:
         rows: Rows a request.
         mnist_folder: Where MNIST's IDX files lie, or None for scikit-learn's digits.
         model: The ONNX file being served, to check the classes by, or None.
+        pieces: How a script that yields is to send its pieces; None where digits are scored.
+        body: With `pieces`, the file with the JSON of the requests.
     """
 
     uri: str
@@ -61,6 +77,8 @@ class LoadTest:
     rows: int
     mnist_folder: Path | None
     model: Path | None
+    pieces: PieceForm | None = None
+    body: Path | None = None
 
     def command(self, figures: Path) -> list[str]:
         """Return locust's argv; the final figures go to `figures`, to which it adds `.json`."""
@@ -74,6 +92,8 @@ class LoadTest:
             command += ["--mnist-dir", str(self.mnist_folder)]
         if self.model:
             command += ["--served-model", str(self.model)]
+        if self.pieces:
+            command += ["--pieces", self.pieces, "--body", str(self.body)]
         return command
 
 
@@ -106,7 +126,10 @@ def run_load_test(test: LoadTest) -> int:
 
 
 def summary(entries: Sequence[dict[str, Any]]) -> str:
-    """Return a table of locust's final figures: the requests, then the stages that the server reported."""
+    """Return a table of locust's final figures: the requests, then the stages that the server reported.
+
+    The time until the first piece of an answer is told as a stage is.
+    """
     headings = ["", "requests", "failed", "a second", "mean ms", "p50 ms", "p99 ms", "max ms"]
     rows: list[list[str]] = []
     if not entries:
@@ -136,8 +159,8 @@ def _percentile(entry: dict[str, Any], share: float) -> float:
     return 0.0
 
 
-def main() -> int:
-    """Run the load test as the command line says."""
+def argument_parser() -> argparse.ArgumentParser:
+    """Declare the command's options."""
     parser = argparse.ArgumentParser(prog="python -m stoker_bench.load", description=__doc__)
     parser.add_argument("--uri", help="scoring URI of a running server (default: start one)")
     parser.add_argument("--key", default=os.environ.get("STOKER_PRIMARY_KEY"), help="its bearer key")
@@ -145,9 +168,22 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=32, help="users at the peak (default: 32)")
     parser.add_argument("--seconds", type=int, default=20, help="length of the test (default: 20)")
     parser.add_argument("--shape", choices=SHAPES, default="ramp", help="default: ramp")
-    parser.add_argument("--rows", type=int, default=1, help="rows a request (default: 1)")
+    parser.add_argument("--rows", type=int, help="rows a request (default: 1)")
+    parser.add_argument(
+        "--pieces",
+        choices=PIECE_FORMS,
+        help="read answers that come piece by piece, as lines of JSON or as server-sent events",
+    )
+    parser.add_argument(
+        "--body", type=Path, help="with --pieces and --uri: file with the JSON that the script gets"
+    )
     parser.add_argument("--mnist-dir", type=Path, help="MNIST's IDX files (default: scikit-learn's digits)")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run the load test as the command line says."""
+    args = argument_parser().parse_args()
     try:
         with ended_by_sigterm():
             return _run(args)
@@ -159,20 +195,54 @@ def main() -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.body and not args.pieces:
+        raise OperatorError("--body goes with --pieces")
+    if args.pieces and (args.uri is None) != (args.body is None):
+        raise OperatorError("--pieces serves a script of its own, or goes with --uri and --body")
+    for name in ("model", "rows", "mnist_dir"):
+        if args.pieces and getattr(args, name) is not None:
+            raise OperatorError(f"--{name.replace('_', '-')} does not go with --pieces")
     with tempfile.TemporaryDirectory(prefix="stoker-load-") as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
-        uri, key, model = args.uri, args.key, args.model
+        uri, key, model, body = args.uri, args.key, args.model, args.body
         if uri is None:
-            key = secrets.token_urlsafe(32)
-            if model is None:
-                model = folder / "mlp.onnx"
-                seeded_mlp().save(model)
-            launch = stoker_launch(model, folder / "workspace", key)
+            if args.pieces:
+                launch, body = _script_launch(folder, args.users)
+            else:
+                launch, model = _model_launch(folder, model)
             print("load: starting stoker serve …", file=sys.stderr, flush=True)
             stack.enter_context(RunningServer(launch, folder / "server.log"))
-            uri = launch.uri
-        test = LoadTest(uri, key, args.users, args.seconds, args.shape, args.rows, args.mnist_dir, model)
+            uri, key = launch.uri, launch.key
+        test = LoadTest(
+            uri,
+            key,
+            args.users,
+            args.seconds,
+            args.shape,
+            args.rows or 1,
+            args.mnist_dir,
+            model,
+            pieces=args.pieces,
+            body=body,
+        )
         return run_load_test(test)
+
+
+def _model_launch(folder: Path, model: Path | None) -> tuple[Launch, Path]:
+    """Return how to serve a model, and that; the seeded one if none is given."""
+    if model is None:
+        model = folder / "mlp.onnx"
+        seeded_mlp().save(model)
+    return stoker_launch(model, folder / "workspace", secrets.token_urlsafe(32)), model
+
+
+def _script_launch(folder: Path, users: int) -> tuple[Launch, Path]:
+    """Return how to serve the script that yields, and the file with the body of its requests."""
+    body = folder / "body.json"
+    body.write_bytes(orjson.dumps({"pieces": PIECES}))
+    instances = min(users, MOST_INSTANCES)
+    deployment = {"models": [{"name": "pieces", "path": str(PIECES_SCORE), "instances": instances}]}
+    return deployment_launch(deployment, folder, folder / "workspace"), body
 
 
 if __name__ == "__main__":

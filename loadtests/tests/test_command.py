@@ -8,9 +8,12 @@ import pytest
 
 from stoker.commands import bench
 from stoker.errors import InvalidSettings
+from stoker_bench.agreement import bench as agreement_bench
+from stoker_bench.agreement.bench import AgreementOptions
 from stoker_bench.benches import bench as bench_module
-from stoker_bench.benches import protocol_bench, script_bench
+from stoker_bench.benches import body_bench, protocol_bench, script_bench
 from stoker_bench.benches.bench import BenchOptions
+from stoker_bench.benches.body_bench import BodyBenchOptions
 from stoker_bench.benches.protocol_bench import ProtocolBenchOptions
 from stoker_bench.benches.script_bench import ScriptBenchOptions
 from stoker_bench.reports.bench_report import BenchReport
@@ -29,13 +32,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Collect what the benches were asked for instead of running them."""
     options: list[object] = []
 
-    def pretend(given: BenchOptions | ScriptBenchOptions | ProtocolBenchOptions) -> Report:
+    def pretend(
+        given: BenchOptions | BodyBenchOptions | ScriptBenchOptions | ProtocolBenchOptions | AgreementOptions,
+    ) -> Report:
         options.append(given)
         return BenchReport("puppet", given.seconds, given.rounds, "MLP")
 
     monkeypatch.setattr(bench_module, "run_bench", pretend)
     monkeypatch.setattr(script_bench, "run_script_bench", pretend)
     monkeypatch.setattr(protocol_bench, "run_protocol_bench", pretend)
+    monkeypatch.setattr(agreement_bench, "run_agreement", pretend)
+    monkeypatch.setattr(body_bench, "run_body_bench", pretend)
     monkeypatch.delenv("STOKER_PRIMARY_KEY", raising=False)
     return options
 
@@ -79,7 +86,13 @@ def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("bench_option", "options"),
-    [("--scripts", ScriptBenchOptions()), ("--protocols", ProtocolBenchOptions())],
+    [
+        ("--scripts", ScriptBenchOptions()),
+        ("--protocols", ProtocolBenchOptions()),
+        ("--agreement", AgreementOptions()),
+        ("--images", BodyBenchOptions("images")),
+        ("--tokens", BodyBenchOptions("tokens")),
+    ],
 )
 def test_other_benches_have_defaults_of_their_own(
     asked: list[object], bench_option: str, options: object
@@ -94,9 +107,11 @@ def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
     common = ["--seconds", "2", "--rounds", "4", "--concurrency", "8", "1", "--frontends", "2"]
     bench.run(parsed("--scripts", *common, "--run", "outputs", "--script", "score.py"))
     bench.run(parsed("--protocols", *common, "--model", "m.onnx", "--rows", "16"))
+    bench.run(parsed("--agreement", "--seconds", "2", "--rounds", "4", "--rows", "1"))
     assert asked == [
         ScriptBenchOptions(Path("outputs"), Path("score.py"), 2, 4, (8, 1), 2),
         ProtocolBenchOptions(Path("m.onnx"), 2, 4, (8, 1), 16, 2),
+        AgreementOptions(2, 4, 1),
     ]
 
 
@@ -105,6 +120,8 @@ def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
     [
         (["--scripts", "--rows", "2"], "--rows does not go with --scripts"),
         (["--protocols", "--no-baselines"], "--no-baselines does not go with --protocols"),
+        (["--tokens", "--rows", "2"], "--rows does not go with --tokens"),
+        (["--agreement", "--concurrency", "2"], "--concurrency does not go with --agreement"),
         (["--protocols", "--run", "outputs"], "--run does not go with --protocols"),
         (["--script", "score.py"], "--script goes with --scripts alone"),
     ],

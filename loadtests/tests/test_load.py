@@ -1,9 +1,18 @@
-"""`make load`: locust's command line and the summary of its figures."""
+"""`make load`: locust's command line, the summary of its figures, and its users before a puppet of a server."""
 
+import http.server
 import itertools
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-from stoker_bench.load import LOCUSTFILE, LoadTest, summary
+import pytest
+
+from stoker_bench.load import LOCUSTFILE, LoadTest, main, run_load_test, summary
 
 
 def load_test(**settings: object) -> LoadTest:
@@ -70,3 +79,107 @@ def test_summary_puts_requests_before_stages() -> None:
 def test_summary_of_nothing_says_so() -> None:
     """A run without any request has no table."""
     assert summary([]) == "no request was made"
+
+
+def test_the_first_piece_is_told_as_a_stage_is() -> None:
+    """A line of its own below the requests, in milliseconds."""
+    lines = summary([entry("piece", "first piece µs", {7000: 10}), entry("POST", "/score", {90: 10})])
+    assert lines.splitlines()[3].split() == [
+        "first",
+        "piece",
+        "10",
+        "0",
+        "1.00",
+        "7.00",
+        "7.00",
+        "7.00",
+        "7.00",
+    ]
+
+
+BODY = {"prompt": "once"}
+FAILED = {"message": "it failed", "code": "model_failed", "error_id": "00"}
+
+
+class Puppet:
+    """Answers with two pieces, and every other time with an error behind them, in the form that is asked for."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.asked: set[tuple[str | None, str | None, str]] = set()
+        self.answers = itertools.count(1)
+
+    def answer(self, accept: str | None) -> tuple[str, str]:
+        """Return the next answer's content type and content."""
+        failed = next(self.answers) % 2 == 0
+        if accept == "text/event-stream":
+            return accept, "data: 1\n\ndata: 2\n\n" + f"event: error\ndata: {json.dumps(FAILED)}\n\n" * failed
+        return "application/x-ndjson", "1\n2\n" + json.dumps({"error": FAILED}) * failed
+
+
+@contextmanager
+def puppet() -> Iterator[Puppet]:
+    """Serve a puppet."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            running.asked.add((self.headers["Accept"], self.headers["Authorization"], body))
+            kind, content = running.answer(self.headers["Accept"])
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        running = Puppet(f"http://127.0.0.1:{server.server_port}/score")
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield running
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(find_spec("locust") is None, reason="locust comes with stoker-bench[load]")
+@pytest.mark.parametrize(
+    ("pieces", "accept"), [("lines", "application/x-ndjson"), ("events", "text/event-stream")]
+)
+def test_users_read_pieces(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], pieces: str, accept: str
+) -> None:
+    """Answers with an error behind their pieces fail, and the run with them; first pieces have their own line."""
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps(BODY))
+    with puppet() as running:
+        test = load_test(
+            uri=running.uri, users=2, seconds=1, shape="steady", rows=1, pieces=pieces, body=body
+        )
+        assert run_load_test(test) != 0
+    assert running.asked == {(accept, "Bearer secret-key", json.dumps(BODY, separators=(",", ":")))}
+    told = capfd.readouterr().out
+    (requests,) = [line.split() for line in told.splitlines() if line.startswith("/score")]
+    (first,) = [line.split() for line in told.splitlines() if line.startswith("  first piece")]
+    assert int(requests[1].replace(",", "")) >= int(requests[2].replace(",", "")) > 0
+    assert first[2] == requests[1]
+    assert "requests failed: ModelFailed behind pieces" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--body", "b.json"], "--body goes with --pieces"),
+        (["--pieces", "lines", "--body", "b.json"], "goes with --uri and --body"),
+        (["--pieces", "lines", "--uri", "http://127.0.0.1:1/score"], "goes with --uri and --body"),
+        (["--pieces", "lines", "--mnist-dir", "m"], "--mnist-dir does not go with --pieces"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """And only of the script that it serves itself does it know what the body is."""
+    monkeypatch.setattr(sys, "argv", ["load", *arguments])
+    assert main() != 0
+    assert message in capsys.readouterr().err

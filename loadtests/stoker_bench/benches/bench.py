@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.errors import InvalidSettings
 from stoker_bench.benches.lineup import Lineup
 from stoker_bench.contestants.baselines import HANDWRITTEN, bare_launch, handwritten_launch, starlette_launch
 from stoker_bench.contestants.contest import Case
 from stoker_bench.contestants.loaded_server import check_answers
 from stoker_bench.contestants.offline import OfflineRuntime
+from stoker_bench.contestants.other_stoker import OTHER, other_launch
 from stoker_bench.contestants.servers import stoker_launch
 from stoker_bench.contestants.start_up import frontend_weight, measure_start_up
 from stoker_bench.generators.load_generator import pick_generator
@@ -53,6 +55,7 @@ class BenchOptions:
     rows: int = 256
     frontends: int | None = None
     baselines: bool = True
+    against: Path | None = None
 
 
 class _Contest:
@@ -75,6 +78,10 @@ class _Contest:
             assert key is not None
             launch = stoker_launch(model.path, folder / "workspace", key, options.frontends)
             self.stoker = self.lineup.start(launch, metrics=True)
+        self.others: list[LoadedServer] = []
+        if options.against:
+            launch = other_launch(options.against, model.path, folder, options.frontends)
+            self.others = [self.lineup.start(launch)]
         self.baselines: list[LoadedServer] = []
         self.offline: list[OfflineRuntime] = []
         if options.baselines:
@@ -90,16 +97,17 @@ class _Contest:
     def contestants(self, case: Case) -> list[Contestant]:
         """Return who takes turns in a case: the constants only where a request costs them as much as a row."""
         if case.rows == 1:
-            return [self.stoker, *self.baselines]
+            return [self.stoker, *self.others, *self.baselines]
         scoring = [server for server in self.baselines if server.name == HANDWRITTEN]
-        return [self.stoker, *scoring, *self.offline]
+        return [self.stoker, *self.others, *scoring, *self.offline]
 
 
 def run_bench(options: BenchOptions) -> BenchReport:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
-        OperatorError: If a server does not start, answers wrongly, or a load generator fails.
+        OperatorError: An option does not go with another one, a server does not start or answers wrongly, or a load
+            generator fails.
     """
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
@@ -108,6 +116,8 @@ def run_bench(options: BenchOptions) -> BenchReport:
         if options.uri is not None:
             # A bad URI is refused before anything is started.
             scoring_request(options.uri, b"")
+            if options.against:
+                raise InvalidSettings("--against goes with a server that the bench starts: leave --uri out")
         if options.uri is None:
             key = secrets.token_urlsafe(32)
             say("start-up of stoker serve, beside importing onnxruntime")
@@ -143,8 +153,8 @@ def _check(contest: _Contest, options: BenchOptions) -> None:
     # What runs at a given URI need not be the bench's own model.
     known = options.uri is None or options.model is not None
     check_answers(contest.stoker, contest.model.row_shape, contest.model.outputs if known else None)
-    for server in contest.baselines:
-        if server.name == HANDWRITTEN:
+    for server in (*contest.others, *contest.baselines):
+        if server.name in (OTHER, HANDWRITTEN):
             check_answers(server, contest.model.row_shape, contest.model.outputs)
-    for server in (contest.stoker, *contest.baselines):
+    for server in (contest.stoker, *contest.others, *contest.baselines):
         server.run(Case(max(options.concurrency)), WARM_UP_S)

@@ -1,4 +1,7 @@
-"""`stoker bench --grpc`: unary calls of the Open Inference Protocol, beside a bare grpc.aio server's echo of them."""
+"""`stoker bench --grpc`: unary calls of the Open Inference Protocol, beside bare echoes of them.
+
+One echo is a grpc.aio server's, the other a C++ one's, where this machine can build it.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,32 @@ import contextlib
 import secrets
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
-import orjson
 
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest, ModelInferResponse
 from stoker_bench.benches.lineup import Lineup
 from stoker_bench.contestants.contest import Case
+from stoker_bench.contestants.cpp_echo import CPP_ECHO, EchoNotBuilt, cpp_echo_launch
+from stoker_bench.contestants.other_stoker import OTHER, other_launch
 from stoker_bench.contestants.servers import HOST, Launch, free_port, stoker_launch
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.load_generator import LoadFigures, output_of
+from stoker_bench.generators.grpc_call import answer_to
+from stoker_bench.generators.grpc_generator import pick_grpc_generator
 from stoker_bench.generators.scoring_request import Dialect, random_rows
 from stoker_bench.networks.served_model import given_model, seeded_model
 from stoker_bench.progress import say
-from stoker_bench.reports.report import Report, at_least, rows_per_s
+from stoker_bench.reports.report import Report, at_least, at_most, p50_ms, rows_per_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from stoker_bench.contestants.loaded_server import LoadedServer
-    from stoker_bench.generators.scoring_request import ScoringRequest
     from stoker_bench.networks.served_model import ServedModel
     from stoker_bench.reports.report import Bound, CaseResult
 
@@ -41,8 +44,8 @@ GRPC, ECHO = "gRPC", "bare grpc.aio echo"
 PATH = f"/{SERVICE}/ModelInfer"
 WARM_UP_S = 1
 LEAST_OF_ECHO = 0.8
+LEAST_OF_CPP_ECHO, MOST_OF_CPP_ECHO_P50 = 0.6, 1.3
 TOLERANCE = 1e-3
-CALL_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
@@ -52,40 +55,44 @@ class GrpcBenchOptions:
     model: Path | None = None
     seconds: int = 3
     rounds: int = 5
-    concurrency: tuple[int, ...] = (64,)
+    concurrency: tuple[int, ...] = (64, 1)
     frontends: int = 1
+    against: Path | None = None
 
 
 @dataclass
 class GrpcReport(Report):
-    """What a bench of gRPC found."""
+    """What a bench of gRPC found.
+
+    Attributes:
+        left_out: Why contestants are missing, a sentence each.
+    """
+
+    left_out: list[str] = field(default_factory=list)
 
     def bounds(self) -> list[Bound]:
         """Return the bounds whose figures this run has."""
         return [bound for result in self.cases for bound in _case_bounds(result)]
 
+    def notes(self) -> list[str]:
+        """Return who is missing."""
+        return self.left_out
+
+    def further(self) -> dict[str, Any]:
+        """Return who is missing."""
+        return {"left_out": self.left_out}
+
 
 def _case_bounds(result: CaseResult) -> Iterator[Bound]:
-    text = f"requests/s of {result.first} over {ECHO} ≥ {LEAST_OF_ECHO} at {result.title}"
+    first, at = result.first, f"at {result.title}"
+    text = f"requests/s of {first} over {ECHO} ≥ {LEAST_OF_ECHO} {at}"
     yield from at_least(text, result.ratio(rows_per_s, ECHO), LEAST_OF_ECHO)
-
-
-class _Generator:
-    """The generator of `stoker_bench.generators.grpc_loop` in a process of its own."""
-
-    description = "the bench's own generator for gRPC (uvloop, one process)"
-
-    def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
-        """See LoadGenerator.run."""
-        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-            message, headers = Path(folder, "message"), Path(folder, "headers")
-            message.write_bytes(request.body)
-            headers.write_bytes(orjson.dumps(request.headers))
-            command = [sys.executable, "-m", "stoker_bench.generators.grpc_loop", "--host", request.host]
-            command += ["--port", str(request.port), "--path", request.path, "--message", str(message)]
-            command += ["--headers", str(headers), "--connections", str(connections)]
-            output = output_of([*command, "--seconds", str(seconds)], seconds)
-        return LoadFigures(**orjson.loads(output))
+    if result.case.connections == 1:
+        text = f"p50 of {first} over {CPP_ECHO} ≤ {MOST_OF_CPP_ECHO_P50} {at}"
+        yield from at_most(text, result.ratio(p50_ms, CPP_ECHO), MOST_OF_CPP_ECHO_P50)
+    else:
+        text = f"requests/s of {first} over {CPP_ECHO} ≥ {LEAST_OF_CPP_ECHO} {at}"
+        yield from at_least(text, result.ratio(rows_per_s, CPP_ECHO), LEAST_OF_CPP_ECHO)
 
 
 def _dialect(input_name: str) -> Dialect:
@@ -103,15 +110,10 @@ def _dialect(input_name: str) -> Dialect:
 
 
 def echo_launch() -> Launch:
-    """Start the bare echo."""
+    """Start the bare echo of grpc.aio."""
     port = free_port()
-    command = (
-        sys.executable,
-        "-m",
-        "stoker_bench.contestants.baselines.grpc_echo",
-        "--address",
-        f"{HOST}:{port}",
-    )
+    module = "stoker_bench.contestants.baselines.grpc_echo"
+    command = (sys.executable, "-m", module, "--address", f"{HOST}:{port}")
     return Launch(ECHO, command, port, ready_path="", score_path=PATH)
 
 
@@ -121,14 +123,15 @@ def run_grpc_bench(options: GrpcBenchOptions) -> GrpcReport:
     Raises:
         OperatorError: A server does not start or answers wrongly, or the load generator fails.
     """
-    generator = _Generator()
+    generator = pick_grpc_generator()
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
         model = given_model(options.model) if options.model else seeded_model(folder)
         report = GrpcReport(generator.description, options.seconds, options.rounds, model.name)
         lineup = Lineup(folder, stack, generator, model.row_shape)
         dialect = _dialect(model.input_name)
-        echo = lineup.start(echo_launch(), dialect)
+        launches, report.left_out = _echo_launches()
+        echoes = [lineup.start(launch, dialect) for launch in launches]
         port = free_port()
         launch = stoker_launch(
             model.path,
@@ -137,36 +140,41 @@ def run_grpc_bench(options: GrpcBenchOptions) -> GrpcReport:
             options.frontends,
             options=["--grpc-port", str(port)],
         )
-        scoring = lineup.start(launch).speaking(GRPC, f"http://{HOST}:{port}{PATH}", dialect)
-        _check(scoring, echo, model)
-        for server in (scoring, echo):
+        scoring = [lineup.start(launch).speaking(GRPC, f"http://{HOST}:{port}{PATH}", dialect)]
+        if options.against:
+            port = free_port()
+            other = other_launch(
+                options.against, model.path, folder, options.frontends, ["--grpc-port", str(port)]
+            )
+            scoring.append(lineup.start(other).speaking(OTHER, f"http://{HOST}:{port}{PATH}", dialect))
+        _check(scoring, echoes, model)
+        for server in (*scoring, *echoes):
             server.run(Case(max(options.concurrency)), WARM_UP_S)
         for connections in options.concurrency:
             case = Case(connections)
-            report.cases.append(lineup.contest([scoring, echo], case, options.seconds, options.rounds))
+            report.cases.append(lineup.contest([*scoring, *echoes], case, options.seconds, options.rounds))
         return report
 
 
-def _check(scoring: LoadedServer, echo: LoadedServer, model: ServedModel) -> None:
+def _echo_launches() -> tuple[list[Launch], list[str]]:
+    """Return how to start the echoes that this machine has, and why others are left out."""
+    say(f"building the {CPP_ECHO}, where that has not been done yet")
+    try:
+        return [echo_launch(), cpp_echo_launch(PATH)], []
+    except EchoNotBuilt as error:
+        return [echo_launch()], [f"The {CPP_ECHO} is left out: {error}."]
+
+
+def _check(scoring: Sequence[LoadedServer], echoes: Sequence[LoadedServer], model: ServedModel) -> None:
     """Compare one answer of each with what it must be."""
     say("checking answers")
     rows = random_rows(3, model.row_shape)
-    outputs = scoring.dialect.decode(_call(scoring, rows), len(rows))
     wanted = model.outputs(rows)
-    if outputs.shape != wanted.shape or np.abs(outputs - wanted).max() > TOLERANCE:
-        raise BenchedServerError(f"{scoring.name} answered {outputs[0][:4]} …, not {wanted[0][:4]} …")
-    if _call(echo, rows) != echo.request(rows).body:
-        raise BenchedServerError(f"{echo.name} answered with something else than the request")
-
-
-def _call(server: LoadedServer, rows: NDArray[np.float32]) -> bytes:
-    request = server.request(rows)
-    metadata = [(name.lower(), value) for name, value in request.headers.items()]
-    with grpc.insecure_channel(f"{request.host}:{request.port}") as channel:
-        try:
-            answer: bytes = channel.unary_unary(request.path)(
-                request.body, metadata=metadata, timeout=CALL_TIMEOUT_S
-            )
-        except grpc.RpcError as error:
-            raise BenchedServerError(f"{server.name} answered {error}") from error
-    return answer
+    for server in scoring:
+        outputs = server.dialect.decode(answer_to(server.request(rows)), len(rows))
+        if outputs.shape != wanted.shape or np.abs(outputs - wanted).max() > TOLERANCE:
+            raise BenchedServerError(f"{server.name} answered {outputs[0][:4]} …, not {wanted[0][:4]} …")
+    for echo in echoes:
+        request = echo.request(rows)
+        if answer_to(request) != request.body:
+            raise BenchedServerError(f"{echo.name} answered with something else than the request")

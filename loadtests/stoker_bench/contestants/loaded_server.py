@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker_bench.generators.load_generator import LoadGenerator
     from stoker_bench.generators.scoring_request import Dialect, ScoringRequest
 
-__all__ = ["LoadedServer", "check_answers"]
+__all__ = ["Clocks", "LoadedServer", "check_answers"]
 
 HTTP_OK = 200
 CHECKED_REQUESTS, CHECKING_CALLERS = 24, 8
@@ -39,7 +39,7 @@ BATCH_COUNT = re.compile(rb"^stoker_batch_rows_count(?:\{[^}]*\})? (\S+)", re.MU
 
 
 @dataclass(frozen=True)
-class _Clocks:
+class Clocks:
     """CPU seconds of the server, of the load generators that have ended, and of the whole machine."""
 
     wall_s: float
@@ -48,7 +48,8 @@ class _Clocks:
     machine_s: float
 
     @classmethod
-    def read(cls, tree: ProcessTree | None) -> _Clocks:
+    def read(cls, tree: ProcessTree | None) -> Clocks:
+        """Read them now; the server's are not known without its processes."""
         children = os.times()
         return cls(
             wall_s=time.monotonic(),
@@ -57,11 +58,12 @@ class _Clocks:
             machine_s=machine_busy_s(),
         )
 
-    def since(self, earlier: _Clocks) -> _Clocks:
+    def since(self, earlier: Clocks) -> Clocks:
+        """Return what has passed since an earlier reading."""
         server_s = None
         if self.server_s is not None and earlier.server_s is not None:
             server_s = self.server_s - earlier.server_s
-        return _Clocks(
+        return Clocks(
             self.wall_s - earlier.wall_s,
             server_s,
             self.load_s - earlier.load_s,
@@ -104,9 +106,9 @@ class LoadedServer:
         """Take a turn; the CPU time is that of the server's whole tree, its idle time included."""
         request = self.request(random_rows(case.rows, self._row_shape))
         batches = self._batches(request.host, request.port)
-        before = _Clocks.read(self.tree)
+        before = Clocks.read(self.tree)
         figures = self._generator.run(request, case.connections, seconds)
-        spent = _Clocks.read(self.tree).since(before)
+        spent = Clocks.read(self.tree).since(before)
         cpu_us = None
         if spent.server_s is not None and figures.requests:
             cpu_us = spent.server_s * 1e6 / figures.requests

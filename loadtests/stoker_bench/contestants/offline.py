@@ -1,4 +1,4 @@
-"""What the runtime alone reaches in one process, without HTTP: ONNX Runtime, after pysimdjson or by itself.
+"""What the runtime alone reaches in one process, without HTTP: ONNX Runtime, after what reads a body or by itself.
 
 `python -m stoker_bench.contestants.offline MODEL (--body FILE | --rows N) --threads N` reads seconds, one number
 a line, on stdin and answers each with one line of JSON; so it can take its turns among servers without loading the
@@ -8,11 +8,12 @@ model anew.
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import numpy as np
 import orjson
@@ -33,6 +34,13 @@ RUNTIME = "ONNX Runtime"
 NAME_PREFIX = f"pysimdjson + {RUNTIME}"
 STOP_TIMEOUT_S = 5.0
 
+Bodies = Literal["rows", "images", "tokens"]
+_READERS: Final[dict[Bodies, str]] = {
+    "rows": NAME_PREFIX,
+    "images": f"Pillow + {RUNTIME}",
+    "tokens": f"orjson + {RUNTIME}",
+}
+
 
 class OfflineRuntime:
     """The offline loop in a process of its own, as a contestant; a context manager that ends the process.
@@ -40,16 +48,18 @@ class OfflineRuntime:
     Args:
         model: ONNX file with one float32 input.
         threads: Intra-op threads of ONNX Runtime; 0 leaves its default, one a core.
-        work: What is done over and over: a file with a JSON body, which is parsed and run; or so many rows, which
-            are run from memory.
+        work: What is done over and over: a file with a body, which is read and run; or so many rows, which are run
+            from memory.
+        bodies: What is in a body.
     """
 
-    def __init__(self, model: Path, threads: int, work: Path | int) -> None:
+    def __init__(self, model: Path, threads: int, work: Path | int, bodies: Bodies = "rows") -> None:
         rows_alone = isinstance(work, int)
-        parts = RUNTIME if rows_alone else NAME_PREFIX
+        parts = RUNTIME if rows_alone else _READERS[bodies]
         self.name = f"{parts}, {'1 thread' if threads == 1 else 'default threads'}"
         self._command = [sys.executable, "-m", "stoker_bench.contestants.offline", str(model)]
         self._command += ["--rows" if rows_alone else "--body", str(work), "--threads", str(threads)]
+        self._command += ["--bodies", bodies]
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -126,6 +136,29 @@ def _scoring(session: Any, body: bytes) -> Callable[[], object]:
     return score
 
 
+def _picturing(session: Any, body: bytes) -> Callable[[], object]:
+    """Return what decodes an image and runs it, its channels first."""
+    from PIL import Image
+
+    name = session.get_inputs()[0].name
+
+    def score() -> None:
+        pixels = np.asarray(Image.open(io.BytesIO(body)))
+        session.run(None, {name: pixels.transpose(2, 0, 1)[None] / np.float32(255)})
+
+    return score
+
+
+def _tokening(session: Any, body: bytes) -> Callable[[], object]:
+    """Return what parses named lists of integers and runs them."""
+
+    def score() -> None:
+        tensors = orjson.loads(body)["data"]
+        session.run(None, {name: np.array(lists, np.int64) for name, lists in tensors.items()})
+
+    return score
+
+
 def _running(session: Any, rows: int) -> Callable[[], object]:
     """Return what runs rows that are there."""
     tensor = session.get_inputs()[0]
@@ -140,14 +173,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     work = parser.add_mutually_exclusive_group(required=True)
-    work.add_argument("--body", type=Path, help="file with a JSON body, which is parsed and run")
+    work.add_argument("--body", type=Path, help="file with a body, which is read and run")
     work.add_argument("--rows", type=int, help="run so many rows from memory")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--bodies", choices=sorted(_READERS), default="rows", help="what is in a body")
     args = parser.parse_args()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = args.threads
     session = onnxruntime.InferenceSession(args.model, options, providers=["CPUExecutionProvider"])
-    done = _scoring(session, args.body.read_bytes()) if args.body else _running(session, args.rows)
+    readers = {"rows": _scoring, "images": _picturing, "tokens": _tokening}
+    read = readers[args.bodies]
+    done = read(session, args.body.read_bytes()) if args.body else _running(session, args.rows)
     _measure(done, seconds=0.2)
     for line in sys.stdin:
         print(orjson.dumps(_measure(done, float(line))).decode(), flush=True)

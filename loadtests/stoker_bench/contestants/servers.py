@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
+
+import yaml
 
 from stoker_bench.contestants.process_tree import ProcessTree, serving_roots
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import scoring_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from types import FrameType, TracebackType
 
@@ -27,6 +30,7 @@ __all__ = [
     "HOST",
     "Launch",
     "RunningServer",
+    "deployment_launch",
     "ended_by_sigterm",
     "free_port",
     "get",
@@ -100,14 +104,27 @@ def stoker_launch(
     options: Sequence[str] = (),
 ) -> Launch:
     """Start `stoker serve MODEL`, with further options, with the given key in a workspace of its own."""
+    chosen = [] if frontends is None else ["--frontends", str(frontends)]
+    return _serve_launch([str(model), "--name", "bench"], [*chosen, *options], workspace, key, name)
+
+
+def deployment_launch(
+    deployment: Mapping[str, Any], folder: Path, workspace: Path, options: Sequence[str] = ()
+) -> Launch:
+    """Start `stoker serve` with the content of a deployment file, which is written into a folder, and a new key."""
+    file = folder / "deployment.yaml"
+    file.write_text(yaml.safe_dump(dict(deployment)), encoding="utf-8")
+    return _serve_launch(["--config", str(file)], options, workspace, secrets.token_urlsafe(32), "Stoker")
+
+
+def _serve_launch(
+    what: Sequence[str], options: Sequence[str], workspace: Path, key: str, name: str
+) -> Launch:
     port = free_port()
-    command = [sys.executable, "-m", "stoker.cli", "serve", str(model), "--name", "bench"]
-    command += ["--host", HOST, "--port", str(port), "--workspace", str(workspace)]
-    if frontends is not None:
-        command += ["--frontends", str(frontends)]
-    command += options
+    command = (sys.executable, "-m", "stoker.cli", "serve", *what)
+    command += ("--host", HOST, "--port", str(port), "--workspace", str(workspace), *options)
     environment = {"STOKER_PRIMARY_KEY": key}
-    return Launch(name, tuple(command), port, "/v2/health/ready", environment=environment, key=key)
+    return Launch(name, command, port, "/v2/health/ready", environment=environment, key=key)
 
 
 class RunningServer:

@@ -30,6 +30,8 @@ __all__ = [
     "PoissonSearch",
     "confirmed_rate",
     "highest_rate",
+    "loop_command",
+    "run_poisson",
     "search_poisson",
 ]
 
@@ -53,6 +55,7 @@ class PoissonOptions:
         connections: Kept-alive connections of all of them together.
         seed: Of the arrivals.
         loadgen: Whether MLPerf's LoadGen makes them; otherwise a schedule of our own does.
+        settle_s: How long before the first arrival processes start and connect.
     """
 
     limit_ms: float = 15.0
@@ -63,6 +66,7 @@ class PoissonOptions:
     connections: int = 1024
     seed: int = 1
     loadgen: bool = True
+    settle_s: float = SETTLE_S
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,8 @@ def run_poisson(
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
         message = Path(folder, "request")
         message.write_bytes(request.http_bytes)
-        command = [sys.executable, "-m", "stoker_bench.gpu.poisson_loop", "--host", request.host]
-        command += ["--port", str(request.port), "--request", str(message), "--seconds", str(seconds)]
-        command += ["--limit-ms", str(options.limit_ms), "--rate", str(rate / options.processes)]
-        command += ["--begin", str(time.monotonic() + SETTLE_S)]
+        share_per_s = rate / options.processes
+        command = loop_command(request, message, share_per_s, seconds, options.limit_ms, options.settle_s)
         command += ["--loadgen"] if loadgen else []
         files = [Path(folder, f"{number}.npy") for number in range(options.processes)]
         shares = shares_of(options.connections, options.processes)
@@ -204,9 +206,28 @@ def run_poisson(
             ]
             for number, (share, file) in enumerate(zip(shares, files, strict=True))
         ]
-        outputs = outputs_of(commands, SETTLE_S + seconds + DRAIN_S)
+        outputs = outputs_of(commands, options.settle_s + seconds + DRAIN_S)
         latencies_s = np.concatenate([np.load(file) for file in files])
     return together(rate, [orjson.loads(output) for output in outputs], latencies_s, options.limit_ms)
+
+
+def loop_command(
+    request: ScoringRequest, message: Path, rate: float, seconds: float, limit_ms: float, settle_s: float
+) -> list[str]:
+    """How to start one process of `stoker_bench.gpu.poisson_loop`, but for its share of connections and its files.
+
+    Args:
+        request: What each query sends.
+        message: A file with its bytes.
+        rate: Mean rate of the arrivals, per second.
+        seconds: For how long they come.
+        limit_ms: What the 99th percentile may be.
+        settle_s: How long from now the first comes.
+    """
+    command = [sys.executable, "-m", "stoker_bench.gpu.poisson_loop", "--host", request.host]
+    command += ["--port", str(request.port), "--request", str(message), "--seconds", str(seconds)]
+    command += ["--limit-ms", str(limit_ms), "--rate", str(rate)]
+    return [*command, "--begin", str(time.monotonic() + settle_s)]
 
 
 def together(rate: float, told: list[dict[str, Any]], latencies_s: np.ndarray, limit_ms: float) -> PoissonRun:

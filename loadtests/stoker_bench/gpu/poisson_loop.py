@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -39,14 +40,15 @@ SWITCH_S = 1e-4
 class _Pool:
     """The connections, the queries that wait for one, and what became of all queries."""
 
-    def __init__(self, request: bytes, limit_s: float, planned: float, arrivals: Arrivals) -> None:
+    def __init__(self, request: bytes, limit_s: float, tolerated: float, arrivals: Arrivals) -> None:
         self._request = request
         self._limit_s = limit_s
-        self._tolerated = planned * TOLERATED_SHARE
+        self._tolerated = tolerated
         self._arrivals = arrivals
         self._idle: list[_Caller] = []
         self._waiting: deque[Query] = deque()
         self.latencies_s: list[float] = []
+        self.answers: list[tuple[float, float, int]] = []
         self.issued = self.under_way = self.errors = self.late = 0
         self.overloaded = threading.Event()
         self._drained: asyncio.Future[None] | None = None
@@ -72,9 +74,10 @@ class _Pool:
         else:
             self._idle.append(caller)
 
-    def finish(self, query: Query, succeeded: bool) -> None:
-        """Take note of an answer."""
-        latency_s = time.monotonic() - query.due_s
+    def finish(self, query: Query, status: int) -> None:
+        """Take note of an answer, or with the status 0 that there is none."""
+        latency_s, succeeded = time.monotonic() - query.due_s, is_success(status)
+        self.answers.append((query.due_s, latency_s, status))
         self.under_way -= 1
         if succeeded:
             self.latencies_s.append(latency_s)
@@ -124,17 +127,17 @@ class _Caller(HttpCaller):
         self._pool.take(self)
 
     def answered(self, status: int, kept: bool) -> None:
-        self._finish(succeeded=is_success(status))
+        self._finish(status)
         if kept:
             self._pool.take(self)
 
     def dropped(self) -> None:
-        self._finish(succeeded=False)
+        self._finish(0)
 
-    def _finish(self, *, succeeded: bool) -> None:
+    def _finish(self, status: int) -> None:
         query, self._query = self._query, None
         if query is not None:
-            self._pool.finish(query, succeeded)
+            self._pool.finish(query, status)
 
 
 async def poisson_loop(
@@ -147,6 +150,7 @@ async def poisson_loop(
     planned: float,
     limit_s: float,
     begin_s: float,
+    answers: list[tuple[float, float, int]] | None = None,
 ) -> tuple[dict[str, Any], list[float]]:
     """Send queries as they arrive, and await their answers.
 
@@ -159,11 +163,14 @@ async def poisson_loop(
         planned: How many queries are expected.
         limit_s: The run ends early once more than 1 % of those took longer.
         begin_s: The reading of `time.monotonic` at which arrivals begin.
+        answers: Where it is put when each query was due, its latency in seconds and its status, 0 for none; then the
+            run does not end early.
 
     Returns:
         What `stoker_bench.gpu.poisson.together` puts together, and the latency of each answer in seconds.
     """
-    pool = _Pool(request, limit_s, planned, arrivals)
+    tolerated = planned * TOLERATED_SHARE if answers is None else math.inf
+    pool = _Pool(request, limit_s, tolerated, arrivals)
     callers = [
         asyncio.create_task(keep_connected(host, port, lambda: _Caller(pool))) for _ in range(connections)
     ]
@@ -181,6 +188,8 @@ async def poisson_loop(
         caller.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.gather(*callers, return_exceptions=True)
+    if answers is not None:
+        answers += pool.answers
     figures = {
         "queries": pool.issued,
         "errors": pool.errors,
@@ -205,10 +214,16 @@ def main() -> None:
     parser.add_argument("--begin", type=float, required=True, help="monotonic time of the first arrivals")
     parser.add_argument("--latencies", type=Path, required=True, help="file (.npy) for the latencies")
     parser.add_argument("--loadgen", action="store_true", help="arrivals by MLPerf's LoadGen")
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        help="file (.npy) for when each query was due, its latency and its status; then the run does not end early",
+    )
     args = parser.parse_args()
     allow_many_connections()
     sys.setswitchinterval(SWITCH_S)
     source = LoadGen if args.loadgen else Schedule
+    answers: list[tuple[float, float, int]] | None = None if args.answers is None else []
     load = poisson_loop(
         args.host,
         args.port,
@@ -218,9 +233,12 @@ def main() -> None:
         planned=args.rate * args.seconds,
         limit_s=args.limit_ms / 1e3,
         begin_s=args.begin,
+        answers=answers,
     )
     figures, latencies_s = uvloop.run(load)
     np.save(args.latencies, np.array(latencies_s))
+    if answers is not None:
+        np.save(args.answers, np.array(answers).reshape(-1, 3))
     print(orjson.dumps(figures).decode())
 
 

@@ -1,4 +1,4 @@
-"""`stoker bench --grpc`: its load generator, and a bench of real servers as short as can be."""
+"""`stoker bench --grpc`: its own load generator, its bounds, and a bench of real servers as short as can be."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest
 from stoker_bench.benches import grpc_bench
 from stoker_bench.benches.grpc_bench import ECHO, GRPC, GrpcBenchOptions, GrpcReport, run_grpc_bench
 from stoker_bench.contestants.baselines.grpc_echo import echo_server
+from stoker_bench.contestants.contest import Case, Slice
+from stoker_bench.contestants.cpp_echo import CPP_ECHO, EchoNotBuilt
 from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import Launch
+from stoker_bench.generators.grpc_generator import OwnGrpcGenerator
 from stoker_bench.generators.grpc_loop import closed_loop
+from stoker_bench.reports.report import CaseResult
 
 PATH = f"/{SERVICE}/ModelInfer"
-SECONDS = 0.2
+SECONDS = 1.0
+"""Long enough for some calls where the machine does other things meanwhile."""
 
 
 async def load(server: Any, port: int, message: bytes, path: str = PATH, connections: int = 3) -> Any:
@@ -75,7 +81,7 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
     server, port = echo_server("127.0.0.1:0")
     await server.start()
     await server.stop(None)
-    figures = await closed_loop("127.0.0.1", port, PATH, b"", {}, connections=1, seconds=0.05)
+    figures = await closed_loop("127.0.0.1", port, PATH, b"", {}, connections=1, seconds=SECONDS)
     assert (figures.requests, figures.errors > 0) == (0, True)
 
 
@@ -97,18 +103,58 @@ def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
         bench.run(parser.parse_args(["--grpc", "--rows", "3"]))
 
 
-def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stoker and the echo are checked, take their turns without an error, and end; their ratio is a bound."""
+def result(connections: int, p50_ms: float, echoes: dict[str, Slice]) -> CaseResult:
+    """Return a case in which Stoker made 600 calls a second."""
+    taken = Slice(600, 600, 0, p50_ms=p50_ms)
+    return CaseResult(Case(connections), (3167,), {GRPC: [taken]} | {n: [s] for n, s in echoes.items()}, {})
+
+
+def test_bounds_are_of_the_rate_of_many_and_the_wait_of_one() -> None:
+    """Over the C++ echo: 0.6 of its calls a second, and 1.3 times its median for a lone caller."""
+    echoes = {ECHO: Slice(500, 500, 0, p50_ms=0.3), CPP_ECHO: Slice(1000, 1000, 0, p50_ms=0.1)}
+    report = GrpcReport("puppet", 3, 1, "m", [result(64, 10, echoes), result(1, 0.14, echoes)])
+    assert [(bound.text.partition(" at ")[0], bound.met) for bound in report.bounds()] == [
+        (f"requests/s of gRPC over {ECHO} ≥ 0.8", True),
+        (f"requests/s of gRPC over {CPP_ECHO} ≥ 0.6", True),
+        (f"requests/s of gRPC over {ECHO} ≥ 0.8", True),
+        (f"p50 of gRPC over {CPP_ECHO} ≤ 1.3", False),
+    ]
+
+
+def test_a_report_says_who_was_left_out() -> None:
+    """And has no bounds over an echo that did not run."""
+    report = GrpcReport("puppet", 3, 1, "m", [result(1, 0.1, {})], left_out=["The echo is left out: no c++."])
+    assert report.bounds() == []
+    assert "The echo is left out: no c++." in str(report)
+    assert report.as_json()["left_out"] == report.left_out
+
+
+def pretend_nothing_can_be_built(_: str) -> Launch:
+    """Stand in for a machine without a compiler."""
+    raise EchoNotBuilt("c++ is missing; install it")
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch, compiler: bool) -> None:
+    """Stoker and the echoes are checked, take their turns without an error, and end; their ratios are bounds."""
     monkeypatch.setattr(grpc_bench, "WARM_UP_S", 0.1)
+    if not compiler:
+        monkeypatch.setattr(grpc_bench, "cpp_echo_launch", pretend_nothing_can_be_built)
+        monkeypatch.setattr(grpc_bench, "pick_grpc_generator", OwnGrpcGenerator)
     before = set(ProcessTree(os.getpid()).pids())
     report = run_grpc_bench(GrpcBenchOptions(seconds=1, rounds=1, concurrency=(4,)))
+    if compiler and report.left_out:
+        pytest.skip(report.left_out[0])
     (case,) = report.cases
-    assert list(case.slices) == [GRPC, ECHO]
+    assert list(case.slices) == [GRPC, ECHO] + [CPP_ECHO] * compiler
     for (taken,) in case.slices.values():
         assert taken.errors == 0
         assert taken.requests_per_s > 0
-    (bound,) = report.bounds()
+    bound, *others = report.bounds()
     assert f"requests/s of {GRPC} over {ECHO} ≥ 0.8" in bound.text
     assert bound.measured == case.slices[GRPC][0].rows_per_s / case.slices[ECHO][0].rows_per_s
+    assert len(others) == compiler
+    reason = "The bare C++ echo is left out: c++ is missing; install it."
+    assert report.left_out == ([] if compiler else [reason])
     children = set(ProcessTree(os.getpid()).pids()) - before
     assert not [pid for pid in children if "stoker" in Path(f"/proc/{pid}/cmdline").read_text()]

@@ -11,7 +11,8 @@ from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import scoring_request
 
 REQUEST = scoring_request(f"http://{HOST}:1/score", b'{"data": []}', key="k").http_bytes
-SECONDS = 0.1
+SECONDS = 1.0
+"""Long enough for some requests where the machine does other things meanwhile."""
 
 
 class Tiny:

@@ -5,6 +5,7 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from stoker_bench.contestants.servers import HOST, free_port
 from stoker_bench.gpu.faults import FaultOptions, recovery_s, summarise_kill
@@ -89,7 +90,7 @@ def test_every_answer_is_kept_with_what_it_said() -> None:
         serving([good, busy, good, None, good]) as port,
         TimedLoad(HOST, port, lambda: REQUEST, callers=1) as load,
     ):
-        assert wait_for(lambda: len(load.answers) >= 5, timeout_s=20)
+        assert wait_for(lambda: len(load.answers) >= 5, timeout_s=PATIENCE_S)
         answers = load.answers[:5]
     assert [each.what for each in answers] == ["200", "503 overloaded", "200", NO_ANSWER, "200"]
     assert [each.succeeded for each in answers] == [True, False, True, False, True]
@@ -100,7 +101,7 @@ def test_every_answer_is_kept_with_what_it_said() -> None:
 def test_a_refused_connection_is_an_answer_too() -> None:
     """Where nobody listens, callers try again and each refusal is kept."""
     with TimedLoad(HOST, free_port(), lambda: REQUEST, callers=1) as load:
-        assert wait_for(lambda: len(load.answers) >= 2, timeout_s=20)
+        assert wait_for(lambda: len(load.answers) >= 2, timeout_s=PATIENCE_S)
     assert {each.what for each in load.answers} == {NO_CONNECTION}
 
 

@@ -124,7 +124,9 @@ class Immediate:
         return 12.5
 
 
-async def load(arrivals, answer: bytes | None, connections: int = 2, limit_s: float = 60.0):
+async def load(
+    arrivals, answer: bytes | None, connections: int = 2, limit_s: float = 60.0, answers: list | None = None
+):
     """Run the loop against a server that answers every request alike, or hangs up on it."""
     accepted = 0
 
@@ -154,6 +156,7 @@ async def load(arrivals, answer: bytes | None, connections: int = 2, limit_s: fl
             planned=arrivals.queries,
             limit_s=limit_s,
             begin_s=time.monotonic(),
+            answers=answers,
         )
     return figures, latencies_s, accepted
 
@@ -186,6 +189,18 @@ async def test_failures_end_a_run_early(answer: bytes | None) -> None:
     assert 1 <= figures["errors"] <= 2
     assert latencies_s == []
     assert sorted(arrivals.completed) == list(range(50))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("answer", "status"), [(BUSY, 503), (None, 0), (OK, 200)])
+async def test_a_run_whose_answers_are_wanted_goes_on(answer: bytes | None, status: int) -> None:
+    """However many fail, or are too late: every query is sent, and it is told what became of it."""
+    arrivals = Immediate(50, ago_s=5)
+    answers: list[tuple[float, float, int]] = []
+    figures, _, _ = await load(arrivals, answer, limit_s=1, answers=answers)
+    assert not figures["overloaded"]
+    assert [told for _, _, told in answers] == [status] * 50
+    assert all(latency_s >= 5 for _, latency_s, _ in answers)
 
 
 @pytest.mark.anyio

@@ -1,13 +1,16 @@
-"""Entry scripts as users of Azure have them, undecorated; they serve what `stoker train mnist` wrote."""
+"""Entry scripts as users of Azure have them, undecorated; those that score serve what `stoker train mnist` wrote."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["GRAPH_SCORE", "ONNX_SCORE"]
+__all__ = ["GRAPH_SCORE", "ONNX_SCORE", "PIECES_SCORE"]
 
 GRAPH_SCORE = Path(__file__).with_name("graph_score.py")
 """TensorFlow 1: the form of the script in Azure's how-to for GPU inference."""
 
 ONNX_SCORE = Path(__file__).with_name("onnx_score.py")
 """ONNX Runtime."""
+
+PIECES_SCORE = Path(__file__).with_name("pieces_score.py")
+"""Yields, on one event loop."""

@@ -1,0 +1,1 @@
+"""Whether a server does what the simulator says: `stoker bench --agreement`."""

@@ -1,0 +1,136 @@
+"""Whether a deployment bears the load that is expected of it: a server of its own, under an open loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, post
+from stoker_bench.generators.http_caller import HTTP_OK
+from stoker_bench.generators.scoring_request import ScoringRequest
+from stoker_bench.gpu.poisson import PoissonOptions, highest_rate, run_poisson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from stoker_bench.gpu.poisson import PoissonRun
+
+__all__ = ["Confirmation", "Question", "borne_load", "confirm"]
+
+SETTLE_S: Final = 0.8
+CONNECTIONS: Final = 128
+MOST_REQUESTS_PER_S: Final = 20_000.0
+"""One process of the generator sends no more."""
+HALVINGS: Final = 6
+STEPS: Final = 2
+BUSY: Final = 0.9
+LEAST_RUN_S: Final = 0.4
+MOST_RUN_S: Final = 6.0
+# Runs of a search that goes down two times, in the mean, the starts of their processes, and the server's.
+_RUNS: Final = 5
+_START_S: Final = 4.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and what is expected of answers to many of it.
+
+    Attributes:
+        path: Where it is posted.
+        headers: What goes with it.
+        body: What it holds.
+        rows: Its rows.
+        target_ms: How long an answer is worth something.
+        rows_per_s: The load at which 99 % are expected to be in time.
+    """
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    rows: int
+    target_ms: float
+    rows_per_s: float
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What was found.
+
+    Attributes:
+        load_rows_per_s: The largest load that was tried at which 99 % were in time; 0 if there was none.
+        p50_ms, p99_ms: Time to the answer at half of that, as callers see it.
+        generator_busy: Whether the load generator had no core left, so that the server may bear more.
+    """
+
+    load_rows_per_s: float
+    p50_ms: float
+    p99_ms: float
+    generator_busy: bool
+
+
+def confirm(
+    deployment: dict[str, Any], question: Question, seconds: float, folder: Path, workspace: Path
+) -> Confirmation:
+    """Start a server with a deployment, and find out which load it bears.
+
+    Args:
+        deployment: The content of a deployment file.
+        question: What callers ask.
+        seconds: How long it may take, about.
+        folder: A new folder for it.
+        workspace: The workspace with its registered models; any other folder if it has none.
+
+    Raises:
+        BenchedServerError: The server does not start, or does not answer the request.
+        GeneratorError: The load generator fails.
+    """
+    folder.mkdir()
+    launch = deployment_launch(deployment, folder, workspace)
+    headers = {**question.headers, "Authorization": f"Bearer {launch.key}"}
+    request = ScoringRequest(HOST, launch.port, question.path, question.body, headers)
+    run_s = max(LEAST_RUN_S, min(MOST_RUN_S, (seconds - _START_S) / _RUNS - SETTLE_S))
+    options = PoissonOptions(
+        question.target_ms, processes=1, connections=CONNECTIONS, loadgen=False, settle_s=SETTLE_S
+    )
+    with RunningServer(launch, folder / "log") as server:
+        status, answer = post(HOST, launch.port, request.path, request.body, request.headers)
+        if status != HTTP_OK:
+            raise server.failed(f"answered the sample request with {status}: {answer[:200]!r}")
+        return _searched(request, question, options, run_s)
+
+
+def _searched(
+    request: ScoringRequest, question: Question, options: PoissonOptions, run_s: float
+) -> Confirmation:
+    runs: list[PoissonRun] = []
+
+    def run(rate: float) -> PoissonRun:
+        runs.append(run_poisson(request, rate, run_s, len(runs) + 1, options, loadgen=False))
+        return runs[-1]
+
+    wanted = min(question.rows_per_s / question.rows, MOST_REQUESTS_PER_S)
+    rate = borne_load(lambda rate: run(rate).valid, wanted)
+    if not rate:
+        return Confirmation(0.0, 0.0, 0.0, _busy(runs))
+    busy = _busy(runs)
+    half = run(rate / 2)
+    return Confirmation(rate * question.rows, half.p50_ms, half.p99_ms, busy)
+
+
+def borne_load(is_borne: Callable[[float], bool], wanted: float) -> float:
+    """Return the load that is wanted if it is borne, else a lower one that is; 0 if there is none."""
+    rate = wanted
+    for _ in range(HALVINGS):
+        if is_borne(rate):
+            break
+        rate /= 2
+    else:
+        return 0.0
+    if rate == wanted:
+        return rate
+    return rate + highest_rate(lambda more: is_borne(rate + more), rate, STEPS)
+
+
+def _busy(runs: list[PoissonRun]) -> bool:
+    return any(run.cores > BUSY for run in runs)

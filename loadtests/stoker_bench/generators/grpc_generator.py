@@ -1,0 +1,178 @@
+"""Closed-loop load by unary calls of gRPC: h2load where it is installed, the bench's own generator otherwise.
+
+server/docs/decisions/0023-a-load-generator-for-grpc.md says what there is, and what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import orjson
+
+from stoker_bench.generators.grpc_call import answer_to
+from stoker_bench.generators.load_generator import GeneratorError, LoadFigures, figures_of, output_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stoker_bench.generators.load_generator import LoadGenerator
+    from stoker_bench.generators.scoring_request import ScoringRequest
+
+__all__ = ["H2Load", "OwnGrpcGenerator", "h2load_figures", "pick_grpc_generator"]
+
+PREFIX_BYTES: Final = 5
+"""What gRPC puts before each message: whether it is compressed, and its length."""
+NOTABLE_SHARE: Final = 0.5
+_REQUESTS: Final = re.compile(r"^requests: .*? (\d+) succeeded, (\d+) failed", re.MULTILINE)
+_DATA: Final = re.compile(r"^traffic: .*\((\d+)\) data$", re.MULTILINE)
+
+
+def pick_grpc_generator() -> LoadGenerator:
+    """Return h2load where it is installed, else the own generator."""
+    program = shutil.which("h2load")
+    return H2Load(program) if program else OwnGrpcGenerator()
+
+
+class OwnGrpcGenerator:
+    """The generator of `stoker_bench.generators.grpc_loop` in a process of its own; it reads gRPC's status."""
+
+    description = "the bench's own generator for gRPC (uvloop, one process)"
+
+    def run(self, request: ScoringRequest, connections: int, seconds: float) -> LoadFigures:
+        """See LoadGenerator.run."""
+        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+            message, headers = Path(folder, "message"), Path(folder, "headers")
+            message.write_bytes(request.body)
+            headers.write_bytes(orjson.dumps(request.headers))
+            command = [sys.executable, "-m", "stoker_bench.generators.grpc_loop", "--host", request.host]
+            command += ["--port", str(request.port), "--path", request.path, "--message", str(message)]
+            command += ["--headers", str(headers), "--connections", str(connections)]
+            output = output_of([*command, "--seconds", str(seconds)], seconds)
+        return LoadFigures(**orjson.loads(output))
+
+
+class H2Load:
+    """h2load (nghttp2) with one thread, and one call at a time on each connection.
+
+    It goes by the status of HTTP, which is 200 for a call that failed too; gRPC's own is in the trailers, which it
+    does not tell. So answers are counted by their bytes: a call that fails has no message, and one that succeeds has
+    as many bytes as the answer to the same call that gRPC's own client made before.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._answer_bytes: dict[tuple[str, bytes], int] = {}
+
+    @property
+    def description(self) -> str:
+        """The version that h2load tells, and how it comes to know answers."""
+        told = subprocess.run(
+            [self._program, "--version"], capture_output=True, text=True, check=False
+        ).stdout
+        return f"{' '.join(told.split()[:2]) or 'h2load'} (one thread, answers counted by their bytes)"
+
+    def run(self, request: ScoringRequest, connections: int, seconds: float) -> LoadFigures:
+        """See LoadGenerator.run.
+
+        Raises:
+            BenchedServerError: The call that is made before the load failed.
+        """
+        key = (request.uri, request.body)
+        if key not in self._answer_bytes:
+            self._answer_bytes[key] = PREFIX_BYTES + len(answer_to(request))
+        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+            message, log = Path(folder, "message"), Path(folder, "log")
+            message.write_bytes(struct.pack(">BI", 0, len(request.body)) + request.body)
+            command = [
+                self._program,
+                "-t1",
+                f"-c{connections}",
+                "-m1",
+                f"--duration={round(seconds * 1e3)}ms",
+            ]
+            for name, value in {
+                "te": "trailers",
+                "content-type": "application/grpc",
+                **{name.lower(): value for name, value in request.headers.items()},
+            }.items():
+                command += ["-H", f"{name}: {value}"]
+            output = output_of([*command, f"--data={message}", f"--log-file={log}", request.uri], seconds)
+            # The columns are the µs since 1970 at which a request began, its status, and the µs that it took.
+            times_us = np.loadtxt(log, dtype=np.int64, ndmin=2) if log.stat().st_size else np.empty((0, 3))
+        return h2load_figures(
+            output,
+            times_us[:, 0] / 1e6,
+            times_us[:, 2] / 1e6,
+            answer_bytes=self._answer_bytes[key],
+            connections=connections,
+            seconds=seconds,
+        )
+
+
+def h2load_figures(
+    output: str,
+    began_s: NDArray[np.float64],
+    latencies_s: NDArray[np.float64],
+    *,
+    answer_bytes: int,
+    connections: int,
+    seconds: float,
+) -> LoadFigures:
+    """Return what h2load saw; every answer without a message is an error, and many callers who were not there.
+
+    Args:
+        output: What it wrote.
+        began_s: When each request in its log began, by any clock.
+        latencies_s: How long it took.
+        answer_bytes: Size of a message that succeeds, its prefix included.
+        connections: Callers.
+        seconds: How long they called.
+
+    Raises:
+        GeneratorError: It reached nobody, or got answers of another size than the one before the load.
+    """
+    requests, data = _REQUESTS.search(output), _DATA.search(output)
+    if requests is None or data is None or requests[1] == requests[2] == "0":
+        raise GeneratorError(f"h2load got no answers; it said: {output.strip() or 'nothing'}")
+    succeeded, failed, data_bytes = int(requests[1]), int(requests[2]), int(data[1])
+    # At the end each connection may be in the midst of one more.
+    if data_bytes > answer_bytes * (succeeded + connections):
+        raise GeneratorError(
+            f"{succeeded:,} answers had {data_bytes:,} bytes; the one before the load had {answer_bytes:,}"
+        )
+    answered = min(succeeded, data_bytes // answer_bytes)
+    figures = figures_of(latencies_s, 0, seconds)
+    return LoadFigures(
+        requests=answered,
+        errors=failed + succeeded - answered + _callers_gone(began_s, latencies_s, connections, seconds),
+        duration_s=seconds,
+        p50_ms=figures.p50_ms,
+        p99_ms=figures.p99_ms,
+    )
+
+
+def _callers_gone(
+    began_s: NDArray[np.float64], latencies_s: NDArray[np.float64], connections: int, seconds: float
+) -> int:
+    """How many callers were not there in the second half, taken together, where it is half of them.
+
+    h2load tells of none. In a closed loop a caller waits for an answer nearly all the time, but while h2load reads
+    answers and writes requests, which takes long where other work keeps it from the cores. Requests that the end cuts
+    off are not in the log, so the half ends earlier by the longest latency.
+    """
+    begin_s, end_s = seconds / 2, seconds - latencies_s.max(initial=0.0)
+    if end_s <= begin_s:
+        return 0
+    since_s = began_s - began_s.min(initial=math.inf)
+    waited_s = np.minimum(since_s + latencies_s, end_s) - np.maximum(since_s, begin_s)
+    gone = connections - float(waited_s.clip(0).sum()) / (end_s - begin_s)
+    return round(gone) if gone > connections * NOTABLE_SHARE else 0

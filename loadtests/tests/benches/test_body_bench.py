@@ -1,0 +1,36 @@
+"""`stoker bench --images` and `--tokens`: their bounds, and whole ones on real servers, asked just once."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from loadtests.tests.one_request import OneRequest
+
+from stoker_bench.benches import body_bench
+from stoker_bench.benches.body_bench import BodyBenchOptions, BodyReport, run_body_bench
+from stoker_bench.contestants.contest import Case, Slice
+from stoker_bench.contestants.other_stoker import OTHER
+from stoker_bench.reports.report import CaseResult
+
+
+@pytest.mark.parametrize(("least", "met"), [(0.5, [False]), (0.4, [True]), (None, [])])
+def test_a_server_has_to_keep_up_with_one_process(least: float | None, met: list[bool]) -> None:
+    """Requests per second of the server over those of what reads and runs bodies alone, where there is a bound."""
+    slices = {"Stoker": [Slice(45, 45, 0)], "Pillow + ONNX Runtime, 1 thread": [Slice(100, 100, 0)]}
+    report = BodyReport("wrk", 3, 1, "means", [CaseResult(Case(16), (9,), slices, {})], least=least)
+    assert [bound.met for bound in report.bounds()] == met
+
+
+@pytest.mark.parametrize(("bodies", "alone"), [("images", "Pillow"), ("tokens", "orjson")])
+def test_bench_of_other_bodies(
+    bodies: Literal["images", "tokens"], alone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are what the model gives; another Stoker, and what reads the body alone, take their turns."""
+    monkeypatch.setattr(body_bench, "pick_generator", OneRequest)
+    monkeypatch.setattr(body_bench, "WARM_UP_S", 0)
+    against = Path(sys.executable)
+    report = run_body_bench(BodyBenchOptions(bodies, seconds=0, rounds=1, concurrency=(1,), against=against))
+    (result,) = report.cases
+    assert list(result.slices) == ["Stoker", OTHER, f"{alone} + ONNX Runtime, 1 thread"]
+    assert not any(taken.errors for slices in result.slices.values() for taken in slices)
