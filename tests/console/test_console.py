@@ -1,0 +1,202 @@
+"""The console in a real browser: what it shows, what it asks, and that everybody can use it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.console.browsers import AXE
+from tests.console.conftest import ADMIN_KEY, PHONE, WIDE, open_with
+from tests.live_server import LiveServer
+from tests.patience import PROGRAM_S
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+COUNTS = """
+def init(): ...
+
+def run(raw_data, state):
+    state["n"] = state.get("n", 0) + 1
+    return f"requests: {state['n']}"
+"""
+PLACES = ["Live", "Try it", "Models", "Requests"]
+
+
+def visit(page: Page, place: str) -> None:
+    page.get_by_role("link", name=place, exact=True).click()
+    page.get_by_role("heading", level=2).first.wait_for()
+
+
+def test_a_key_opens_it_and_stays_in_the_tab(page: Page, server: LiveServer) -> None:
+    """A wrong one is refused in words; the right one is in no cookie and no store that outlives the tab."""
+    open_with(page, "not-the-key-0000000000000000")
+    page.get_by_text("A valid key is needed").wait_for()
+    open_with(page, server.key)
+    page.get_by_role("heading", name="Latency").wait_for()
+    assert page.evaluate("sessionStorage.getItem('stoker.key')") == server.key
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    page.reload()
+    page.get_by_role("heading", name="Latency").wait_for()
+    page.get_by_role("button", name="Forget the key").click()
+    page.get_by_label("Key").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_live_figures_show_what_is_asked(opened: Page, server: LiveServer) -> None:
+    """Requests of others appear by their status within seconds, and the processes are named."""
+    assert server.score([0.0] * 784).status == 200
+    legend = opened.get_by_role("listitem")
+    legend.filter(has_text="200").first.wait_for()
+    opened.get_by_role("rowheader", name="device process 1").wait_for()
+    chart = opened.get_by_role("img", name="Requests a second, by status")
+    assert "200" in (chart.get_attribute("aria-label") or "")
+
+
+def test_a_page_that_is_opened_has_a_past(opened: Page, server: LiveServer) -> None:
+    """What was scored before it was opened is there at once."""
+    assert server.score([0.0] * 784).status == 200
+    opened.get_by_role("listitem").filter(has_text="200").first.wait_for()
+    opened.reload()
+    opened.get_by_role("listitem").filter(has_text="200").first.wait_for()
+
+
+def test_a_digit_that_is_drawn_is_classified(opened: Page) -> None:
+    """Bars of all classes follow the pen, the best one is named, and the time of the request is laid out."""
+    visit(opened, "Try it")
+    canvas = opened.get_by_role("img", name="Draw a digit")
+    box = canvas.bounding_box()
+    assert box is not None
+    opened.mouse.move(box["x"] + 140, box["y"] + 40)
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + 140, box["y"] + 240, steps=5)
+    opened.mouse.up()
+    opened.get_by_text("The class is 1").wait_for()
+    assert opened.locator(".scores tbody tr").count() == 10
+    stages = opened.locator(".fall tbody th").all_inner_texts()
+    assert stages == ["parse", "queue", "compute", "answer", "network and browser"]
+
+
+def test_the_sample_of_a_form_scores(opened: Page) -> None:
+    """What the form is filled with is a request; one that is not is refused in words."""
+    visit(opened, "Try it")
+    opened.get_by_role("button", name="Send").click()
+    opened.get_by_text("Status 200").wait_for()
+    opened.get_by_label("Body, as JSON").fill("[")
+    opened.get_by_role("button", name="Send").click()
+    opened.get_by_text("Status 400").wait_for()
+
+
+def test_a_sequence_goes_on_from_request_to_request(browser: Browser, tmp_path: Path) -> None:
+    """The form begins one, goes on with it, and begins it anew behind its end; the code says so too."""
+    script = tmp_path / "score.py"
+    script.write_text(COUNTS)
+    config = tmp_path / "stoker.yaml"
+    config.write_text(f"models: [{{path: {script}, name: counts, sequence: {{}}}}]")
+    with LiveServer(tmp_path, "--config", str(config), "--device", "cpu") as server:
+        context = browser.new_context(base_url=f"http://127.0.0.1:{server.port}")
+        page = context.new_page()
+        page.goto("/console")
+        open_with(page, server.key)
+        visit(page, "Try it")
+        begins, ends = page.get_by_label("begins here"), page.get_by_label("ends here")
+        code = page.locator(".wide pre")
+        assert "'Stoker-Sequence: console; start'" in code.inner_text()
+        for number in (1, 2):
+            page.get_by_role("button", name="Send").click()
+            page.get_by_text(f"requests: {number}").wait_for()
+            assert not begins.is_checked()
+        ends.check()
+        assert "'Stoker-Sequence: console; end'" in code.inner_text()
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("requests: 3").wait_for()
+        assert (begins.is_checked(), ends.is_checked()) == (True, False)
+        context.close()
+
+
+@pytest.mark.parametrize(
+    ("language", "says"),
+    [("curl", "$STOKER_KEY"), ("Python", "urlopen"), ("tritonclient", 'InferInput("x", (1, 784), "FP32")')],
+)
+def test_the_same_request_is_code(opened: Page, server: LiveServer, language: str, says: str) -> None:
+    """It names the model's path, and not the key."""
+    visit(opened, "Try it")
+    opened.get_by_label("Language").select_option(language)
+    code = opened.locator(".wide pre").inner_text()
+    assert says in code
+    assert server.key not in code
+    if language == "Python":
+        compile(code, "snippet", "exec")
+
+
+def test_requests_are_explained(opened: Page, server: LiveServer) -> None:
+    """A slow one by its stages and the second that it came in; a failure by what it was told."""
+    assert server.score([0.0] * 784).status == 200
+    refused = server.score([0.0] * 3)
+    visit(opened, "Requests")
+    opened.get_by_role("cell", name=refused.header("x-request-id") or "").wait_for()
+    slow = opened.locator("details").first
+    slow.locator("summary").click()
+    assert slow.locator(".fall tbody th").all_inner_texts() == ["parse", "queue", "compute", "answer"]
+    batch = slow.locator("h3", has_text="Its batch").locator("+ dl")
+    assert re.fullmatch("[0-9]+, of [0-9]+ requests?", batch.locator("dd").first.inner_text())
+    assert "the device was free" in batch.inner_text()
+
+
+def test_versions_are_loaded_and_unloaded_with_the_admin_key(opened: Page, server: LiveServer) -> None:
+    """Without it there is nothing to press; a wrong one changes nothing, and the page says why."""
+    visit(opened, "Models")
+    assert opened.get_by_role("button", name="Unload").count() == 0
+    opened.on("dialog", lambda dialog: dialog.accept())
+    key = opened.get_by_label("Admin key, for changes")
+    key.fill("not-the-key-0000000000000000")
+    opened.get_by_role("button", name="Unload version 1").click()
+    opened.get_by_role("status").filter(has_text="needs the admin key").wait_for()
+    key.fill(ADMIN_KEY)
+    opened.get_by_role("button", name="Unload version 1").click()
+    opened.get_by_text("Unload digits version 1: done.").wait_for()
+    opened.get_by_role("button", name="Load version 1").click()
+    opened.get_by_text("Load digits version 1: done.").wait_for(timeout=1000 * PROGRAM_S)
+    opened.get_by_text("AVAILABLE").wait_for()
+
+
+@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("place", PLACES)
+def test_everybody_can_use_it(opened: Page, place: str, theme: Any, size: Any) -> None:
+    """axe-core finds nothing, in any theme, and nothing is wider than the screen."""
+    opened.set_viewport_size(size)
+    opened.emulate_media(color_scheme=theme)
+    visit(opened, place)
+    if place == "Try it":
+        opened.get_by_role("button", name="Draw a 1").click()
+        opened.get_by_text("The class is 1").wait_for()
+    assert found_by_axe(opened) == []
+    assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_gate_can_be_used_by_everybody(page: Page) -> None:
+    """So can the form for the key."""
+    page.get_by_label("Key").wait_for()
+    assert found_by_axe(page) == []
+
+
+def found_by_axe(page: Page) -> list[str]:
+    """What axe-core finds wrong, by its rules."""
+    page.evaluate(AXE.read_text(encoding="utf-8") + "; undefined")
+    found = page.evaluate("axe.run()")
+    return [f"{one['id']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]
+
+
+def test_a_keyboard_is_enough(opened: Page) -> None:
+    """The first stop skips the head, and places are reached by Tab and Enter."""
+    opened.keyboard.press("Tab")
+    assert opened.evaluate("document.activeElement.textContent") == "Skip to the content"
+    opened.keyboard.press("Enter")
+    assert opened.evaluate("document.activeElement.id") == "main"
+    opened.get_by_role("link", name="Live").focus()
+    opened.keyboard.press("Tab")
+    opened.keyboard.press("Enter")
+    opened.get_by_label("Model and version").wait_for()
