@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from tests.cuda_ipc_puppets import PuppetLibrary
 
 from stoker.tensors import Signature, TensorSpec
 
@@ -34,24 +35,22 @@ def address_of(array: np.ndarray) -> int:
     return int(array.ctypes.data)
 
 
-class PuppetCudart:
+class PuppetCudart(PuppetLibrary):
     """`libcudart`, as far as it is used. `calls` has what was called, in order.
 
     Attributes:
-        failing: Names of functions that fail, with the error's number.
         limit_bytes: How much device memory there is.
     """
 
     def __init__(self, limit_bytes: int = 1 << 20) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.failing: dict[str, int] = {}
         self.limit_bytes = limit_bytes
         self.host: dict[int, Any] = {}
         self.device: dict[int, Any] = {}
         self.streams = 0
         self.pending: list[tuple[int, int, int]] = []
         self.cleared = 0
-        for name in (
+        super().__init__(
             "cudaHostAlloc",
             "cudaFreeHost",
             "cudaMalloc",
@@ -62,17 +61,7 @@ class PuppetCudart:
             "cudaStreamSynchronize",
             "cudaGetLastError",
             "cudaGetErrorString",
-        ):
-            setattr(self, name, self._function(name))
-
-    def _function(self, name: str) -> Any:
-        def function(*arguments: Any) -> Any:
-            if name in self.failing:
-                return self.failing[name]
-            result = getattr(self, f"_{name}")(*arguments)
-            return 0 if result is None else result
-
-        return function
+        )
 
     def _cudaHostAlloc(self, out: Any, size: int, flags: int) -> None:  # noqa: N802
         memory = ctypes.create_string_buffer(b"\xff" * size, size)

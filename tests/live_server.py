@@ -17,11 +17,22 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from random import SystemRandom
 from typing import Final, Self, TypeVar
 
 from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
+from tests.patience import PATIENCE_S, PROGRAM_S
 
-__all__ = ["PRIMARY", "SECONDARY", "LiveServer", "free_port", "run_stoker", "wait_until"]
+__all__ = [
+    "PRIMARY",
+    "SECONDARY",
+    "LiveServer",
+    "environment_with",
+    "free_port",
+    "marked_processes",
+    "run_stoker",
+    "wait_until",
+]
 
 PRIMARY: Final = "primary-key-of-the-tests-0001"
 SECONDARY: Final = "secondary-key-of-the-tests-002"
@@ -32,10 +43,19 @@ _MEASURED: Final = "COVERAGE_PROCESS_CONFIG"
 _FRONTEND: Final = "stoker.gateway.frontend"
 _DEVICE: Final = "stoker.device.process"
 
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+# Below it are those of Kubernetes' parts, and those that Ray takes for its workers.
+_FIRST_PORT: Final = 20_000
+_ENOUGH_PORTS: Final = 5_000
+_DICE: Final = SystemRandom()
+_given_ports: set[int] = set()
+
 _T = TypeVar("_T")
 
 
-def wait_until(look: Callable[[], _T], what: str, *, timeout_s: float = 20.0, every_s: float = 0.01) -> _T:
+def wait_until(
+    look: Callable[[], _T], what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.01
+) -> _T:
     """Look until there is something true to see, and return it; fails with `what` after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not (seen := look()):
@@ -45,13 +65,22 @@ def wait_until(look: Callable[[], _T], what: str, *, timeout_s: float = 20.0, ev
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody listens on just now, and that the system gives to nobody who leaves the choice to it.
+
+    Every connection, and every server that takes port 0, gets one of the system's range, thousands in a run of the
+    tests: one of those could be taken by the time at which it is listened on.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
+    while True:
+        port = _DICE.randrange(_FIRST_PORT, first) if first > _FIRST_PORT + _ENOUGH_PORTS else 0
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            if (port := int(sock.getsockname()[1])) not in _given_ports:
+                _given_ports.add(port)
+                return port
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment without what would configure a server, plus `extra`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("STOKER_", "AZUREML_"))}
     return {**kept, **extra}
@@ -63,12 +92,21 @@ def run_stoker(
     """Run a `stoker` command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "stoker.cli", *map(str, arguments)],
-        env=_environment(env or {}),
+        env=environment_with(env or {}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_S,
         check=False,
     )
+
+
+def marked_processes(mark: str) -> Iterator[tuple[int, list[str]]]:
+    """Every living process with `mark`, as in `NAME=value`, in its environment: its id and its command."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Processes come and go meanwhile, and most belong to others.
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name), (folder / "cmdline").read_text().split("\0")
 
 
 class LiveServer:
@@ -90,7 +128,7 @@ class LiveServer:
         env: Mapping[str, str] | None = None,
         workspace: Path | None = None,
         port: int = 0,
-        ready_within_s: float | None = 60.0,
+        ready_within_s: float | None = PROGRAM_S,
     ) -> None:
         """Start `stoker serve` with these arguments and wait until it is ready.
 
@@ -113,7 +151,7 @@ class LiveServer:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--port", str(port), "--workspace", str(self.workspace)],
-                env=_environment({**keys, **(env or {}), name: value}),
+                env=environment_with({**keys, **(env or {}), name: value}),
                 cwd=scratch,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -163,18 +201,23 @@ class LiveServer:
         return [pid for pid, command in self._processes() if _DEVICE in command]
 
     def _processes(self) -> Iterator[tuple[int, list[str]]]:
-        mark = self._mark.encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            # Processes come and go meanwhile, and most belong to others.
+        return marked_processes(self._mark)
+
+    def computed_s(self) -> float:
+        """How long its processes have computed so far; what else the machine does is no part of that."""
+        ticks = 0
+        for pid in self.pids():
+            # One may end meanwhile.
             with contextlib.suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    yield int(folder.name), (folder / "cmdline").read_text().split("\0")
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / _TICKS_A_SECOND
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor."""
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait until the supervisor has ended; returns its exit code."""
         return self.process.wait(timeout_s)
 
@@ -228,6 +271,19 @@ class LiveServer:
             return self.get("/v2/health/ready").status == 200
         except (OSError, AssertionError):
             return False
+
+    def ready_on(self, connections: int) -> bool:
+        """Whether all of so many connections say so that are open at once.
+
+        One after the other they could all come to the frontend that has the fewest: those that are open are spread.
+        """
+        with contextlib.ExitStack() as opened:
+            try:
+                asked = [opened.enter_context(self.connect()) for _ in range(connections)]
+                message = request("GET", "/v2/health/ready")
+                return all(connection.ask(message).status == 200 for connection in asked)
+            except (OSError, AssertionError):
+                return False
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one time series, of version 1 unless told otherwise; 0 for a status not counted yet."""

@@ -11,12 +11,14 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from hypothesis import settings
+from tests.patience import PATIENCE_S
 
 from stoker.arena import Arena
 from stoker.device.auditor import AuditPolicy
@@ -24,17 +26,25 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
 from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
+from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.errors import StokerError
+from stoker.gateway.pipelines.service import PipelineService
+from stoker.gateway.rows.answer_cache import AnswerCache
+from stoker.gateway.rows.cached_exchange import CachedExchange
 from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.ticket import Ticket
+from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.service import Service
+from stoker.gateway.served_models import ServedModel
 from stoker.keys.access import Access
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
+from stoker.pipelines.definition import Pipeline
 from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.tensors import Signature, TensorSpec
 
@@ -51,6 +61,7 @@ __all__ = [
     "PuppetTicket",
     "double",
     "metric_memory",
+    "puppet_pipeline",
     "puppet_service",
     "rows_of",
 ]
@@ -85,6 +96,16 @@ class HandClock:
     def advance_ms(self, elapsed_ms: float) -> None:
         """Move it forward."""
         self.now_ns += round(elapsed_ms * 1e6)
+
+
+class SecondsClock:
+    """A clock in seconds that stands still until a test moves it."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class PuppetFailure(Exception):
@@ -130,7 +151,7 @@ class PuppetRuntime:
         self.batches.append(list(first) if isinstance(first, list) else first.tolist())
         if self.hold is not None:
             self.entered.set()
-            assert self.hold.wait(30), "the test never let the puppet go on"
+            assert self.hold.wait(PATIENCE_S), "the test never let the puppet go on"
         self.during()
         if len(first) > self.fits_rows:
             raise OutOfMemory(f"the puppet has no memory for {len(first)} rows")
@@ -206,6 +227,7 @@ class Joined:
         canary: Canary | None = None,
         audit: AuditPolicy | None = None,
         turn: Turn | None = None,
+        cache: AnswerCache | None = None,
     ) -> None:
         """Join them.
 
@@ -220,7 +242,9 @@ class Joined:
             canary: The canary.
             audit: How it is audited.
             turn: Its part in the turns of its device.
+            cache: Answers that the frontends keep, all of them the same.
         """
+        self._cache = cache
         self.clock = HandClock()
         self.runtime = runtime or PuppetRuntime()
         self.lost: list[int] = []
@@ -231,7 +255,8 @@ class Joined:
         self._device_lives = True
         policy = policy or BatchPolicy()
         metrics = self._memory.page(64).model(0)
-        self.worker = Worker(
+        kind = SequenceWorker if self.runtime.signature.sequences else Worker
+        self.worker = kind(
             self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit, turn=turn
         )
         for another in further:
@@ -302,13 +327,20 @@ class Joined:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._doorbell_bytes)
         index = len(self.exchanges)
         with np.errstate(over="raise"):
-            exchange = Exchange(
-                Arena(fd, signature, capacity),
-                near,
-                clock_ns=self.clock,
-                on_lost=lambda _: self.lost.append(index),
-                loop=self._loop,
-            )
+            how: Any = {
+                "clock_ns": self.clock,
+                "on_lost": lambda _: self.lost.append(index),
+                "loop": self._loop,
+                "by_target": self.worker._notice is not None,
+            }
+            arena = Arena(fd, signature, capacity)
+            if signature.sequences:
+                exchange: Exchange = SequenceExchange(arena, near, SequenceReplicas(1), 0, **how)
+            elif self._cache is None:
+                exchange = Exchange(arena, near, **how)
+            else:
+                metrics = self._memory.page(index).model(0)
+                exchange = CachedExchange(arena, near, self._cache, metrics, **how)
         self.exchanges.append(exchange)
         # A second mapping of the same memory, as in the device's process.
         self.worker.add_lane(Lane(Arena(fd, signature, capacity), far))
@@ -327,7 +359,7 @@ class Joined:
         for ticket in tickets:
             ticket.then = partial(note, ticket)
         if open_:
-            self._loop.run_until_complete(asyncio.wait_for(done, 30))
+            self._loop.run_until_complete(asyncio.wait_for(done, PATIENCE_S))
 
     def sweep(self) -> None:
         """Let every frontend look for deadlines that have passed."""
@@ -376,6 +408,8 @@ def puppet_service(
     max_body_bytes: int = 1000,
     max_concurrent_requests: int | None = None,
     max_queue_wait_ms: int = 0,
+    urgency: Urgency | None = None,
+    by_target: bool = False,
     **more: Any,
 ) -> Service:
     """A service that is joined to nothing; by default it takes the requests of everybody.
@@ -390,12 +424,30 @@ def puppet_service(
         max_body_bytes: The longest body.
         max_concurrent_requests: Most requests in flight; None makes a plain `Service`.
         max_queue_wait_ms: How long others wait.
+        urgency: As in `Limits`, like the next one.
+        by_target: Whether only requests are taken that are expected to be in time.
         **more: Further arguments of `Service`, or of `LimitedService` if there is a limit of requests.
     """
     memory = memory or metric_memory()
-    limits = Limits(timeout_ms, max_body_bytes, max_concurrent_requests, max_queue_wait_ms)
+    limits = Limits(
+        timeout_ms, max_body_bytes, max_concurrent_requests, max_queue_wait_ms, urgency, by_target
+    )
     kind = Service if max_concurrent_requests is None else LimitedService
     return kind(ServiceFacts(name, version), access or Access(), memory.page(0).model(slot), limits, **more)
+
+
+def puppet_pipeline(
+    pipeline: Pipeline,
+    models: Mapping[str, ServedModel],
+    memory: MetricMemory | None = None,
+    slot: int = 0,
+    *,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+) -> PipelineService:
+    """A pipeline of services that takes the requests of everybody; joined with them by its `look`."""
+    metrics = (memory or metric_memory()).page(0).model(slot)
+    facts, limits = ServiceFacts(pipeline.name, "1", "pipeline"), Limits(1000, 1000)
+    return PipelineService(pipeline, models, facts, Access(), metrics, limits, clock_ns=clock_ns)
 
 
 def metric_memory() -> MetricMemory:

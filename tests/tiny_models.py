@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,9 @@ __all__ = [
     "write_mlp",
     "write_picky",
     "write_pictures",
+    "write_running_sum",
     "write_script",
+    "write_told",
 ]
 
 HOLD, RAISE, DIE = 1001, 1002, 1003
@@ -201,6 +204,74 @@ def write_pictures(path: Path, seed: int = 7) -> Path:
     return _save_graph(path, graph)
 
 
+def write_running_sum(path: Path) -> Path:
+    """Write a model with state: `y` float32[rows, 2] is `times` times the sum of all `x` of a sequence so far.
+
+    The sum is its state, `sum` and `next_sum`, with the batch in the second of three axes; `times` is a scalar of
+    integers, as exports have them.
+    """
+    nodes = [
+        helper.make_node("Squeeze", ["sum", "first"], ["before"]),
+        helper.make_node("Add", ["before", "x"], ["now"]),
+        helper.make_node("Unsqueeze", ["now", "first"], ["next_sum"]),
+        helper.make_node("Cast", ["times"], ["factor"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["now", "factor"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "running_sum",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", "width"]),
+            helper.make_tensor_value_info("sum", TensorProto.FLOAT, [1, "rows", 2]),
+            helper.make_tensor_value_info("times", TensorProto.INT64, []),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 2]),
+            helper.make_tensor_value_info("next_sum", TensorProto.FLOAT, [1, "rows", 2]),
+        ],
+        [numpy_helper.from_array(np.array([0]), "first")],
+    )
+    return _save_graph(path, graph)
+
+
+def write_told(
+    path: Path, flags: int = TensorProto.FLOAT, ids: int = TensorProto.INT64, texts: Sequence[str] = ()
+) -> Path:
+    """Write a model that answers with what it is told of its sequence: `y` is `x`, START, END, READY and CORRID.
+
+    `y` is float64[rows, 5]; of a CORRID that is a text it has the place among `texts`, or -1.
+    """
+    told = {"START": flags, "END": flags, "READY": flags, "CORRID": ids}
+    nodes = [
+        helper.make_node("Cast", [name], [f"{name} seen"], to=TensorProto.DOUBLE) for name in ("x", *told)
+    ]
+    if ids == TensorProto.STRING:
+        nodes[-1] = helper.make_node("Cast", ["place"], ["CORRID seen"], to=TensorProto.DOUBLE)
+        nodes.insert(
+            0,
+            helper.make_node(
+                "LabelEncoder",
+                ["CORRID"],
+                ["place"],
+                domain="ai.onnx.ml",
+                keys_strings=list(texts),
+                values_int64s=list(range(len(texts))),
+                default_int64=-1,
+            ),
+        )
+    seen = [f"{name} seen" for name in ("x", *told)]
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("Concat", seen, ["y"], axis=1)],
+        "told",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 1]),
+            *(helper.make_tensor_value_info(name, kind, ["rows", 1]) for name, kind in told.items()),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.DOUBLE, ["rows", 5])],
+    )
+    return _save_graph(path, graph, ml=ids == TensorProto.STRING)
+
+
 def _save(
     path: Path, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], width: int, outputs: int
 ) -> Path:
@@ -214,9 +285,10 @@ def _save(
     return _save_graph(path, graph)
 
 
-def _save_graph(path: Path, graph: onnx.GraphProto) -> Path:
+def _save_graph(path: Path, graph: onnx.GraphProto, *, ml: bool = False) -> Path:
     # The oldest versions that hold these operators, so that every supported ONNX Runtime loads the file.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+    operators = [helper.make_opsetid("", 13), *([helper.make_opsetid("ai.onnx.ml", 2)] if ml else [])]
+    model = helper.make_model(graph, opset_imports=operators, ir_version=7)
     onnx.checker.check_model(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, path)

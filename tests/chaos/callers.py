@@ -28,14 +28,12 @@ from tests.chaos.questions import (
     rows_of,
 )
 from tests.chaos.server import RECOVERY_S
-from tests.http.raw_http import TIMEOUT_S, Answer, AsyncConnection
+from tests.http.raw_http import Answer, AsyncConnection
 from tests.live_server import PRIMARY
+from tests.patience import PATIENCE_S
 from tritonclient.grpc import service_pb2
 
 __all__ = ["Callers", "PoliteConnection", "Surroundings"]
-
-PATIENCE_S: Final = TIMEOUT_S
-"""A caller who has no answer after that calls it lost: a server that hangs promises nothing."""
 
 _GRPC_PATIENCE_S: Final = RECOVERY_S
 """A call waits for a connection within its own deadline, so it has to outlast a server that is started again."""

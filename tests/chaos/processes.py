@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,14 +16,14 @@ from typing import Final
 from tests.chaos.ledger import Outcome, Verdict
 from tests.chaos.scene import Scene, action
 from tests.http.raw_http import Connection, rows_body, scoring
-from tests.live_server import PRIMARY
+from tests.live_server import PRIMARY, wait_until
 from tests.tiny_models import DIE
 
 __all__: list[str] = []
 
 _GONE: Final = ("device_lost", "not_ready")
-_NOTICED_S: Final = 1.0
-"""How long after the death of a frontend a caller may still send on a connection to it."""
+_HELD_UP: Final = 2.0
+"""So many times as long as other faults last: at the longest, longer than a request may take."""
 _MOST_OOM_SCORE_ADJ: Final = 1000
 
 
@@ -61,16 +62,26 @@ def frontend_killed(scene: Scene) -> Iterator[None]:
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         # Stopped, it takes no further connection between the look and the end.
         os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: _state(pid) in "TtZX", "the frontend is stopped")
         held = scene.server.connections_of(pid)
         own, calls = held[scene.server.port], len(held[scene.server.grpc_port])
 
         def carried(outcome: Outcome) -> bool:
             return outcome.port in own
 
-        scene.allow(Verdict.LOST, fits=carried, within_s=_NOTICED_S)
-        scene.allow(Verdict.LOST, protocols=("grpc",), most=calls, within_s=_NOTICED_S)
+        # Each of them is lost once, whenever its caller learns of it.
+        scene.allow(Verdict.LOST, fits=carried, most=len(own))
+        scene.allow(Verdict.LOST, protocols=("grpc",), most=calls)
         os.kill(pid, signal.SIGKILL)
     yield
+
+
+def _state(pid: int) -> str:
+    """What a process does, as the kernel says it; "X" for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return "X"
 
 
 @action
@@ -97,18 +108,29 @@ def killed_for_memory(scene: Scene) -> Iterator[None]:
 @action
 def device_stopped(scene: Scene) -> Iterator[None]:
     """While a device process is stopped, its requests wait or are told 504; when it goes on, it is as before."""
-    scene.allow(Verdict.LATE)
-    pid = scene.some("device")
-    scene.signal(pid, signal.SIGSTOP)
+    _stop(scene, "device")
     yield
-    scene.signal(pid, signal.SIGCONT)
 
 
 @action
 def frontend_stopped(scene: Scene) -> Iterator[None]:
     """While a frontend is stopped, those who are connected to it wait; when it goes on, it answers or tells 504."""
-    scene.allow(Verdict.LATE)
-    pid = scene.some("frontend")
-    scene.signal(pid, signal.SIGSTOP)
+    _stop(scene, "frontend")
     yield
-    scene.signal(pid, signal.SIGCONT)
+
+
+def _stop(scene: Scene, kind: str) -> None:
+    """Stop a process for a while.
+
+    That has an end of its own: who is stopped until other faults are over, whose looks take as long as the machine
+    needs for them, would at some time be taken for one that hangs.
+    """
+    scene.allow(Verdict.LATE)
+    pid = scene.some(kind)
+    scene.signal(pid, signal.SIGSTOP)
+
+    def go_on() -> None:
+        time.sleep(_HELD_UP * scene.hold_s)
+        scene.signal(pid, signal.SIGCONT)
+
+    scene.errand(go_on)

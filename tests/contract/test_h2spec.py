@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+from tests.patience import PROGRAM_S
 from tests.unit.wire.http2.talk import Head, Kept
 
 from stoker.wire.http2.connection import Connection
@@ -55,7 +56,7 @@ def test_all_of_h2spec_passes() -> None:
         command = [str(H2SPEC), "-h", "127.0.0.1", "-p", str(port), "-o", "5"]
         async with server:
             return await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, check=False, timeout=100
+                subprocess.run, command, capture_output=True, text=True, check=False, timeout=PROGRAM_S
             )
 
     ended = asyncio.run(judged())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.contract.protocol_models import MATRIX
 from tests.live_server import PRIMARY, LiveServer
+from tests.patience import PROGRAM_S
 
 PYTHON = Path(sys.prefix) / "kserve" / "bin" / "python"
 CALLS = Path(__file__).parent / "kserve_client" / "calls.py"
@@ -27,7 +28,7 @@ def test_the_client_of_kserve(protocol_server: LiveServer) -> None:
         [PYTHON, CALLS, f"http://127.0.0.1:{protocol_server.port}", f"Bearer {PRIMARY}"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

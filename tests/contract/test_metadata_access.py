@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, bearer, request
+from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 
-from stoker.control.asks import Ask, Reply
-from stoker.gateway.administration import AdminAccess, Administration, admin_key
+from stoker.gateway.administration import AdminAccess
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.access import Access
@@ -51,23 +51,11 @@ OPEN = [
 ]
 
 
-def administered(server: InProcessServer, access: AdminAccess) -> None:
-    """Give a server a supervisor that lists nothing."""
-
-    def answer(ask: Ask) -> None:
-        assert server.gateway.administration is not None
-        server.gateway.administration.take_reply(Reply(ask.ticket, ()))
-
-    server.gateway.administration = Administration(answer, access)
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[InProcessServer]:
     """A server whose model needs a key."""
     with InProcessServer(script(lambda raw_data: raw_data), key=KEY) as running:
-        administered(
-            running, AdminAccess(admin_key(KeyVerifier(Path("no-keys"), ".admin", Keys(ADMIN, ADMIN))))
-        )
+        PuppetSupervisor(running.gateway, with_admin_key(ADMIN))
         yield running
 
 
@@ -109,7 +97,7 @@ def test_the_operator_can_open_it(server: InProcessServer, monkeypatch: pytest.M
 def test_a_server_without_keys_is_open() -> None:
     """There is nothing to guard."""
     with InProcessServer(script(lambda raw_data: raw_data)) as running:
-        administered(running, AdminAccess())
+        PuppetSupervisor(running.gateway, AdminAccess())
         for method, path in GUARDED:
             assert ask(running, method, path, None).status == (400 if path.startswith("/v1") else 200)
 

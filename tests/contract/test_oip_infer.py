@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import struct
-import time
 import zlib
 from typing import Any
 
@@ -305,11 +304,11 @@ def test_a_timeout_is_in_microseconds(protocol_server: LiveServer, model: str) -
 
 def test_deep_nesting_is_refused_at_once(protocol_server: LiveServer) -> None:
     """200 000 brackets cost no recursion and no time."""
-    started_s = time.monotonic()
+    before_s = protocol_server.computed_s()
     refused(
         ask(protocol_server, "POST", "/v2/models/scores/infer", b'{"inputs":' + b"[" * 200_000), "nested more"
     )
-    assert time.monotonic() - started_s < 5
+    assert protocol_server.computed_s() - before_s < 5
 
 
 def test_tensors_that_the_model_cannot_take_are_the_callers_fault(protocol_server: LiveServer) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import tritonclient.http as triton
 from tests.contract.asking import ask, infer, tensor
-from tests.live_server import LiveServer
+from tests.live_server import PRIMARY, LiveServer
+from tritonclient.utils import InferenceServerException
 
 ROW = tensor("x", "FP32", [[1, 2, 3, 4]])
 
@@ -33,9 +35,13 @@ def test_the_server_tells_its_extensions(protocol_server: LiveServer, path: str)
         "model_repository(unload_dependents)",
         "model_configuration",
         "schedule_policy",
+        "sequence",
         "binary_tensor_data",
         "parameters",
         "statistics",
+        "generate",
+        "trace",
+        "logging",
     }
 
 
@@ -131,7 +137,10 @@ def test_another_method_is_not_allowed(
     assert allowed in (answer.header("allow") or "")
 
 
-@pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models/scores/nothing", "/v2/health"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v2/nothing", "/v2/models/scores/nothing", "/v2/health", "/v2/models/scores/versions/1/trace/setting"],
+)
 def test_an_unknown_path_is_not_found(protocol_server: LiveServer, path: str) -> None:
     """404 in the protocol's shape."""
     answer = ask(protocol_server, "GET", path)
@@ -141,13 +150,7 @@ def test_an_unknown_path_is_not_found(protocol_server: LiveServer, path: str) ->
 @pytest.mark.parametrize(
     ("method", "path", "extension"),
     [
-        ("GET", "/v2/logging", "logging"),
-        ("POST", "/v2/trace/setting", "trace"),
-        ("GET", "/v2/models/scores/trace/setting", "trace"),
         ("GET", "/v2/systemsharedmemory/status", "system_shared_memory"),
-        ("POST", "/v2/cudasharedmemory/region/a/register", "cuda_shared_memory"),
-        ("POST", "/v2/models/scores/generate", "generate"),
-        ("POST", "/v2/models/scores/versions/1/generate_stream", "generate"),
     ],
 )
 def test_what_is_not_spoken_is_said(
@@ -156,6 +159,34 @@ def test_what_is_not_spoken_is_said(
     """501 names the extension."""
     answer = ask(protocol_server, method, path)
     assert (answer.status, answer.json()) == (501, {"error": f"{extension} extension is not supported"})
+
+
+@pytest.mark.parametrize(
+    ("path", "way"),
+    [
+        ("/v2/models/scores/generate", "send its tensors to infer"),
+        ("/v2/models/script/versions/1/generate_stream", "post bodies to its scoring URI"),
+    ],
+)
+def test_generate_is_for_scripts_that_yield(protocol_server: LiveServer, path: str, way: str) -> None:
+    """For others 501 names the way, and nobody is told who has no key."""
+    answer = ask(protocol_server, "POST", path, b"{}")
+    assert (answer.status, way in answer.json()["error"]) == (501, True)
+    assert ask(protocol_server, "POST", path, b"{}", key=None).status == 401
+
+
+def test_nothing_can_be_registered_of_cuda(protocol_server: LiveServer) -> None:
+    """Where shared memory is off. What clients ask before has its answer: there is nothing, which can be let go."""
+    with triton.InferenceServerClient(f"127.0.0.1:{protocol_server.port}") as client:
+        key = {"Authorization": f"Bearer {PRIMARY}"}
+        assert client.get_cuda_shared_memory_status(headers=dict(key)) == []
+        client.unregister_cuda_shared_memory(headers=dict(key))
+        with pytest.raises(InferenceServerException, match="cuda_shared_memory extension is not supported"):
+            client.register_cuda_shared_memory("a", b"handle", 0, 64, headers=dict(key))
+        with pytest.raises(InferenceServerException, match="Unable to find cuda shared memory region: 'a'"):
+            client.get_cuda_shared_memory_status("a", headers=dict(key))
+    assert ask(protocol_server, "GET", "/v2/cudasharedmemory/status", key=None).status == 401
+    assert ask(protocol_server, "POST", "/v2/cudasharedmemory/unregister", key=None).status == 401
 
 
 def test_infer_needs_the_key(protocol_server: LiveServer) -> None:

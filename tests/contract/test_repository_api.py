@@ -4,50 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
+from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 
-from stoker.control.asks import Ask, AskEvents, AskIndex, AskLoad, AskShift, AskUnload, Refusal, Reply
+from stoker.control.asks import Ask, AskEvents, AskIndex, AskLoad, AskShift, AskUnload, Refusal
 from stoker.control.frontend_rules import AdminRules
-from stoker.gateway.administration import AdminAccess, Administration, admin_access, admin_key
-from stoker.keys.keyring import AdminKey, Keys
-from stoker.keys.verifier import KeyVerifier
+from stoker.gateway.administration import AdminAccess, admin_access
+from stoker.keys.keyring import AdminKey
+from stoker.settings.adjustments import Adjustments
 from stoker.settings.takeover import Canary
 from stoker.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"
 ENTRIES = ({"name": "model", "version": "1", "state": "READY"}, {"name": "other"})
-
-
-class PuppetSupervisor:
-    """Answers what a frontend asks.
-
-    Attributes:
-        asked: What it was asked.
-        refusal: What it refuses everything with.
-    """
-
-    def __init__(self, server: InProcessServer) -> None:
-        self.asked: list[Ask] = []
-        self.refusal: Refusal | None = None
-        self._server = server
-        self.allow(AdminAccess(admin_key(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY)))))
-
-    def allow(self, access: AdminAccess) -> None:
-        """Let these load and unload."""
-        self._server.gateway.administration = Administration(self._ask, access)
-
-    def _ask(self, ask: Ask) -> None:
-        self.asked.append(ask)
-        administration = self._server.gateway.administration
-        assert administration is not None
-        administration.take_reply(
-            replace(self.refusal, ticket=ask.ticket) if self.refusal else Reply(ask.ticket, ENTRIES)
-        )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +34,7 @@ def running() -> Iterator[InProcessServer]:
 @pytest.fixture
 def supervisor(running: InProcessServer) -> PuppetSupervisor:
     """A supervisor that does all that it is asked."""
-    return PuppetSupervisor(running)
+    return PuppetSupervisor(running.gateway, with_admin_key(KEY), ENTRIES)
 
 
 def post(
@@ -114,8 +88,7 @@ def test_what_the_supervisor_is_asked(
 
 def test_weights_of_labels_are_set(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """With the admin key, also where the server looks for models itself; what is malformed is not asked."""
-    polling = AdminAccess(admin_key(KeyVerifier(Path("no-keys"), ".admin", Keys(KEY, KEY))), polls=True)
-    supervisor.allow(polling)
+    supervisor.allow(with_admin_key(KEY, polls=True))
     body = '{"weights": {"stable": 90, "next": 10}, "by": "X-User"}'
     assert post(running, "/models/model/canary", body).status == 200
     assert supervisor.asked == [AskShift(0, "model", Canary({"stable": 90, "next": 10}, "x-user"))]
@@ -157,6 +130,66 @@ def test_a_load_can_bring_a_version_policy(
     config = f'{{"name": "model", "version_policy": {policy}}}'
     assert post(running, "/models/model/load", json.dumps({"parameters": {"config": config}})).status == 200
     assert supervisor.asked == [AskLoad(0, "model", policy=wanted)]
+
+
+@pytest.mark.parametrize(
+    ("config", "adjustments"),
+    [
+        ({"max_batch_size": 16}, Adjustments(max_batch_rows=16)),
+        (
+            {"dynamic_batching": {"max_queue_delay_microseconds": "1500", "preferred_batch_size": [4]}},
+            Adjustments(max_delay_ms=1.5),
+        ),
+        (
+            {"dynamic_batching": {}, "instance_group": [{"count": 3, "kind": "KIND_GPU"}]},
+            Adjustments(instances=3),
+        ),
+        (
+            {"instance_group": [{"name": "a", "kind": "KIND_CPU"}]},
+            Adjustments(instances=1, device=("cpu",)),
+        ),
+        (
+            {"instance_group": [{"gpus": [1, 0], "kind": "KIND_GPU"}]},
+            Adjustments(instances=1, device=("cuda:1", "cuda:0")),
+        ),
+    ],
+)
+def test_a_load_can_say_how_the_model_is_batched(
+    running: InProcessServer, supervisor: PuppetSupervisor, config: dict[str, Any], adjustments: Adjustments
+) -> None:
+    """As Model Analyzer does: what the model is may be repeated, and stays as it is."""
+    known = running.ask("GET", "/v2/models/model/config").json()
+    described = {name: known[name] for name in ("name", "platform", "backend", "input", "output")}
+    body = json.dumps({"parameters": {"config": json.dumps({**described, **config})}})
+    answer = post(running, "/models/model/load", body)
+    assert (answer.status, answer.body) == (200, b"")
+    assert supervisor.asked == [AskLoad(0, "model", adjustments=adjustments)]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"backend": "onnxruntime"}, "config cannot change backend, which follows from its files"),
+        ({"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}]}, "config cannot change input"),
+        ({"input": 3}, "config cannot change input"),
+        ({"optimization": {}}, "config cannot change optimization, only version_policy and max_batch_size"),
+        ({"max_batch_size": "many"}, "max_batch_size must be a whole number"),
+        ({"max_batch_size": -1}, "max_batch_size must be a whole number"),
+        ({"instance_group": [{"count": 999}]}, "instances"),
+        ({"instance_group": {"count": [[1]]}}, "count cannot be list"),
+        ({"instance_group": [{"kind": "KIND_TPU"}]}, "kind must be KIND_AUTO"),
+        ({"dynamic_batching": 3}, "dynamic_batching must be a message"),
+        ({"dynamic_batching": {"delay": 3}}, "no field dynamic_batching.delay"),
+    ],
+)
+def test_what_a_load_cannot_change(
+    running: InProcessServer, supervisor: PuppetSupervisor, config: dict[str, Any], reason: str
+) -> None:
+    """What the model is, what is not offered, and numbers that cannot be; nothing reaches the supervisor."""
+    answer = post(running, "/models/model/load", json.dumps({"parameters": {"config": json.dumps(config)}}))
+    assert answer.status == 400
+    assert reason in answer.json()["error"]
+    assert supervisor.asked == []
 
 
 @pytest.mark.parametrize(

@@ -256,3 +256,12 @@ def test_nothing_ends_the_process_of_the_script() -> None:
             assert (answer.status, answer.json()["message"]) == (500, FAILED)
             assert answer.header("content-type") == "application/json"
             assert server.ask(body=b"1").status == 200
+
+
+@pytest.mark.parametrize("said", [("X-Request-Timeout-Ms", "9000"), ("grpc-timeout", "9S")])
+def test_a_script_is_told_what_is_left_of_a_callers_patience(said: tuple[str, str]) -> None:
+    """Less than the caller has said, by the time that has passed; who says nothing is not spoken for."""
+    with InProcessServer(script(headers)) as server:
+        left_ms = server.ask("POST", "/score", [said], b"{}").json()["X-Request-Timeout-Ms"]
+        assert 0 < int(left_ms) <= 9000
+        assert "X-Request-Timeout-Ms" not in server.ask("POST", "/score", [], b"{}").json()

@@ -12,6 +12,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tests.contract.protocol_models import DATATYPES, MATRIX
 from tests.live_server import PRIMARY, LiveServer
+from tests.patience import PATIENCE_S
 from tritonclient.utils import InferenceServerException
 
 ROWS = np.array([[1, 2, 3, 4], [0, 0, 0, 1]], np.float32)
@@ -215,7 +216,7 @@ def test_bodies_by_hand(client: triton.InferenceServerClient, protocol_server: L
         f"http://127.0.0.1:{protocol_server.port}/v2/models/scores/infer",
         data=body,
         headers={**key(), "Inference-Header-Content-Length": str(length)},
-        timeout=20,
+        timeout=PATIENCE_S,
     )
     result = triton.InferenceServerClient.parse_response_body(
         answer.content, header_length=int(answer.headers["Inference-Header-Content-Length"])

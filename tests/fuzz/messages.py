@@ -1,4 +1,4 @@
-"""Messages of gRPC that may come: `ModelInferRequest` with raw and typed contents, whole and damaged."""
+"""Messages of gRPC that may come: `ModelInferRequest` and `PredictRequest`, whole and damaged."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from tests.contract.protocol_models import DATATYPES
 from tests.fuzz.bodies import Info, damaged, sizes_of
 
-from stoker.gateway.grpc.messages import ModelInferRequest
+from stoker.gateway.grpc.messages import SERVING, ModelInferRequest, message
+from stoker.gateway.protocols.tfs_describing import DTYPES
 
-__all__ = ["infer_messages"]
+__all__ = ["infer_messages", "predict_messages"]
+
+_PredictRequest: Final = message("PredictRequest", SERVING)
 
 _FIELDS: Final = {
     "BOOL": "bool_contents",
@@ -37,6 +40,26 @@ _ELEMENTS: Final[dict[str, st.SearchStrategy[Any]]] = {
     "fp32_contents": st.floats(width=32),
     "fp64_contents": st.floats(),
     "bytes_contents": st.binary(max_size=6) | st.sampled_from([b"caf\xc3\xa9", b"\xff"]),
+}
+_TENSOR_FIELDS: Final = {
+    "half_val": st.integers(-1, 1 << 16),
+    "float_val": _ELEMENTS["fp32_contents"],
+    "double_val": _ELEMENTS["fp64_contents"],
+    "int_val": _ELEMENTS["int_contents"],
+    "string_val": _ELEMENTS["bytes_contents"],
+    "int64_val": _ELEMENTS["int64_contents"],
+    "bool_val": _ELEMENTS["bool_contents"],
+    "uint32_val": _ELEMENTS["uint_contents"],
+    "uint64_val": _ELEMENTS["uint64_contents"],
+}
+_FIELDS_OF_TENSORS: Final = {
+    "BOOL": "bool_val",
+    "INT64": "int64_val",
+    "UINT32": "uint32_val",
+    "UINT64": "uint64_val",
+    "FP32": "float_val",
+    "FP64": "double_val",
+    "BYTES": "string_val",
 }
 _ODD_SIZES: Final = [-1, -(2**63), 2**31, 2**40, 2**62, 2**63 - 1]
 # Fields that are none of this message, groups, a length that does not end, one of ten bytes, one of 4 GiB.
@@ -91,6 +114,32 @@ def infer_messages(draw: st.DrawFn, infos: Sequence[Info], outputs: Sequence[str
         place = draw(st.sampled_from([0, len(content)]))
         content = content[:place] + draw(st.sampled_from(_ODD_BYTES)) + content[place:]
     return draw(damaged(st.just(content)))
+
+
+@st.composite
+def predict_messages(draw: st.DrawFn, infos: Sequence[Info]) -> bytes:
+    """The bytes of a request to TensorFlow Serving."""
+    rows = draw(st.sampled_from([0, 1, 1, 2, 2, 3]))
+    request = _PredictRequest(
+        model_spec={"name": "m"}, output_filter=draw(st.lists(st.just("y"), max_size=2))
+    )
+    for name, datatype, declared in infos:
+        shape = draw(_shapes((name, datatype, declared), rows))
+        tensor = request.inputs[draw(st.sampled_from([name] * 19 + ["z"]))]
+        tensor.dtype = draw(st.sampled_from([DTYPES[DATATYPES.get(datatype, "string")]] * 19 + ["DT_HALF"]))
+        for size in shape:
+            tensor.tensor_shape.dim.add(size=size)
+        count = int(np.prod([size for size in shape if 0 <= size < 100]))
+        if draw(st.booleans()):
+            size = count * np.dtype(DATATYPES.get(datatype, "uint32")).itemsize
+            size += draw(st.sampled_from([0] * 19 + [1, -1]))
+            tensor.tensor_content = draw(st.binary(min_size=max(0, size), max_size=max(0, size)))
+        else:
+            fields = [_FIELDS_OF_TENSORS.get(datatype, "int_val")] * 19 + list(_TENSOR_FIELDS)
+            field = draw(st.sampled_from(fields))
+            few = max(0, count + draw(st.sampled_from([0] * 15 + [1, -1, -2])))
+            getattr(tensor, field).extend(draw(st.lists(_TENSOR_FIELDS[field], min_size=few, max_size=few)))
+    return draw(damaged(st.just(request.SerializeToString())))
 
 
 def _add_parameters(draw: st.DrawFn, parameters: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.live_server import LiveServer
 from tests.tiny_models import write_mlp
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("first_gpu")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 
 def test_the_gpu_gives_the_classes_of_the_cpu(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from stoker.gpu.device_survey import find_devices
 from stoker.gpu.nvml import GpuReader, gpus
 from stoker.servable import Device
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu]
 
 SCRIPT = """
 import os

@@ -15,7 +15,7 @@ from tests.live_server import LiveServer, free_port, wait_until
 from tests.process.callers import Callers, scored
 from tests.tiny_models import write_doubler
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("first_gpu")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 SIDE = 1024
 """The hungry model makes a matrix of SIDE by SIDE float32 of each row: 4 MiB."""

@@ -9,7 +9,7 @@ import pytest
 
 from stoker_bench.gpu.command import main
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("first_gpu")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 
 def test_a_quick_run_measures_copies_the_gpu_and_its_memory(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.servable import Device, Servable
 from stoker.settings.acceleration import Acceleration
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("first_gpu")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 GPU = Device("cuda", 0, "the first GPU")
 ROWS = 64

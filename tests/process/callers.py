@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tests.http.raw_http import Answer, AsyncConnection, rows_body, scoring
+from tests.patience import PROGRAM_S
 
 __all__ = ["Ask", "Callers", "Outcome", "Question", "scored"]
 
@@ -112,7 +113,7 @@ class Callers:
 
     def join(self) -> list[Outcome]:
         """Wait until every caller has ended by itself, because the port is closed; returns all outcomes."""
-        self._thread.join(60)
+        self._thread.join(PROGRAM_S)
         assert not self._thread.is_alive(), "callers are still waiting"
         return self.outcomes
 

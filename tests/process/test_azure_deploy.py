@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.patience import PROGRAM_S
 
 import stoker.azure  # noqa: F401  # provides azureml
 
@@ -81,8 +82,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.tensorflow
-# The training and the service import TensorFlow.
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_deploy_py_runs_to_its_end(folder: Path) -> None:
     """In a folder with score.py and myenv.yml: the service becomes healthy, and is gone afterwards."""
@@ -98,7 +97,7 @@ def test_deploy_py_runs_to_its_end(folder: Path) -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=PROGRAM_S,
         )
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.live_server import PRIMARY, LiveServer, wait_until
 from tests.process.conftest import Serve
 from tests.tiny_models import write_script
 
-TIMEOUT_MS = 1000
+TIMEOUT_MS = 3000
 
 SCRIPT = """
 import logging
@@ -108,12 +109,51 @@ def test_a_run_that_cannot_be_interrupted_costs_its_process(server: LiveServer) 
 def test_a_run_that_keeps_the_interpreter_lock_costs_its_process(serve: Serve, tmp_path: Path) -> None:
     """No thread of Python runs in the process any more, so a timer of C ends it; the next process answers."""
     script = write_script(tmp_path / "code", HOLDS_THE_LOCK)
-    server = serve(script, "--frontends", "1", "--timeout-ms", "300", "--device", "cpu")
+    server = serve(script, "--frontends", "1", "--timeout-ms", "1300", "--device", "cpu")
     (pid,) = server.device_pids()
     assert ask(server, b'"hold"').status >= 500
     wait_until(lambda: server.device_pids() not in ([pid], []), "another process has begun")
     wait_until(lambda: server.ready and ask(server, b"[]").status == 200, "it answers")
     log = server.output()
-    assert "Timeout (0:00:07.3" in log
+    assert "Timeout (0:00:08.3" in log
     assert "in match" in log
     assert "exited with code 1; starting it again" in log
+
+
+LOGGED_SCRIPT = """
+def init():
+    print("initialised")
+
+def run(raw_data, request_headers):
+    print("forged\\x1b[2J\\x85", request_headers["Traceparent"])
+    return 1
+"""
+
+
+def test_a_server_logs_json_with_a_line_for_each_request(tmp_path: Path, serve: Serve) -> None:
+    """Each line of standard error is an object, the script's and the access log's with the ids of the request."""
+    traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    script = write_script(tmp_path / "code", LOGGED_SCRIPT)
+    options = ["--frontends", "1", "--device", "cpu", "--log-format", "json", "--access-log-sample", "1"]
+    server = serve(script, *options)
+    headers = [("x-request-id", "mi\x85ne"), ("traceparent", traceparent)]
+    with server.connect() as connection:
+        assert connection.ask(scoring("/score", PRIMARY, b"[]", headers)).status == 200
+        assert connection.ask(scoring("/score", "wrong", b"[]", headers)).status == 401
+
+    def lines() -> list[dict[str, object]]:
+        return [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
+
+    def of(logger: str, count: int) -> list[dict[str, object]] | None:
+        found = [line for line in lines() if line["logger"] == logger]
+        return found if len(found) >= count else None
+
+    _, printed = wait_until(lambda: of("stoker.script.print", 2), "the lines of the script")
+    scored, refused = wait_until(lambda: of("stoker.access", 2), "the access log")
+    assert (printed["message"], printed["request_id"]) == (f"forged\\x1b[2J\\x85 {traceparent}", "mi\\x85ne")
+    assert (scored["status"], scored["trace_id"]) == (200, traceparent.split("-")[1])
+    assert (refused["status"], refused["code"]) == (401, "unauthorized")
+    assert {line["request_id"] for line in (scored, refused)} == {"mi\\x85ne"}
+    assert {line["model"] for line in (printed, scored, refused)} == {"code"}
+    assert " INFO [" not in server.output(), "a line of text"
+    assert PRIMARY not in server.output()

@@ -27,8 +27,6 @@ CONNECTIONS = 16
 
 pytestmark = [
     pytest.mark.tensorflow,
-    # Two processes import TensorFlow.
-    pytest.mark.timeout(300),
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
     pytest.mark.skipif(
         not (SCRIPT.is_file() and IMAGES.is_file()),
@@ -87,7 +85,7 @@ def howto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HowTo]:
     script = Path(shutil.copy(SCRIPT, folder))
     scratch = tmp_path_factory.mktemp("server")
     options = ["--name", "howto", "--device", "cpu", "--frontends", "1"]
-    with LiveServer(scratch, script, *options, ready_within_s=150) as server:
+    with LiveServer(scratch, script, *options) as server:
         yield HowTo(server, images, np.load(folder / "classes.npy"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -15,14 +16,25 @@ from pathlib import Path
 import pytest
 from tests.http.raw_http import Answer, Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, wait_until
+from tests.patience import PATIENCE_S
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
 from tests.tiny_models import BATCHED_SCRIPT, DIE, HOLD, Gate, write_script
 
+# What comes back does so when its test says: otherwise it could be back before anyone has looked.
+WAITS_TO_BEGIN = """
+find_folder = init
+
+def init():
+    find_folder()
+    while folder.joinpath("later").exists():
+        time.sleep(0.002)
+"""
+
 
 def _ready_everywhere(server: LiveServer, frontends: int) -> bool:
-    """Whether every frontend is ready: of many connections, the kernel gives some to each."""
-    return len(server.frontend_pids()) == frontends and all(server.ready for _ in range(8 * frontends))
+    """Whether every frontend is ready."""
+    return len(server.frontend_pids()) == frontends and server.ready_on(8 * frontends)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +42,46 @@ def two_frontends(tmp_path_factory: pytest.TempPathFactory, doubler: Path) -> It
     """A server that comes back from what the tests do to it."""
     with LiveServer(tmp_path_factory.mktemp("two"), doubler, "--frontends", "2") as server:
         yield server
+
+
+def _open_in(pid: int) -> int:
+    """How many TCP connections a process has open on its side of a port on which it listens.
+
+    The kernel's table is no snapshot: where many connections come and go meanwhile it has one of them several times,
+    or leaves one out.
+    """
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    entries = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
+    own = {(entry[1], entry[3], entry[9]) for entry in entries if entry[9] in inodes}
+    listens = {address for address, state, _ in own if state == "0A"}
+    return sum(state == "01" and address in listens for address, state, _ in own)
+
+
+def test_connections_are_spread_evenly_over_frontends(two_frontends: LiveServer) -> None:
+    """Of four connections each frontend has two, which the kernel's hash does in three of eight times."""
+    server = two_frontends
+    message = scoring("/score", PRIMARY, rows_body([1, 2, 3, 4]))
+    with server.connect() as kept:
+
+        def open_connections() -> str:
+            text = kept.ask(request("GET", "/metrics")).body.decode()
+            return re.findall(r'^stoker_open_connections{protocol="http"} (.+)$', text, re.MULTILINE)[0]
+
+        for _ in range(6):
+            wait_until(lambda: open_connections() == "1.0", "all others have ended")
+            with ExitStack() as others:
+                for _ in range(3):
+                    answer = others.enter_context(server.connect()).ask(message)
+                    assert answer.json() == [[2, 4, 6, 8]]
+                assert open_connections() == "4.0"
+                # They stay as they are: it is looked again for the sake of the table alone.
+                wait_until(
+                    lambda: [_open_in(pid) for pid in server.frontend_pids()] == [2, 2],
+                    "each has two of them",
+                )
 
 
 def test_a_device_process_that_is_killed_under_load_comes_back(two_frontends: LiveServer) -> None:
@@ -66,7 +118,7 @@ def test_a_device_process_that_is_killed_under_load_comes_back(two_frontends: Li
 
 def test_a_script_that_ends_its_process_fails_only_what_it_held(serve: Serve, tmp_path: Path) -> None:
     """The requests in flight get 503 with a Retry-After, one of another model none; later ones are right."""
-    script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
+    script = write_script(tmp_path / "batched", BATCHED_SCRIPT + WAITS_TO_BEGIN)
     other = write_script(tmp_path / "other", BATCHED_SCRIPT)
     deployment = tmp_path / "deployment.yaml"
     deployment.write_text(f"models:\n  - path: {script}\n  - path: {other}\nfrontends: 1\n")
@@ -84,6 +136,7 @@ def test_a_script_that_ends_its_process_fails_only_what_it_held(serve: Serve, tm
         wait_until(
             lambda: server.metric("stoker_rows_in_flight", model="batched") == 3, "three are in flight"
         )
+        script.with_name("later").touch()
         fatal.open()
         first = running.answer()
         lost = [connection.answer() for connection in (waiting, deadly)]
@@ -91,6 +144,7 @@ def test_a_script_that_ends_its_process_fails_only_what_it_held(serve: Serve, tm
             lambda: server.metric("stoker_rows_in_flight", model="batched") == 0, "no row is in flight"
         )
         assert not server.ready, "that is known before the device process is back"
+        script.with_name("later").unlink()
         untouched.open()
         unharmed = elsewhere.answer()
         for connection in (running, waiting, deadly):
@@ -119,8 +173,8 @@ def test_a_frontend_that_is_killed_under_load_is_replaced(two_frontends: LiveSer
             assert probe.ask(message).status == 200
         with Callers(server.port, scored(server.key), kept_alive=8, fresh=4) as callers:
             wait_until(lambda: callers.answered(300), "the load runs")
-            os.kill(before[0], signal.SIGKILL)
             killed_s = time.monotonic()
+            os.kill(before[0], signal.SIGKILL)
             wait_until(
                 lambda: before[0] not in server.frontend_pids() and _ready_everywhere(server, 2),
                 "the frontend is replaced",
@@ -139,7 +193,7 @@ def test_a_frontend_that_is_killed_under_load_is_replaced(two_frontends: LiveSer
     assert 0 < survivors < 24, "the connections of one frontend are still good, those of the other have ended"
     unanswered = [outcome for outcome in outcomes if outcome.answer is None]
     assert len(unanswered) <= 12, "each caller had one request in flight"
-    assert all(killed_s - 1 < outcome.ended_s < replaced_s for outcome in unanswered)
+    assert all(killed_s < outcome.ended_s < replaced_s for outcome in unanswered)
     assert [outcome for outcome in outcomes if outcome.answer is not None and not outcome.right] == []
     assert server.device_pids() == devices, "the device process goes on"
     assert server.metric("stoker_process_restarts_total", process="frontend") == 1
@@ -186,7 +240,7 @@ def test_connections_for_which_there_is_no_descriptor_are_counted(serve: Serve, 
         resource.prlimit(frontend, resource.RLIMIT_NOFILE, (free + free // 8, hard))
 
         def closed_at_once() -> bool:
-            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
                 try:
                     sock.sendall(request("GET", "/v2/health/live"))
                     return sock.recv(1) == b""
@@ -232,7 +286,7 @@ def test_rows_of_a_killed_frontend_do_not_run(serve: Serve, tmp_path: Path) -> N
 def test_a_killed_supervisor_leaves_no_orphans(serve: Serve, tmp_path: Path) -> None:
     """Frontends and devices end by themselves, even while a script runs; whoever is let in has an answer."""
     script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
-    server = serve(script, "--frontends", "2")
+    server = serve(script, "--frontends", "2", "--timeout-ms", "600000")
     assert len(server.pids()) >= 4
     with server.connect() as connection:
         connection.send(scoring("/score", PRIMARY, rows_body([HOLD, 0, 0, 0])))
@@ -242,7 +296,7 @@ def test_a_killed_supervisor_leaves_no_orphans(serve: Serve, tmp_path: Path) -> 
         while (answer := _answer_of_a_newcomer(server)) is not None:
             assert answer.status == 200
 
-        wait_until(lambda: not server.pids(), "every process has ended", timeout_s=5)
+        wait_until(lambda: not server.pids(), "every process has ended")
 
 
 def _answer_of_a_newcomer(server: LiveServer) -> Answer | None:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.live_server import PRIMARY, LiveServer, run_stoker, wait_until
+from tests.patience import PROGRAM_S
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
 from tests.tiny_models import write_doubler
@@ -23,7 +24,7 @@ def _configured(folder: Path, model: Path, **settings: object) -> Path:
 
 
 def _reload(server: LiveServer) -> tuple[int, str]:
-    done = run_stoker("reload", "--url", f"http://127.0.0.1:{server.port}", "--workspace", server.workspace)
+    done = run_stoker("reload", "--uri", f"http://127.0.0.1:{server.port}", "--workspace", server.workspace)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -42,7 +43,7 @@ def test_a_reload_under_load_loses_no_request(serve: Serve, doubler: Path, tmp_p
 
         _configured(tmp_path, doubler, frontends=1)
         server.signal(signal.SIGUSR2)
-        wait_until(lambda: not second & set(server.pids()), "the second one has ended", timeout_s=60)
+        wait_until(lambda: not second & set(server.pids()), "the second one has ended", timeout_s=PROGRAM_S)
         assert len(server.frontend_pids()) == 1
         count = len(callers.outcomes)
         wait_until(lambda: callers.answered(count + 200), "the third one serves")
@@ -93,7 +94,7 @@ def test_labels_keep_their_meaning_through_reloads(serve: Serve, tmp_path: Path)
     assert meant() == ["1"]
     before = set(server.frontend_pids())
     server.signal(signal.SIGUSR2)
-    wait_until(lambda: not before & set(server.pids()), "the successor has ended", timeout_s=60)
+    wait_until(lambda: not before & set(server.pids()), "the successor has ended", timeout_s=PROGRAM_S)
     assert meant() == ["1"]
 
 

@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
 from tests.live_server import free_port, wait_until
 
-from stoker.cluster.endpoints import NamedServers
+from stoker.cluster.endpoints import NamedServers, Server, ServerSource
 from stoker.cluster.haproxy import find_haproxy
 from stoker.cluster.router import Router
 from stoker.cluster.router_settings import RouterSettings
@@ -83,6 +83,23 @@ class Routed:
         assert b"connection: close" in head.lower().split(b"\r\n")
         return body
 
+    async def has_one_request(self) -> bool:
+        """Whether its HAProxy says that there is one."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.settings.metrics_port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        said = await reader.read()
+        writer.close()
+        return b'haproxy_backend_current_sessions{proxy="servers"} 1\n' in said
+
+    async def refuses(self) -> bool:
+        """Whether it takes no connections."""
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.settings.port)
+        except OSError:
+            return True
+        writer.close()
+        return False
+
     async def ask_in_a_row(
         self, requests: list[tuple[str, dict[str, str]]], *, own: bool = False
     ) -> list[tuple[int, str]]:
@@ -112,11 +129,11 @@ class Routed:
 
 
 @contextlib.asynccontextmanager
-async def routed(**settings: Any) -> AsyncIterator[Routed]:
-    """Run a router, and end it as SIGTERM does."""
+async def routed(source: ServerSource | None = None, /, **settings: Any) -> AsyncIterator[Routed]:
+    """Run a router, and end it as SIGTERM does; a source knows its servers in the place of its settings."""
     router = Routed(**settings)
     process = Router(
-        find_haproxy(), lambda: router.settings, lambda now: NamedServers(now.servers or {}), LOOK_S
+        find_haproxy(), lambda: router.settings, lambda now: source or NamedServers(now.servers or {}), LOOK_S
     )
     running = asyncio.create_task(process.run(router.stop, router.give_up))
     try:
@@ -135,6 +152,14 @@ async def routed(**settings: Any) -> AsyncIterator[Routed]:
 def servers(*puppets: Puppet) -> Mapping[str, tuple[str, ...]]:
     """The setting that names these puppets."""
     return {"": tuple(f"127.0.0.1:{puppet.port}" for puppet in puppets)}
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds."""
+    while True:
+        if await holds():
+            return
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +192,46 @@ def test_the_only_server_is_replaced_without_a_lost_request() -> None:
         await new.stop()
 
     asyncio.run(replace())
+
+
+class Known:
+    """Servers that a router is told of, in the place of names."""
+
+    def __init__(self) -> None:
+        self.servers: frozenset[Server] = frozenset()
+
+    async def look(self) -> Mapping[str, frozenset[Server]]:
+        """Return those that there are now."""
+        return {"": self.servers}
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends", "its HAProxy is replaced"])
+def test_a_request_that_waits_finds_the_server_that_comes(
+    ends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in a HAProxy that takes no connections any more: it is told of servers as long as anything waits there."""
+    caplog.set_level("INFO")
+
+    async def said() -> bool:
+        return "the settings have changed" in caplog.text
+
+    async def wait() -> None:
+        puppet, known = Puppet("p"), Known()
+        await puppet.start()
+        async with routed(known, servers={"": ()}) as router:
+            waiting = asyncio.create_task(router.ask())
+            await eventually(router.has_one_request)
+            if ends:
+                router.stop.set()
+                await eventually(router.refuses)
+            else:
+                router.change(timeout_ms=5_000)
+                await eventually(said)
+            known.servers = frozenset({Server("127.0.0.1", puppet.port)})
+            assert await waiting == (200, "p")
+        await puppet.stop()
+
+    asyncio.run(wait())
 
 
 def test_weights_are_kept_exactly_and_the_header_chooses(caplog: pytest.LogCaptureFixture) -> None:

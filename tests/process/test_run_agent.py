@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PROGRAM_S
 
 from stoker_run import agent, archive, observing
 from stoker_run.environ import KEY
@@ -66,14 +67,14 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
 
 def detached(zipped: Path, folder: Path) -> int:
     """Start the agent as an engine does; returns its number."""
-    subprocess.run([sys.executable, "-S", zipped, "start", folder, "--detach"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-S", zipped, "start", folder, "--detach"], check=True, timeout=PROGRAM_S)
     found = observing.observe(folder)["agent"]
     return int(found["pid"])
 
 
 def until(said: Callable[[], Any], what: str) -> Any:
     """Wait until something holds."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + PROGRAM_S
     while not (found := said()):
         assert time.monotonic() < give_up, what
         time.sleep(0.02)
@@ -91,7 +92,7 @@ def ended(folder: Path) -> dict[str, Any]:
 def in_process(folder: Path) -> dict[str, Any]:
     """Run an attempt that ends by itself in a process of its own."""
     subprocess.run(
-        [sys.executable, "-S", "-m", "stoker_run", "start", folder], check=True, timeout=60, env=ENV
+        [sys.executable, "-S", "-m", "stoker_run", "start", folder], check=True, timeout=PROGRAM_S, env=ENV
     )
     return ended(folder)
 
@@ -223,7 +224,7 @@ if os.environ["RANK"] == "1":
     sys.exit(7)
 time.sleep(600)
 """
-    folder = attempt(script, processes=2, communicator="pytorch", grace_s=0.1)
+    folder = attempt(script, processes=2, communicator="pytorch", grace_s=PROGRAM_S)
     found = in_process(folder)
     assert (found["outcome"], found["exit_status"], found["rank"]) == ("exited", 7, 1)
     assert [one["signal"] for one in found["processes"]] == ["SIGTERM", None]

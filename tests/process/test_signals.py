@@ -20,8 +20,11 @@ from tests.tiny_models import BATCHED_SCRIPT, HOLD, Gate, write_script
 BODY = rows_body([1, 2, 3, 4])
 
 
-def _draining(server: LiveServer) -> bool:
-    return server.get("/v2/health/ready").status == 503
+def _draining(server: LiveServer, connections: int = 1) -> bool:
+    """Whether all of so many connections say so that are open at once, and so are spread over the frontends."""
+    with ExitStack() as opened:
+        asked = [opened.enter_context(server.connect()) for _ in range(connections)]
+        return all(one.ask(request("GET", "/v2/health/ready")).status == 503 for one in asked)
 
 
 def test_sigterm_under_load_loses_no_request(serve: Serve, doubler: Path) -> None:
@@ -29,7 +32,7 @@ def test_sigterm_under_load_loses_no_request(serve: Serve, doubler: Path) -> Non
 
     Connections on which nothing happens are good during the grace, and do not delay the end.
     """
-    server = serve(doubler, "--frontends", "2")
+    server = serve(doubler, "--frontends", "2", "--drain-grace-s", "5")
     with ExitStack() as connections:
         idle = [connections.enter_context(server.connect()) for _ in range(16)]
         for connection in idle:
@@ -38,21 +41,21 @@ def test_sigterm_under_load_loses_no_request(serve: Serve, doubler: Path) -> Non
             wait_until(lambda: callers.answered(500), "the load runs")
             stopped_s = time.monotonic()
             server.signal(signal.SIGTERM)
-            wait_until(lambda: _draining(server), "readiness is off")
+            wait_until(lambda: _draining(server, connections=8), "both frontends know it")
             ready_off_s = time.monotonic()
             last = idle[0].ask(scoring("/score", PRIMARY, BODY))
             wait_until(
                 lambda: callers.answered(50, after_s=ready_off_s), "requests are still answered after that"
             )
             outcomes = callers.join()
-            exit_code = server.wait(10)
+            exit_code = server.wait()
         for connection in idle[1:]:
             connection.assert_ended()
 
     assert (last.status, last.closes, last.json()) == (200, True, [[2, 4, 6, 8]])
     lost = [outcome for outcome in outcomes if not outcome.right]
     assert lost == [], f"{len(lost)} of {len(outcomes)} were lost: {lost[0]}"
-    late = [outcome for outcome in outcomes if outcome.asked_s > ready_off_s + 0.5]
+    late = [outcome for outcome in outcomes if outcome.asked_s > ready_off_s]
     assert late, "requests came during the drain"
     assert all(outcome.answer is not None and outcome.answer.closes for outcome in late)
     early = [outcome for outcome in outcomes if outcome.ended_s < stopped_s]
@@ -76,6 +79,7 @@ def test_sigterm_waits_for_what_runs_and_for_what_waits(serve: Serve, tmp_path: 
         wait_until(lambda: gate.entered, "the script holds the first request")
         waiting.send(message)
         arriving.send(message[:-5])
+        wait_until(lambda: server.metric("stoker_rows_in_flight", model="batched") == 2, "all have been read")
         server.signal(signal.SIGTERM)
         wait_until(lambda: _port_is_closed(server), "the port is closed")
         # The idle connection ends, the others live on.
@@ -120,19 +124,17 @@ def test_readiness_during_the_drain_says_why(serve: Serve, doubler: Path) -> Non
 def test_a_second_signal_ends_at_once(serve: Serve, tmp_path: Path, first: signal.Signals) -> None:
     """Whoever asks twice does not want to wait, whatever is running."""
     script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
-    server = serve(script, "--frontends", "2", "--drain-grace-s", "600")
+    server = serve(script, "--frontends", "2", "--drain-grace-s", "600", "--timeout-ms", "600000")
     with server.connect() as connection:
         connection.send(scoring("/score", PRIMARY, rows_body([HOLD, 0, 0, 0])))
         wait_until(lambda: Gate(script.parent).entered, "the script holds a request for ever")
         server.signal(first)
         wait_until(lambda: _port_is_closed(server) or _draining(server), "the first signal has arrived")
         # One that comes at once counts as the same: timeout(1) signals the process and then its group.
-        wait_until(
-            lambda: _ended_by(server, signal.SIGTERM), "the server has ended", timeout_s=10, every_s=0.3
-        )
+        wait_until(lambda: _ended_by(server, signal.SIGTERM), "the server has ended", every_s=0.3)
 
     assert server.wait() == 1
-    wait_until(lambda: not server.pids(), "no process is left", timeout_s=5)
+    wait_until(lambda: not server.pids(), "no process is left")
     assert "Traceback" not in server.output()
 
 
@@ -148,7 +150,7 @@ def test_ctrl_c_is_clean(serve: Serve, doubler: Path) -> None:
         wait_until(lambda: callers.answered(100), "the load runs")
         os.killpg(server.process.pid, signal.SIGINT)
         outcomes = callers.join()
-        exit_code = server.wait(10)
+        exit_code = server.wait()
 
     assert exit_code == 0
     assert [outcome for outcome in outcomes if not outcome.right] == []
@@ -174,7 +176,7 @@ def test_a_signal_while_the_model_loads_ends_at_once(
     ready, scored_early = server.get("/v2/health/ready"), server.score([1])
     live = server.get("/v2/health/live")
     server.signal(number)
-    exit_code = server.wait(15)
+    exit_code = server.wait()
 
     assert (live.status, ready.status) == (200, 503)
     assert "WARNING" not in server.output(), "that a loading process is killed is no news"
@@ -212,7 +214,7 @@ def test_a_signal_while_a_further_model_loads_waits_for_no_load(serve: Serve, tm
         wait_until(loading.exists, "init() runs")
         server.signal(signal.SIGTERM)
         answer = loader.answer()
-        assert server.wait(15) == 0
+        assert server.wait() == 0
     assert (answer.status, answer.json()) == (503, {"error": "The server is shutting down."})
     assert server.pids() == []
     assert not {"Traceback", "WARNING"}.intersection(server.output().split())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.http.raw_http import rows_body, scoring
-from tests.live_server import PRIMARY, SECONDARY, run_stoker, wait_until
+from tests.live_server import PRIMARY, SECONDARY, free_port, run_stoker, wait_until
 from tests.process.conftest import Serve
 from tests.tiny_models import write_mlp, write_script
 
@@ -62,9 +62,7 @@ def test_ready_means_loaded_and_warm(serve: Serve, tmp_path: Path) -> None:
         "        file.write(f'{len(data)} ')\n"
         "    return data + 1\n",
     )
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = int(holder.getsockname()[1])
+    port = free_port()
     server = serve(script, "--frontends", "1", "--max-batch-rows", "8", port=port, ready_within_s=None)
     wait_until(lambda: _answers(port), "the frontend listens")
     early = server.get("/v2/health/ready")

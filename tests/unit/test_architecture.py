@@ -42,6 +42,39 @@ def test_the_table_of_modules_is_complete() -> None:
     assert listed - named == set()
 
 
+def is_at_home(place: str) -> bool:
+    """Whether `MODULE`, or `MODULE.NAME`, is one of the server; of a class the members are not looked at."""
+    *folders, last = place.split(".")
+    module = SERVER.joinpath(*folders, last)
+    if module.is_dir() or module.with_suffix(".py").is_file():
+        return True
+    if not folders:
+        return False
+    home = SERVER.joinpath(*folders)
+    source = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
+    if not source.is_file():
+        return is_at_home(".".join(folders))
+    names: set[str] = set()
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                names.add(name)
+            case ast.ImportFrom() if source.name == "__init__.py":
+                names.update(alias.name for alias in node.names)
+    return last in names
+
+
+def test_the_words_of_the_glossary_are_at_home_where_it_says() -> None:
+    """Its last column names modules, and what is defined in them; a path of HTTP is neither."""
+    page = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    rows = [row.strip("|").split("|")[-1] for row in page.splitlines() if row.startswith("| **")]
+    places = [place for row in rows for place in re.findall(r"`([\w.]+)`", row)]
+    assert len(places) > 80
+    assert [place for place in places if not is_at_home(place)] == []
+
+
 def test_the_rooms_of_the_gateway_stand_as_they_import() -> None:
     """The picture has the layers of import-linter's contract, in its order."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

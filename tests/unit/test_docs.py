@@ -14,14 +14,17 @@ import pytest
 
 import stoker
 from stoker import errors
-from stoker.cli import _parser
+from stoker.command_line import _parser
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.settings.fields import settings_of
 from stoker.settings.loading import load_settings
+from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser
+from stoker_bench.load import argument_parser as load_parser
 from stoker_bench.scaling.command import parser as simulation_parser
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +40,24 @@ IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
 NO_METRICS = {"stoker_client", "stoker_run", "stoker_training", "stoker_bench"}
 # Options of other programs that the pages name outside a command line.
-FOREIGN_OPTIONS = {"--build-arg", "--shm-size", "--only", "--shape", "--mnist-dir", "--resume-from"}
+FOREIGN_OPTIONS = {
+    *("--build-arg", "--shm-size", "--only", "--resume-from"),
+    # Of perf_analyzer.
+    *("--collect-metrics", "--metrics-url"),
+    # Of tensorflow_model_server.
+    *(
+        "--model_name=N",
+        "--model_config_file",
+        "--batching_parameters_file",
+        "--file_system_poll_wait_seconds",
+    ),
+    *(
+        "--rest_api_port",
+        "--ssl_config_file",
+        "--per_process_gpu_memory_fraction",
+        "--monitoring_config_file",
+    ),
+}
 
 
 def text_of(document: Path) -> str:
@@ -97,6 +117,16 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
         assert target.is_relative_to(ROOT), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_tables_are_tables(document: Path) -> None:
+    """Each has a heading, and each row as many cells: what a blank line cuts off is shown as text with bars."""
+    for table in re.findall(r"(?:^\|.*\n)+", prose(text_of(document)), re.MULTILINE):
+        heading, line, *rows = [*table.splitlines(), ""]
+        assert re.fullmatch(r"\|[\s:|-]+\|", line), heading
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in (heading, *rows) if row]
+        assert len(set(cells)) == 1, heading
 
 
 def test_every_page_is_in_an_index() -> None:
@@ -173,6 +203,7 @@ def test_named_options_exist(document: Path) -> None:
         *options_by_command().values(),
         *options_by_command(gpu_bench_parser()).values(),
         simulation_parser()._option_string_actions,
+        load_parser()._option_string_actions,
     )
     named = {word for span in spans(text_of(document)) if span.startswith("--") for word in span.split()[:1]}
     assert named - known - FOREIGN_OPTIONS == set()
@@ -205,6 +236,13 @@ def test_settings_table_is_complete() -> None:
             assert settable[name].metadata["convert"](default) == settable[name].default
 
 
+def test_table_of_model_keys_is_complete() -> None:
+    """The table of a model's keys in the deployment file has each of its settings, once."""
+    rows = table_rows(text_of(DOCS / "deploying.md"), "key of a model", "meaning")
+    shown = [name for cell, _ in rows for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(shown) == sorted(settings_of(ModelSettings))
+
+
 def test_deployment_file_is_valid(tmp_path: Path) -> None:
     """The deployment file that is shown is read, with all its settings and models."""
     (shown,) = blocks(text_of(DOCS / "deploying.md"), "yaml")
@@ -214,6 +252,35 @@ def test_deployment_file_is_valid(tmp_path: Path) -> None:
     assert (settings.host, settings.frontends, settings.metrics_auth) == ("0.0.0.0", 2, True)
     assert [model.registered for model in settings.models] == ["mnist:1", None]
     assert settings.models[1].path == tmp_path / "digits" / "score.py"
+
+
+# --- distributions and extras ---
+
+
+def test_shown_installations_have_all_that_is_on_no_index() -> None:
+    """Installing from a clone names what of the clone the server needs: pip would look for it on the index."""
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
+    own = {
+        tomllib.loads(text_of(ROOT / folder / "pyproject.toml"))["project"]["name"]: folder
+        for folder in PROJECTS
+    }
+    needed = {
+        f"./{own[name]}" for need in project["dependencies"] if (name := need.partition("==")[0]) in own
+    }
+    shown = [line for page in DOCUMENTS for line in re.findall(r"pip install [^`\n]*", text_of(page))]
+    from_clone = [line for line in shown if re.search(r" '?\.\[", line)]
+    assert len(from_clone) >= 6
+    for line in from_clone:
+        assert needed <= set(line.split()), line
+    # A `stoker` on the index would be another project.
+    assert not [line for line in shown if re.search(r" '?stoker\b(?!-)", line)]
+
+
+def test_extras_table_is_complete() -> None:
+    """The table of extras has each one of the server."""
+    extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    rows = table_rows(text_of(DOCS / "deploying.md"), "extra", "for")
+    assert sorted(name for cell, _ in rows for name in re.findall(r"`(\w+)`", cell)) == sorted(extras)
 
 
 # --- metrics and errors ---

@@ -3,7 +3,15 @@
 import re
 
 from stoker import errors
-from stoker.errors import OperatorError, Overloaded, RequestError, ServingError, StokerError
+from stoker.errors import (
+    DeadlineExceeded,
+    OperatorError,
+    Overloaded,
+    RequestError,
+    ServingError,
+    StokerError,
+)
+from stoker.errors.refusals import Refusal
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 GROUPS = {ServingError, OperatorError}
@@ -63,6 +71,18 @@ def test_an_error_carries_its_message_and_when_to_come_back() -> None:
         "overloaded",
     )
     assert StokerError("x").retry_after_s is None
+
+
+def test_a_refused_request_is_told_when_to_come_back() -> None:
+    """In milliseconds, and in whole seconds that are not earlier; what was expected is said in one header."""
+    refusal = Refusal(503, "overloaded", 2101, 84_100_000, 410, "target", 50_000_000)
+    error = Overloaded("It would be too late.", refusal=refusal)
+    assert (error.retry_after_s, error.retry_after_ms) == (3, 2101)
+    assert refusal.explained == "reason=target, expected-ms=85, target-ms=50, rows-ahead=410"
+    assert Refusal(503, "overloaded", 4).explained == "reason=rows"
+    assert Refusal(503, "overloaded", 4).retry_after_s == 1
+    assert DeadlineExceeded(refusal=refusal).retry_after_ms == 2101
+    assert Overloaded("full", retry_after_s=2).retry_after_ms == 2000
 
 
 def test_exit_codes_tell_settings_from_models() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.puppets import STEADY
+from tests.puppets import STEADY, metric_memory
 
 from stoker.gpu.facts import GpuReading
 from stoker.metrics.layout import (
@@ -28,15 +28,7 @@ from stoker.metrics.memory import MetricMemory
 
 @pytest.fixture
 def memory() -> MetricMemory:
-    return mapped()
-
-
-def mapped() -> MetricMemory:
-    """A fresh memory; its descriptor is closed, as in the processes that got it from the supervisor."""
-    fd = MetricMemory.create()
-    memory = MetricMemory(fd)
-    os.close(fd)
-    return memory
+    return metric_memory()
 
 
 def test_a_fresh_memory_counts_nothing(memory: MetricMemory) -> None:
@@ -173,7 +165,7 @@ def test_stage_histograms_equal_a_reference(
     scored: list[tuple[int, int, int]], queued: list[list[int]]
 ) -> None:
     """Whether times come one by one or by the thousand, each lands in its bucket, and the sums are exact."""
-    memory = mapped()
+    memory = metric_memory()
     metrics = memory.page(0).model(0)
     for rows, parse_ns, total_ns in scored:
         metrics.note_scored(rows, parse_ns, total_ns)
@@ -201,7 +193,7 @@ def test_stage_histograms_equal_a_reference(
 @given(st.lists(st.tuples(st.integers(1, 5000), st.sampled_from(REASONS), elapsed_ns), max_size=30))
 def test_batch_histograms_equal_a_reference(batches: list[tuple[int, str, int]]) -> None:
     """Sizes, reasons and compute times of batches are counted as they are."""
-    memory = mapped()
+    memory = metric_memory()
     metrics = memory.page(FIRST_DEVICE_PAGE).model(2)
     for rows, reason, compute_ns in batches:
         metrics.observe_batch(rows, reason, compute_ns)

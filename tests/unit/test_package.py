@@ -11,6 +11,7 @@ import sys
 from importlib.metadata import version
 
 import pytest
+from tests.patience import PROGRAM_S
 
 import stoker
 
@@ -23,7 +24,7 @@ def imported_by(*modules: str) -> set[str]:
     """Top-level names of everything that importing these modules imports, in an interpreter of its own."""
     program = f"import sys, json, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
     output = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, timeout=60
+        [sys.executable, "-c", program], check=True, capture_output=True, timeout=PROGRAM_S
     ).stdout
     return {name.partition(".")[0] for name in json.loads(output)}
 
@@ -44,7 +45,7 @@ def test_onnx_runtime_reports_to_nobody_unless_told_to(
 
 def test_the_gateway_and_the_supervisor_import_no_framework() -> None:
     """A frontend starts in a moment and stays small, whatever the models need."""
-    imported = imported_by("stoker.gateway.frontend", "stoker.supervisor.supervisor", "stoker.cli")
+    imported = imported_by("stoker.gateway.frontend", "stoker.supervisor.supervisor", "stoker.command_line")
     assert "starlette" in imported
     assert not imported & FRAMEWORKS
 

@@ -1,0 +1,337 @@
+"""Scripts whose `run` yields, over gRPC, as users of `tritonclient` call decoupled models."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import queue
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Self
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tests.contract.in_process import InProcessGrpcServer, go_on_until, script
+from tests.patience import PATIENCE_S
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from stoker.azure.aml_response import AMLResponse
+
+PIECE_BYTES = 50_000
+
+
+class Steps:
+    """What a script does step by step, as its test lets it, by the name that its request has."""
+
+    def __init__(self) -> None:
+        self.go = {name: threading.Semaphore(0) for name in "abc"}
+        self.made = 0
+        self.closed = threading.Event()
+
+
+STEPS = Steps()
+
+
+def count(raw_data: str) -> Iterator[Any]:
+    """As many pieces as the body says; waits before each, is long or fails behind them if it says so."""
+    wanted = json.loads(raw_data)
+    STEPS.made = 0
+    try:
+        for number in range(wanted["pieces"]):
+            if "waits" in wanted:
+                assert STEPS.go[wanted["waits"]].acquire(timeout=PATIENCE_S)
+            STEPS.made += 1
+            yield {"piece": number, "text": f"é{number}", "filler": "x" * wanted.get("long", 0)}
+        if wanted.get("fails"):
+            raise ValueError("the end is missing")
+    finally:
+        STEPS.closed.set()
+
+
+@functools.wraps(count)
+def refusing(raw_data: str) -> Any:
+    """What stands before a script and answers itself, at length and in bytes that are no text."""
+    return AMLResponse(raw_data.encode() + "é".encode() * 2000 + b"\xff", 403)
+
+
+def whole(raw_data: str) -> Any:
+    """What it is given, at once."""
+    return json.loads(raw_data)
+
+
+class GrpcInProcess(InProcessGrpcServer):
+    """Two models of one script, so that two of its streams go on at once."""
+
+    def __init__(self) -> None:
+        scripts = {"count": count, "other": count, "refusing": refusing, "whole": whole}
+        super().__init__({name: script(run) for name, run in scripts.items()})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GrpcInProcess]:
+    """Scripts that yield."""
+    with GrpcInProcess() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: GrpcInProcess) -> Iterator[triton.InferenceServerClient]:
+    """NVIDIA's client."""
+    with triton.InferenceServerClient(server.address) as made:
+        yield made
+
+
+class Told:
+    """What a client's callback is told."""
+
+    def __init__(self, client: triton.InferenceServerClient) -> None:
+        self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client = client
+
+    def __enter__(self) -> Self:
+        self._client.start_stream(lambda result, error: self._queue.put((result, error)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.stop_stream(cancel_requests=True)
+
+    def next(self) -> Any:
+        """The next answer; raises its error."""
+        result, error = self._queue.get(timeout=PATIENCE_S)
+        if error is not None:
+            raise error
+        return result.get_response()
+
+    def numbers(self, count: int) -> list[int]:
+        """The numbers of the next pieces."""
+        return [number_of(self.next()) for _ in range(count)]
+
+
+def number_of(answer: Any) -> int:
+    (content,) = answer.raw_output_contents
+    number: int = json.loads(content[4:])["piece"]
+    return number
+
+
+def is_final(answer: Any) -> bool:
+    final: bool = answer.parameters["triton_final_response"].bool_param
+    return final
+
+
+def body_input(*, of: Any = triton, **wanted: Any) -> list[Any]:
+    """The body as one text."""
+    made = of.InferInput("raw_data", [1], "BYTES")
+    made.set_data_from_numpy(np.array([json.dumps(wanted).encode()], object))
+    return [made]
+
+
+def member(name: str, value: Any, datatype: str) -> Any:
+    made = triton.InferInput(name, [1], datatype)
+    made.set_data_from_numpy(np.array([value]))
+    return made
+
+
+def test_each_piece_is_an_answer_and_the_end_is_marked_for_who_asks(
+    client: triton.InferenceServerClient,
+) -> None:
+    """Under the id of the request, when it is there: the first comes before the second is made."""
+    with Told(client) as told:
+        inputs = body_input(pieces=2, waits="a")
+        client.async_stream_infer("count", inputs, request_id="7", enable_empty_final_response=True)
+        STEPS.go["a"].release()
+        first = told.next()
+        assert (first.id, first.model_name, is_final(first)) == ("7", "count", False)
+        assert [(output.name, output.datatype, list(output.shape)) for output in first.outputs] == [
+            ("piece", "BYTES", [1])
+        ]
+        assert STEPS.made == 1
+        STEPS.go["a"].release()
+        assert number_of(told.next()) == 1
+        last = told.next()
+        assert (last.id, len(last.outputs), is_final(last)) == ("7", 0, True)
+
+
+def test_nobody_is_told_of_the_end_unasked(client: triton.InferenceServerClient) -> None:
+    """As Triton does: the next answer of the stream is that of the next request."""
+    with Told(client) as told:
+        client.async_stream_infer("count", body_input(pieces=2), request_id="1")
+        assert told.numbers(2) == [0, 1]
+        client.async_stream_infer("count", body_input(pieces=1), request_id="2")
+        assert told.next().id == "2"
+
+
+def test_answers_of_one_stream_interleave(client: triton.InferenceServerClient) -> None:
+    """By their ids, as their pieces are made: nobody waits for the end of another one."""
+    with Told(client) as told:
+        for model, name in (("count", "a"), ("other", "b")):
+            client.async_stream_infer(model, body_input(pieces=2, waits=name), request_id=name)
+        for name in "baab":
+            STEPS.go[name].release()
+            assert told.next().id == name
+
+
+def test_inputs_of_other_names_are_members_and_so_are_outputs(client: triton.InferenceServerClient) -> None:
+    """As callers of models with tensors of their own ask, such as those of vLLM's backend."""
+    inputs = [member("pieces", 1, "INT64"), member("long", 2, "INT64")]
+    outputs = [triton.InferRequestedOutput(name) for name in ("text", "piece", "absent")]
+    with Told(client) as told:
+        client.async_stream_infer("count", inputs, outputs=outputs)
+        answer = triton.InferResult(told.next())
+        assert answer.as_numpy("text").tolist() == ["é0".encode()]
+        assert json.loads(answer.as_numpy("piece")[0])["filler"] == "xx"
+        assert answer.as_numpy("absent") is None
+
+
+def test_typed_contents_are_answered_with_typed_contents(server: GrpcInProcess) -> None:
+    """As for other models."""
+    request = service_pb2.ModelInferRequest(model_name="count", id="t")
+    request.inputs.add(name="pieces", datatype="INT64", shape=[1]).contents.int64_contents.append(1)
+    request.outputs.add(name="text")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        (answer,) = stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S)
+    (output,) = answer.infer_response.outputs
+    assert list(output.contents.bytes_contents) == ["é0".encode()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pieces", "text"),
+    [
+        ({"pieces": 1, "fails": 1}, 1, "unexpected error occurred in scoring script"),
+        ({"pieces": 0, "fails": 1}, 0, "unexpected error occurred in scoring script"),
+    ],
+)
+def test_what_fails_is_told_behind_the_pieces(
+    server: GrpcInProcess, wanted: dict[str, int], pieces: int, text: str
+) -> None:
+    """An answer with the id of the request and of the error in the log; the stream goes on."""
+    requests: queue.Queue[Any] = queue.Queue()
+    failing = service_pb2.ModelInferRequest(model_name="count", id="failing")
+    failing.inputs.add(name="raw_data", datatype="BYTES", shape=[1])
+    content = json.dumps(wanted).encode()
+    failing.raw_input_contents.append(len(content).to_bytes(4, "little") + content)
+    requests.put(failing)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answers = stub.ModelStreamInfer(iter(requests.get, None), timeout=PATIENCE_S)
+        for _ in range(pieces):
+            assert next(answers).error_message == ""
+        error = next(answers)
+        assert text in error.error_message
+        told = error.infer_response
+        assert (told.id, is_final(told)) == ("failing", True)
+        assert told.parameters["error_code"].string_param == "model_failed"
+        assert len(told.parameters["error_id"].string_param) == 16
+        good = service_pb2.ModelInferRequest(model_name="count", id="good")
+        good.inputs.add(name="pieces", datatype="INT64", shape=[1]).contents.int64_contents.append(1)
+        requests.put(good)
+        assert next(answers).infer_response.id == "good"
+        requests.put(None)
+        assert list(answers) == []
+
+
+def test_an_error_that_a_script_writes_itself_is_told_as_far_as_there_is_room(
+    client: triton.InferenceServerClient,
+) -> None:
+    """Its text, whatever bytes it has, and wherever it is cut."""
+    with Told(client) as told:
+        client.async_stream_infer("refusing", body_input(pieces=1))
+        with pytest.raises(InferenceServerException) as error:
+            told.next()
+    begin = json.dumps({"pieces": 1})
+    assert error.value.message() == begin + "é" * (1024 - len(begin))
+
+
+def test_what_no_script_can_take_is_refused(client: triton.InferenceServerClient) -> None:
+    """In a stream as an answer, for a call of one answer as its status."""
+    two = [*body_input(pieces=1), member("pieces", 1, "INT64")]
+    flat = triton.InferInput("raw_data", [2], "FP32")
+    flat.set_data_from_numpy(np.zeros(2, np.float32))
+    with Told(client) as told:
+        for inputs, text in ((two, "send no other input"), ([flat], "one BYTES element")):
+            client.async_stream_infer("count", inputs)
+            with pytest.raises(InferenceServerException, match=text):
+                told.next()
+    with pytest.raises(InferenceServerException, match="call ModelStreamInfer") as refused:
+        client.infer("count", body_input(pieces=1))
+    assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_scripts_that_yield_are_said_to_be_decoupled(
+    server: GrpcInProcess, client: triton.InferenceServerClient
+) -> None:
+    """What clients of Triton look at before they open a stream, over both protocols."""
+    config = client.get_model_config("count", as_json=True)["config"]
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    assert [(given["name"], given["data_type"], given["dims"]) for given in config["input"]] == [
+        ("raw_data", "TYPE_STRING", ["1"])
+    ]
+    (output,) = client.get_model_metadata("count").outputs
+    assert (output.name, output.datatype, list(output.shape)) == ("piece", "BYTES", [1])
+    assert server.ask("GET", "/v2/models/count/config").json()["model_transaction_policy"] == {
+        "decoupled": True
+    }
+    (told,) = server.ask("GET", "/v2/models/count").json()["inputs"]
+    assert told == {"name": "raw_data", "datatype": "BYTES", "shape": [1]}
+    whole = client.get_model_config("whole", as_json=True)["config"]
+    assert ("decoupled" in whole["model_transaction_policy"], "input" in whole) == (False, False)
+
+
+def test_the_asynchronous_client(server: GrpcInProcess) -> None:
+    """The same pieces, from `stream_infer`."""
+
+    async def ask() -> list[int]:
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "count", "inputs": body_input(of=triton_aio, pieces=3)}
+
+        async with triton_aio.InferenceServerClient(server.address) as client:
+            answers = client.stream_infer(requests())
+            return [number_of(result.get_response()) async for result, _ in answers]
+
+    assert asyncio.run(ask()) == [0, 1, 2]
+
+
+def test_the_generator_is_closed_when_the_stream_is_cancelled(client: triton.InferenceServerClient) -> None:
+    """It hears of it with its next piece, and the next request finds the script free."""
+    STEPS.closed.clear()
+    with Told(client) as told:
+        client.async_stream_infer("count", body_input(pieces=10**6, waits="c"))
+        STEPS.go["c"].release()
+        assert number_of(told.next()) == 0
+    go_on_until(STEPS.closed, STEPS.go["c"])
+    with Told(client) as told:
+        client.async_stream_infer("count", body_input(pieces=1))
+        assert number_of(told.next()) == 0
+
+
+def test_the_script_waits_for_a_caller_who_does_not_read(server: GrpcInProcess) -> None:
+    """What was made stays bounded by the windows on the way: of 24 MB the last piece is not made meanwhile."""
+    STEPS.closed.clear()
+    request = service_pb2.ModelInferRequest(model_name="count")
+    for name, value in (("pieces", 480), ("long", PIECE_BYTES)):
+        request.inputs.add(name=name, datatype="INT64", shape=[1]).contents.int64_contents.append(value)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answers = stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S)
+        assert next(answers).error_message == ""
+        made = 0
+        while made != STEPS.made:
+            made = STEPS.made
+            STEPS.closed.wait(0.1)
+        assert not STEPS.closed.is_set()
+        assert sum(1 for _ in answers) == 479
+    assert STEPS.closed.wait(PATIENCE_S)
+
+
+def test_a_deadline_of_a_request_holds_for_its_first_piece(client: triton.InferenceServerClient) -> None:
+    """As over HTTP; the deadline of the stream itself ends all of it."""
+    with Told(client) as told:
+        client.async_stream_infer("count", body_input(pieces=1, waits="a"), timeout=50_000)
+        with pytest.raises(InferenceServerException, match="timeout"):
+            told.next()
+        STEPS.go["a"].release()

@@ -1,0 +1,55 @@
+"""Two models on a device that runs one batch at a time: what answers say of waiting for it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+from tests.contract.in_process import DOORS, InProcessServer
+from tests.http.raw_http import Answer, Headers
+from tests.live_server import wait_until
+from tests.patience import PATIENCE_S
+from tests.puppets import PuppetRuntime
+
+from stoker.device.turn_page import DevicePage, SlotFacts
+from stoker.device.turns import Turns
+
+
+def _stages(answer: Answer) -> dict[str, float]:
+    stages = (entry.split(";dur=") for entry in (answer.header("server-timing") or "").split(", "))
+    return {name: float(duration) for name, duration in stages}
+
+
+# A server for each: a model may keep its turn for a moment behind its last answer.
+@pytest.mark.parametrize("headers", DOORS.values(), ids=DOORS)
+def test_answers_tell_how_long_their_batch_waited_for_its_turn(headers: Headers) -> None:
+    """Apart from its time in the queue; who found the device free has not waited, and is told nothing of it."""
+    fd = os.memfd_create("turns", os.MFD_CLOEXEC)
+    turns = Turns(DevicePage(fd, "cuda:0"))
+    os.close(fd)
+    first, second = (turns.join(1, SlotFacts(threads=1, asks=True)) for _ in range(2))
+    busy = PuppetRuntime()
+
+    def ask(server: InProcessServer, model: str) -> Answer:
+        return server.ask("POST", f"/api/v1/service/{model}/score", headers, b'{"data": [[1, 2]]}')
+
+    with (
+        InProcessServer({"busy": busy, "waits": PuppetRuntime()}, turns=[first, second]) as server,
+        ThreadPoolExecutor(2) as callers,
+    ):
+        busy.hold, busy.entered = Event(), Event()
+        running = callers.submit(ask, server, "busy")
+        assert busy.entered.wait(PATIENCE_S)
+        waiting = callers.submit(ask, server, "waits")
+        wait_until(lambda: second.asked_ns is not None, "the second model wants the device")
+        busy.hold.set()
+        assert list(_stages(running.result(PATIENCE_S))) == ["parse", "queue", "compute", "total"]
+        told = _stages(waiting.result(PATIENCE_S))
+        assert list(told) == ["parse", "queue", "turn", "compute", "total"]
+        assert min(told.values()) >= 0
+        assert told["turn"] > 0
+        total = told.pop("total")
+        assert sum(told.values()) <= total + 0.01
+    turns.stop()

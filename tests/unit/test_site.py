@@ -1,0 +1,85 @@
+"""What makes the documentation site."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "server" / "site"
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_build", FOLDER / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def repository(folder: Path, build: ModuleType, index: str, page: str = "") -> None:
+    """A repository with nothing but its pages."""
+    for name in (*build.OTHERS, "server/docs/decisions/README.md", "server/docs/models.md"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("# A page\n")
+    (folder / "server/docs/README.md").write_text(index)
+    (folder / "server/docs/models.md").write_text(page)
+
+
+def test_every_page_is_in_the_site_once(build: ModuleType) -> None:
+    """The index of the documentation is its navigation; decisions and the reference have parts of their own."""
+    parts = {name: entries for part in build.navigation() for name, entries in part.items()}
+    shown = [path for entries in parts.values() for path in build.paths_of(entries)]
+    assert len(shown) == len(set(shown))
+    reference = {f"reference/{page.name}" for page in FOLDER.glob("reference/*.md")}
+    assert set(shown) == {str(page) for page in build.pages()} | reference
+    assert set(build.paths_of(parts["Reference"])) == reference
+    assert all("/decisions/" in path for path in build.paths_of(parts["Decisions"]))
+
+
+def test_a_page_that_the_index_leaves_out_ends_the_build(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would find it."""
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    others = "".join(f"| [{name}](../../{name}) | |\n" for name in build.OTHERS)
+    index = f"# Index\n\n## Pages\n\n{others}"
+    repository(tmp_path, build, index)
+    with pytest.raises(SystemExit, match=r"leaves out server/docs/models\.md"):
+        build.navigation()
+    repository(tmp_path, build, f"{index}| [models](models.md) | |\n")
+    assert build.navigation()[1]["Pages"][-1] == {"Models": "server/docs/models.md"}
+
+
+def test_what_pages_lead_to_is_in_the_site(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures and sources are copied; what is missing ends the build; other sites and shown code are left alone."""
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    page = "[code](../stoker/core.py#L3) [site](https://example.com/a.png) [page](keys.md)\n```\n[x](no.png)\n```\n"
+    repository(tmp_path, build, "", page)
+    with pytest.raises(SystemExit, match=r"core\.py#L3, which is no file"):
+        build.linked_files()
+    (tmp_path / "server/stoker").mkdir()
+    (tmp_path / "server/stoker/core.py").touch()
+    assert build.linked_files() == {Path("server/stoker/core.py")}
+
+
+def test_a_site_leads_somewhere_and_loads_nothing_from_elsewhere(build: ModuleType, tmp_path: Path) -> None:
+    """Links to other sites are told apart from what a browser fetches unasked."""
+    (tmp_path / "here.html").write_text(
+        '<a href="https://example.com">.</a><a href="#top">.</a><a href="here.html#top">.</a>'
+        '<a href="gone.html">.</a>'
+        '<img src="none.png"><script src="https://example.com/x.js"></script><link href="//example.com/font.css">'
+    )
+    (tmp_path / "404.html").write_text('<a href="/gone.html">.</a>')
+    assert list(build.troubles(tmp_path)) == [
+        "here.html leads to gone.html",
+        "here.html leads to none.png",
+        "here.html loads https://example.com/x.js",
+        "here.html loads //example.com/font.css",
+    ]
