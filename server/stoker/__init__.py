@@ -4,19 +4,25 @@ Entry scripts use `stoker.batched`, programs that train `stoker.submit`, `stoker
 everything else is reached through the `stoker` command.
 """
 
-import importlib
 import os
 import sys
-from typing import Any, Final
 
 if sys.version_info < (3, 11):  # noqa: UP036  # PYTHONPATH or an environment may lead another one here
     # Before the first module that an older Python cannot read.
     raise ImportError(f"Stoker needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}")
 
-from stoker.batched import batched
+TYPE_CHECKING = False  # that of `typing` takes milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
-# Imported when they are used: entry scripts and servers need none of it, and what they need begins sooner without.
-_OF_RUNS: Final = frozenset({"get_run", "list_runs", "start_run", "submit"})
+    from stoker.batch_mark import batched
+
+# Imported when they are used: servers need none of it, what they need begins sooner without, and the command has
+# milliseconds less in which Ctrl-C is shown as a traceback; see `stoker.cli`.
+_HOMES = {
+    "batched": "stoker.batch_mark",
+    **dict.fromkeys(("get_run", "list_runs", "start_run", "submit"), "stoker.tracking"),
+}
 
 __all__ = ["__version__", "batched", "get_run", "list_runs", "start_run", "submit"]  # by __getattr__
 
@@ -26,7 +32,10 @@ __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _OF_RUNS:
-        return getattr(importlib.import_module("stoker.tracking"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> "Any":
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(home), name)

@@ -30,7 +30,8 @@ def checked_name(name: str, kind: str = "model") -> str:
         InvalidSettings: It may not.
     """
     if not is_name(name):
-        raise InvalidSettings(f"{name!r} cannot be a {kind} name: it has to be {NAME_RULE}")
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise InvalidSettings(f"{name!r} cannot be {article} {kind} name: it has to be {NAME_RULE}")
     return name
 
 

@@ -28,6 +28,7 @@ class ScriptForm:
         input_schema: Swagger schema of the body, if the script declares one.
         output_schema: Swagger schema of the answer, if the script declares one.
         swagger_versions: The Swagger versions that can express them.
+        yields: Whether `run` yields its answer piece by piece.
     """
 
     kind: Literal["string", "schema", "raw"] = "string"
@@ -39,6 +40,7 @@ class ScriptForm:
     input_schema: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
     swagger_versions: tuple[str, ...] = ("2", "3", "3.1")
+    yields: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

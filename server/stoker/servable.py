@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from stoker.declaration import Declaration
 from stoker.settings.acceleration import Acceleration
+from stoker.settings.sequence import SequenceSettings
 from stoker.terms import Terms
 
 __all__ = ["SAMPLE_FILES", "SAMPLE_INPUT", "Device", "Servable", "WarmUpInput", "WarmUpRequest"]
@@ -117,6 +118,7 @@ class Servable:
         warm_up: Requests that it is to be warmed up with, where its configuration for another server has some.
         declaration: What that says of its tensors; None if it has none.
         zipmap: Whether outputs that are ZipMaps are objects, rather than tensors, in JSON that can say so.
+        sequence: How it keeps state between the requests of a sequence; None if it keeps none.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Servable:
     warm_up: tuple[WarmUpRequest, ...] = ()
     declaration: Declaration | None = None
     zipmap: Literal["tensor", "objects"] = "tensor"
+    sequence: SequenceSettings | None = None
 
     @property
     def sample_file(self) -> Path | None:

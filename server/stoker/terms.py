@@ -12,7 +12,7 @@ from typing import Final
 from stoker.collecting.collection import CollectionSettings
 from stoker.non_finite import WORDS, NonFinite
 from stoker.settings.image_input import ImageInput
-from stoker.settings.lateness import Late, Tier
+from stoker.settings.lateness import Admission, Late, Tier
 from stoker.settings.takeover import Bounds, Parity
 
 __all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
@@ -29,6 +29,7 @@ class Terms:
         timeout_ms: A request not answered by then gets 504; an entry script's `run` is interrupted after that.
         target_ms: How long after its request an answer is worth something; None if nothing is said of that.
         late: What becomes of rows that miss it: `answer` or `refuse`.
+        admission: Which requests are taken: `target`, those that can be in time, or `rows`, all while a row is free.
         hold: For which part of the time that it could still wait a batch waits for company, 0 to 1.
         device_share: Weight of its time on a device that it shares.
         default_tier: How urgent requests are that do not say so: `high`, `normal` or `low`.
@@ -37,6 +38,7 @@ class Terms:
         load_timeout_s: How long a device process may take to load it.
         max_concurrent_requests: Most requests in flight; None is without limit.
         max_queue_wait_ms: How long further requests wait.
+        cache_bytes: The most that its frontends keep of its answers; 0 to keep none.
         description: The operator's words for its description.
         swagger_files: The user's own descriptions by Swagger version.
         image: How its input is made from images; None if it takes none.
@@ -51,6 +53,7 @@ class Terms:
     timeout_ms: int = 60_000
     target_ms: float | None = None
     late: Late = "answer"
+    admission: Admission = "rows"
     hold: float = 0.0
     device_share: float = 1.0
     default_tier: Tier = "normal"
@@ -59,6 +62,7 @@ class Terms:
     load_timeout_s: float = math.inf
     max_concurrent_requests: int | None = None
     max_queue_wait_ms: int = MAX_QUEUE_WAIT_MS
+    cache_bytes: int = 0
     description: str | None = None
     swagger_files: Mapping[str, Path] = field(default_factory=dict)
     image: ImageInput | None = None
@@ -73,14 +77,13 @@ class Terms:
         """Return the terms that one frontend keeps.
 
         The shares of `max_concurrent_requests` add up to it, unless there are more frontends than requests: each
-        takes at least one.
+        takes at least one. Those of `cache_bytes` add up to no more than that.
 
         Args:
             frontend: Which of the frontends, from 0.
             frontends: How many there are.
         """
-        limit = self.max_concurrent_requests
-        if limit is None:
-            return self
-        share = max(1, limit // frontends + (frontend < limit % frontends))
-        return dataclasses.replace(self, max_concurrent_requests=share)
+        limit, cache_bytes = self.max_concurrent_requests, self.cache_bytes // frontends
+        if limit is not None:
+            limit = max(1, limit // frontends + (frontend < limit % frontends))
+        return dataclasses.replace(self, max_concurrent_requests=limit, cache_bytes=cache_bytes)

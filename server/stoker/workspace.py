@@ -12,10 +12,10 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.system.durable import private_folder
 
-__all__ = ["WORKSPACE_FOLDER", "WORKSPACE_VARIABLE", "Workspace"]
+__all__ = ["Workspace"]
 
-WORKSPACE_FOLDER = ".stoker"
-WORKSPACE_VARIABLE = "STOKER_WORKSPACE"
+_WORKSPACE_FOLDER = ".stoker"
+_WORKSPACE_VARIABLE = "STOKER_WORKSPACE"
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -42,15 +42,15 @@ class Workspace:
             InvalidSettings: The path is not a directory, or the `.stoker/` that was found upward belongs to
                 somebody else, whose models and keys are not to be trusted unasked.
         """
-        named = explicit or os.environ.get(WORKSPACE_VARIABLE)
+        named = explicit or os.environ.get(_WORKSPACE_VARIABLE)
         if named:
             return cls._named(Path(named))
         here = Path.cwd()
         for folder in (here, *here.parents):
-            candidate = folder / WORKSPACE_FOLDER
+            candidate = folder / _WORKSPACE_FOLDER
             if candidate.is_dir():
                 return cls._trusted(candidate)
-        return cls(here / WORKSPACE_FOLDER)
+        return cls(here / _WORKSPACE_FOLDER)
 
     @classmethod
     def _named(cls, root: Path) -> Workspace:
@@ -65,7 +65,7 @@ class Workspace:
         if owner not in {os.geteuid(), 0}:
             raise InvalidSettings(
                 f"the workspace {root} belongs to the user with the id {owner}, not to you; if you trust it, "
-                f"name it: --workspace {root} or {WORKSPACE_VARIABLE}={root}"
+                f"name it: --workspace {root} or {_WORKSPACE_VARIABLE}={root}"
             )
         return cls(root)
 

@@ -1,0 +1,215 @@
+"""What the `stoker` command does: its arguments, the subcommand that they choose, and how its errors are told."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from stoker import __version__
+from stoker.errors import StokerError
+from stoker.system import standard_streams
+from stoker.system.cgroup import tell_libraries
+
+__all__ = ["run"]
+
+_COMMANDS: Final = (
+    "quickstart",
+    "serve",
+    "reload",
+    "train",
+    "submit",
+    "runs",
+    "experiments",
+    "targets",
+    "models",
+    "keys",
+    "token",
+    "kubernetes",
+    "router",
+    "compute",
+    "autoscale",
+    "store",
+    "ray",
+    "score",
+    "offline",
+    "data",
+    "doctor",
+    "devices",
+    "bench",
+    "simulate",
+    "profile",
+    "az",
+)
+_FAILED: Final = 1
+_NO_SUCH_USE: Final = 2
+_NO_ROOM: Final = "make room where its output and its files go"
+_TOO_MANY_FILES: Final = "raise the limit (ulimit -n)"
+_SHORTAGES: Final = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EMFILE: _TOO_MANY_FILES,
+    errno.ENFILE: "close what keeps so many open on this machine",
+}
+"""What to do about what the machine is short of."""
+
+
+def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
+    """Run the command line; returns the exit code.
+
+    Args:
+        arguments: The words behind `stoker`; None for those of the process.
+        begins: Called when the subcommand is known, before it does anything.
+    """
+    standard_streams.prepare()
+    # Before any command imports NumPy.
+    tell_libraries(os.environ)
+    arguments = _joined(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    name, workspace, code = "stoker", None, 0
+    try:
+        with standard_streams.written():
+            args = _read(arguments)
+            name, workspace = f"stoker {args.command}", getattr(args, "workspace", None)
+            begins()
+            code = int(args.run(args))
+    except StokerError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return int(getattr(error, "exit_code", 1))
+    except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has seen enough; a command that has failed has failed all the same.
+        return code
+    except OSError as error:
+        return _told(error, name, workspace)
+    return code
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the words ask for; ends the process where they ask for nothing that there is, or for help."""
+    parser = _parser(arguments)
+    if arguments and arguments[0].startswith("-") and not parser.has_option(arguments[0]):
+        # Else a command would be asked for, whatever was mistyped.
+        parser.error(f"unrecognized arguments: {arguments[0]}{_nearest(parser, arguments[:1], arguments)}")
+    args, foreign = parser.parse_known_args(arguments)
+    if foreign:
+        parser.error(f"unrecognized arguments: {' '.join(foreign)}{_nearest(parser, foreign, arguments)}")
+    return args
+
+
+def _told(error: OSError, name: str, workspace: Path | None) -> int:
+    """Say what the system has refused, where the operator can mend that; returns the exit code.
+
+    Raises:
+        OSError: The same: nobody but a programmer can.
+    """
+    if error.errno in _SHORTAGES and (error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE)):
+        sys.stderr.write(f"{name}: {error.strerror}: {_SHORTAGES[error.errno]}\n")
+        return _FAILED
+    if error.filename is not None:
+        # A file or folder that the operator has named, and that the system does not let be used.
+        advice = _advice(workspace, str(error.filename))
+        sys.stderr.write(f"{name}: {error.strerror}: {error.filename}{advice}\n")
+        return _NO_SUCH_USE
+    if not _has_current_folder():
+        sys.stderr.write(f"{name}: the current folder has been removed; change to another one\n")
+        return _NO_SUCH_USE
+    raise error
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser, and those of the commands below it, that says which command was probably meant."""
+
+    def has_option(self, word: str) -> bool:
+        """Whether the word is an option, or the beginning of one."""
+        return any(option.startswith(word.partition("=")[0]) for option in self._option_string_actions)
+
+    def error(self, message: str) -> NoReturn:
+        """End with what is wrong; where a command is missing, with those that there are."""
+        if any(message.endswith(f"required: {commands.metavar}") for commands in self._commands()):
+            self.print_help(sys.stderr)
+            self.exit(_NO_SUCH_USE)
+        super().error(message)
+
+    def _commands(self) -> list[argparse.Action]:
+        return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        names = [] if action.choices is None else [str(choice) for choice in action.choices]
+        if action in self._commands() and value not in names:
+            near = get_close_matches(str(value), names, 1)
+            meant = f"; did you mean '{self.prog} {near[0]}'?" if near else ""
+            self.error(f"there is no command '{value}'{meant} ('{self.prog} --help' lists them)")
+        super()._check_value(action, value)
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """Write `--sort -NAME` as one word: argparse takes a value that begins with a dash for an option."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined and joined[-1] == "--sort" and joined[0] == "runs":
+            joined[-1] = f"--sort={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _advice(workspace: Path | None, filename: str) -> str:
+    """What to do where it is the workspace that the system does not let be used."""
+    from stoker.workspace import Workspace
+
+    try:
+        root = Workspace.find(workspace).root
+    except (StokerError, OSError):
+        return ""
+    return "; choose another workspace with --workspace" if Path(filename).is_relative_to(root) else ""
+
+
+def _has_current_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109  # the same
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _parser(arguments: Sequence[str]) -> _Parser:
+    parser = _Parser(
+        prog="stoker",
+        description="Train models by scripts, and serve TensorFlow, ONNX and score.py models, batched, behind keys.",
+    )
+    parser.add_argument("--version", action="version", version=f"stoker {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in arguments if word in _COMMANDS), None)
+    # A command that comes first is the one; to import the others' modules would take longer than many a command.
+    for name in arguments[:1] if chosen is not None and arguments[0] == chosen else _COMMANDS:
+        module = importlib.import_module(f"stoker.commands.{name}")
+        command = commands.add_parser(name, help=module.SUMMARY, description=_sentence(module.SUMMARY))
+        command.set_defaults(run=module.run)
+        if chosen in (name, None):
+            module.add_arguments(command)
+    return parser
+
+
+def _nearest(parser: argparse.ArgumentParser, words: Sequence[str], arguments: Sequence[str]) -> str:
+    """The option that one of the words is nearest to, among those of the commands that the arguments name."""
+    known, parsers = set[str](), [parser]
+    while parsers:
+        for action in parsers.pop()._actions:  # noqa: SLF001  # argparse has no other way to them
+            known.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+                meant = [action.choices[name] for name in arguments if name in action.choices]
+                parsers.extend(meant or action.choices.values())
+    options = (word.partition("=")[0] for word in words if word.startswith("--"))
+    near = next((found[0] for option in options if (found := get_close_matches(option, known, 1))), None)
+    return "" if near is None else f"; did you mean {near}?"
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + "."
