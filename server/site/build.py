@@ -1,0 +1,174 @@
+"""Builds the documentation site: the Markdown of the repository, arranged as the index of server/docs arranges it.
+
+Pages lie in the site as in the repository, so links that hold where the repository is read hold in the site too. The
+navigation is server/docs/README.md, whose headings are its parts. Zensical makes the pages, and refuses links to
+pages and headings that there are not; what else pages lead to is looked at when they are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parents[1]
+DOCS: Final = Path("server/docs")
+INDEX: Final = DOCS / "README.md"
+DECISIONS: Final = DOCS / "decisions"
+OTHERS: Final = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "clients/README.md",
+    "clients/stoker_run/README.md",
+    "models/README.md",
+    "loadtests/README.md",
+    "native/README.md",
+)
+SOURCES: Final = ("server", "clients", "clients/stoker_run")
+LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def pages() -> list[Path]:
+    """Return the Markdown of the site, as paths in the repository."""
+    found = [path.relative_to(ROOT) for path in sorted((ROOT / DOCS).rglob("*.md"))]
+    return [*map(Path, OTHERS), *found]
+
+
+def linked_files() -> set[Path]:
+    """Return what else the pages lead to: pictures, source files, folders not.
+
+    Raises:
+        SystemExit: There is no such file.
+    """
+    files = set()
+    for page in pages():
+        text = re.sub(
+            r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
+        for link in LINK.findall(text):
+            parts = urlsplit(link)
+            if parts.scheme or not parts.path or parts.path.endswith(".md"):
+                continue
+            target = (ROOT / page).parent / unquote(parts.path)
+            if not target.is_file():
+                raise SystemExit(f"{page} leads to {link}, which is no file")
+            files.add(target.resolve().relative_to(ROOT))
+    return files
+
+
+def navigation() -> list[dict[str, Any]]:
+    """Return the parts of the site, each with its pages, in the order of the index.
+
+    Raises:
+        SystemExit: The index leaves a page out.
+    """
+    parts: list[dict[str, Any]] = [{"Stoker": ["README.md", {"All pages": str(INDEX)}]}]
+    for part in re.split(r"^## ", (ROOT / INDEX).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        entries = []
+        for title, link in re.findall(r"^\| \[(.+?)\]\(([^)]+)\)", part, re.MULTILINE):
+            page = ((ROOT / DOCS) / link).resolve().relative_to(ROOT)
+            if page.parent != DECISIONS:
+                entries.append({title[:1].upper() + title[1:]: str(page)})
+        parts.append({part.partition("\n")[0]: entries})
+    parts.append({"Reference": [f"reference/{page.name}" for page in sorted(HERE.glob("reference/*.md"))]})
+    decisions = sorted(str(page) for page in pages() if page.parent == DECISIONS and page.name[0].isdigit())
+    parts.append({"Decisions": [str(DECISIONS / "README.md"), *decisions]})
+    shown = {path for entry in parts for path in paths_of(entry)}
+    if missing := {str(page) for page in pages()} - shown:
+        raise SystemExit(f"{INDEX} leaves out {', '.join(sorted(missing))}")
+    return parts
+
+
+def paths_of(entry: Any) -> Iterator[str]:
+    """Yield the paths of pages in a part of a navigation."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for child in entry.values() if isinstance(entry, dict) else entry:
+            yield from paths_of(child)
+
+
+def lay(stage: Path) -> Path:
+    """Copy what the site is made of, and write its configuration; returns the path of that."""
+    shutil.rmtree(stage, ignore_errors=True)
+    for path in (*pages(), *linked_files()):
+        target = stage / "pages" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, target)
+    shutil.copytree(HERE / "reference", stage / "pages" / "reference")
+    configuration = yaml.safe_load((HERE / "mkdocs.yml").read_text(encoding="utf-8"))
+    configuration["nav"] = navigation()
+    for plugin in configuration["plugins"]:
+        if "mkdocstrings" in plugin:
+            plugin["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT / name) for name in SOURCES]
+    file = stage / "mkdocs.yml"
+    file.write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
+    return file
+
+
+class _Leads(HTMLParser):
+    """What a page leads to and what it loads, and the names of its places."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.leads: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value and name in {"href", "src"}:
+                (self.leads if tag == "a" else self.loads).append(value)
+
+
+def troubles(site: Path) -> Iterator[str]:
+    """Yield what is wrong with a site: what leads nowhere, and what is loaded from elsewhere."""
+    for page in sorted(site.rglob("*.html")):
+        # Its links are those of a server's root.
+        if page.name == "404.html":
+            continue
+        found, name = _Leads(page.read_text(encoding="utf-8")), page.relative_to(site)
+        for link in (*found.leads, *found.loads):
+            parts = urlsplit(link)
+            if parts.scheme in {"", "http", "https"} and parts.netloc:
+                if link in found.loads:
+                    yield f"{name} loads {link}"
+            elif not parts.scheme and parts.path and not (page.parent / unquote(parts.path)).exists():
+                yield f"{name} leads to {link}"
+
+
+def main() -> None:
+    """Build the site, in the interpreter's environment, where Zensical is installed.
+
+    Raises:
+        SystemExit: A link leads nowhere, or a page is in no part of the site.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stage", type=Path, help="a folder for what the site is made of; what is there goes")
+    parser.add_argument("site", type=Path, help="where the site is put; what is there goes")
+    arguments = parser.parse_args()
+    configuration = lay(arguments.stage)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", configuration.name]
+    if subprocess.run(command, cwd=arguments.stage, check=False).returncode:
+        raise SystemExit("The site has not been built; what is wrong stands above.")
+    built = arguments.stage / "site"
+    if found := list(troubles(built)):
+        raise SystemExit("\n".join(found))
+    shutil.rmtree(arguments.site, ignore_errors=True)
+    shutil.move(built, arguments.site)
+    sys.stdout.write(f"Show the site, with its search: python3 -m http.server --directory {arguments.site}\n")
+
+
+if __name__ == "__main__":
+    main()
