@@ -5,22 +5,31 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What is a distribution of its own, beside the server.
 PARTS := clients clients/stoker_run models loadtests
+NATIVE := $(VENV)/.native
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 SBOM_NEEDS := deploy/image/sbom-requirements.txt
 MLFLOW := $(VENV)/mlflow
+CONSOLE_SOURCES := server/console
+CONSOLE := server/stoker/gateway/console/page/libraries/preact.js
 TRITON := $(VENV)/triton
 TRITON_NEEDS := tests/triton/requirements.txt
+MODEL_ANALYZER := $(VENV)/model-analyzer
+MODEL_ANALYZER_NEEDS := tests/triton/requirements-model-analyzer.txt
 MLFLOW_NEEDS := tests/targets/requirements-mlflow.txt
 LEGACY_KERAS := $(VENV)/tf-keras
+SITE := $(VENV)/site
+SITE_NEEDS := server/site/requirements.txt
+# Some images of Python set it, and each of the thousand processes of the tests would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install image-test serve test test-bench test-cluster test-offline test-pods test-ray test-targets test-triton examples coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
-install: $(STAMP)  ## make .venv with everything that the other targets need
+install: $(STAMP) $(NATIVE) console  ## make .venv with everything that the other targets need
 
 $(STAMP): pyproject.toml $(PARTS:%=%/pyproject.toml) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Stoker needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -29,6 +38,18 @@ $(STAMP): pyproject.toml $(PARTS:%=%/pyproject.toml) constraints.txt
 	@echo 'Some GB of packages are downloaded and installed now; the first time that takes minutes.'
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt $(PARTS:%=-e ./%) -e '.[gpu,training,load,bench,dev]'
 	touch $@
+
+# Nothing needs it, and without a C++ compiler nothing else is different.
+$(NATIVE): native/pyproject.toml native/setup.py native/stoker_native/rows.cpp | $(STAMP)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --reinstall-package stoker-native ./native 2> $(VENV)/native.log || \
+	    echo 'stoker-native was not built ($(VENV)/native.log says why): JSON rows are read by simdjson.'
+	touch $@
+
+# Where there is no npm, or it fetches nothing, a line says so: all but the console works.
+console: $(CONSOLE)  ## the libraries of the console's page, from npm by the lock file
+
+$(CONSOLE): $(CONSOLE_SOURCES)/package-lock.json $(CONSOLE_SOURCES)/build.py | $(STAMP)
+	$(BIN)/python $(CONSOLE_SOURCES)/build.py
 
 serve: install  ## train if nothing is registered, register, serve; prints the scoring URI and a curl line
 	$(BIN)/stoker quickstart
@@ -43,7 +64,14 @@ $(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
 WORKERS ?= 3
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: install lint $(KSERVE)/.installed  ## lint, types, import rules and all tests
+# What pytest compiles of the tests, by one process once: in a fresh clone each of the workers would do it, at one time.
+$(VENV)/.compiled: $(STAMP)
+	$(BIN)/python -m pytest --collect-only -qq > $@.log || { cat $@.log; exit 1; }
+	touch $@
+
+# The types take one core, as what is compiled does, and where neither is needed any more both take little.
+test: install $(KSERVE)/.installed  ## lint, types, import rules and all tests
+	$(MAKE) --no-print-directory --output-sync -j 2 lint $(VENV)/.compiled
 	$(BIN)/python $(PYTEST)
 
 # What is measured means nothing here, only that it is.
@@ -58,8 +86,12 @@ test-cluster: install  ## what needs a Kubernetes control plane, which Go builds
 image-test: install  ## Dockerfile.gpu built and run by podman, which takes root; the base is made by debootstrap
 	$(BIN)/python -m pytest -rs --timeout 3600 tests/image
 
+$(VENV)/.traefik: tests/pods/requirements.txt $(STAMP)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -r tests/pods/requirements.txt
+	touch $@
+
 # In network, mount and process namespaces of their own, as root: the machine keeps nothing of them.
-test-pods: install  ## servers in pods, by containerd, kubelet and kube-proxy on this machine, under load; PODS are options of pytest
+test-pods: install $(VENV)/.traefik  ## servers in pods, by containerd, kubelet and kube-proxy on this machine, under load; PODS are options of pytest
 	$(BIN)/python -m tests.pods $(PODS)
 
 $(MLFLOW)/.installed: $(MLFLOW_NEEDS) $(STAMP)
@@ -80,8 +112,48 @@ $(TRITON)/.installed: $(TRITON_NEEDS) $(STAMP)
 	VIRTUAL_ENV=$(TRITON) $(BIN)/uv pip install --no-config --quiet --no-deps -r $(TRITON_NEEDS)
 	touch $@
 
-test-triton: install $(TRITON)/.installed  ## Triton's load generator, perf_analyzer, against a server
+# An environment of its own, for it wants other versions; where it cannot be installed its test is skipped.
+$(MODEL_ANALYZER)/.tried: $(MODEL_ANALYZER_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(MODEL_ANALYZER)
+	VIRTUAL_ENV=$(MODEL_ANALYZER) $(BIN)/uv pip install --no-config --quiet --no-deps -r $(MODEL_ANALYZER_NEEDS) || \
+	    echo 'Model Analyzer cannot be installed here: its test is skipped.'
+	touch $@
+
+# It reads docstrings without importing anything: nothing else of the repository is installed there.
+$(SITE)/.installed: $(SITE_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(SITE)
+	VIRTUAL_ENV=$(SITE) $(BIN)/uv pip install --no-config --quiet -r $(SITE_NEEDS)
+	touch $@
+
+docs: $(SITE)/.installed  ## the documentation as a site in site/; what leads nowhere fails it
+	$(SITE)/bin/python server/site/build.py $(VENV)/site-pages site
+
+test-tutorials: install  ## the tutorials: every command that they show, and what it writes
+	$(BIN)/python -m pytest -rs tests/tutorials
+
+test-monitoring: install  ## dashboards and alerts by a real Prometheus, which needs Debian's prometheus; traces by a receiver of OTLP
+	$(BIN)/python -m pytest -rs tests/monitoring
+
+dashboards: install  ## write deploy/grafana/dashboards, and the rules for Prometheus' operator
+	$(BIN)/python deploy/grafana/dashboards.py
+	$(BIN)/python deploy/prometheus/prometheus_rule.py
+
+test-triton: install $(TRITON)/.installed $(MODEL_ANALYZER)/.tried  ## Triton's perf_analyzer and Model Analyzer against a server
 	$(BIN)/python -m pytest -rs tests/triton
+
+$(VENV)/.playwright: tests/console/requirements.txt $(CONSOLE_SOURCES)/package-lock.json $(STAMP)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c constraints.txt -r tests/console/requirements.txt
+	$(BIN)/python $(CONSOLE_SOURCES)/build.py --tests $(VENV)/console
+	touch $@
+
+test-console: install $(VENV)/.playwright  ## the console in a real browser, Chromium: what it shows, its keys, axe-core
+	$(BIN)/python -m pytest -rs tests/console
+
+screenshots: install $(VENV)/.playwright  ## the pictures of the console in the documentation
+	$(BIN)/python -m tests.console.screenshots
+
+test-simdjson: install  ## bodies and answers over HTTP where nothing is read in C++
+	STOKER_NATIVE=0 $(BIN)/python $(PYTEST) tests/http tests/contract tests/unit/wire
 
 examples: install  ## the property tests of bodies, messages and plans with four times as many examples
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_in_time.py \
@@ -98,7 +170,7 @@ test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and fo
 test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
 	$(BIN)/python -m pytest tests/ray
 
-coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, and which lines and branches they reach
+coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, measured: fails where they reach less than 95 % of lines and branches; 25 minutes
 	rm -rf .coverage
 	$(BIN)/coverage run $(PYTEST) -m "not interrupts"
 	$(BIN)/coverage run -m pytest -m targets tests/targets
@@ -129,11 +201,14 @@ load: install  ## locust against a server that it starts itself
 compare: install  ## Stoker against other servers, each from PyPI in an environment of its own
 	$(BIN)/python -m stoker_bench.compare
 
+# Without its libraries a wheel would have no console.
 dist: install  ## wheels and sdists of the server, the client, the agent, training and the bench in dist/, checked
 	rm -rf dist
+	$(BIN)/python $(CONSOLE_SOURCES)/build.py --require
 	for project in $(PARTS) .; do \
 	    $(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir dist $$project || exit; \
 	done
+	$(BIN)/uv build --python $(BIN)/python --out-dir dist native
 	$(BIN)/uv tool run twine@7.0.0 check --strict dist/*
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
@@ -146,6 +221,10 @@ constraints:  ## refresh the lock of the other targets
 	    --python-version 3.11 - > $(KSERVE_NEEDS)
 	echo cyclonedx-bom | $(BIN)/uv pip compile --no-config --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 - > $(SBOM_NEEDS)
+	echo triton-model-analyzer | $(BIN)/uv pip compile --no-config --universal --upgrade --quiet --no-annotate --no-header \
+	    --python-version 3.11 - | grep -v '^perf-analyzer' > $(MODEL_ANALYZER_NEEDS)
+	printf '%s\n' zensical mkdocstrings-python pyyaml ruff | $(BIN)/uv pip compile --no-config --universal --upgrade --quiet \
+	    --no-annotate --no-header --python-version 3.11 - > $(SITE_NEEDS)
 
 clean:  ## remove what the targets made, but not the workspace
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,9 +4,13 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+TOGETHER: Final = ("tests/contract/", "tests/http/", "tests/training/")
+"""Folders whose files share what is dear: servers of the whole session, TensorFlow, a model that was trained."""
 
 
 def pytest_configure() -> None:
@@ -19,6 +23,21 @@ def pytest_configure() -> None:
     settings.load_profile("patient")
     # `make examples`: four times as many where a test does not say how many.
     settings.register_profile("long", settings.get_profile("patient"), max_examples=400)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """With `--dist loadfile`, give what a folder shares to one process, that it is not begun in each of them."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadSharersScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return next((folder for folder in TOGETHER if scope.startswith(folder)), scope)
+
+    return LoadSharersScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

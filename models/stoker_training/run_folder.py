@@ -32,6 +32,8 @@ ARTEFACTS = frozenset(
     }
 )
 """Everything that a run folder holds, by name."""
+_COMPILED = "__pycache__"
+"""What Python leaves beside score.py where somebody has imported it."""
 
 
 def check_target(folder: Path) -> None:
@@ -53,7 +55,7 @@ def check_target(folder: Path) -> None:
         raise OperatorError(
             f"{folder} is neither empty nor the run folder of a training; choose another one with --output"
         )
-    if foreign := present - ARTEFACTS:
+    if foreign := present - ARTEFACTS - {_COMPILED}:
         raise OperatorError(
             f"{folder} holds {', '.join(sorted(foreign))}, which this training would delete; "
             "move it away, or choose another folder with --output"
