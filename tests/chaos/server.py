@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.http.raw_http import Answer, bearer, request
+from tests.http.raw_http import Answer, Connection, bearer, request
 from tests.live_server import LiveServer, free_port, wait_until
 from tests.tiny_models import BATCHED_SCRIPT, write_doubler, write_marked, write_script
 
@@ -194,9 +194,12 @@ class ChaosServer:
 
     # --- its health ---
 
-    def metric_total(self, name: str) -> float:
-        """The sum of a metric over all labels."""
-        text = self.live.get("/metrics").body.decode()
+    def metric_total(self, name: str, connection: Connection | None = None) -> float:
+        """The sum of a metric over all labels, asked for on a connection, or on a new one."""
+        asked = (
+            self.live.get("/metrics") if connection is None else connection.ask(request("GET", "/metrics"))
+        )
+        text = asked.body.decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
 
     @property

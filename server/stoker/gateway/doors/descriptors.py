@@ -42,33 +42,42 @@ class Descriptors:
         self._said_s = -math.inf
         self.look()
 
-    def refuses(self, descriptor: int) -> bool:
-        """Whether a new connection with this descriptor cannot be served."""
+    def fits(self, descriptor: int) -> bool:
+        """Whether a new connection with this descriptor can be served."""
+        return descriptor < self._most
+
+    def is_last(self, descriptor: int) -> bool:
+        """Whether there is no room for a further connection beside the newest one, which has this descriptor."""
         # The kernel gives the lowest that is free.
-        if descriptor < self._most:
-            return False
-        self._note()
-        return True
+        return descriptor >= self._most - 1
 
-    def look(self) -> None:
-        """Read the limit again and see whether there is any room; call this once a second.
+    def refuse(self) -> None:
+        """Count a connection that is closed unserved, and say so."""
+        self._count()
+        self._unsaid += 1
+        self._say()
 
-        Where there is none, connections are closed by the event loop: that is counted as one for each look.
+    def look(self) -> bool:
+        """Read the limit again; return whether a new connection would fit. Call this once a second.
+
+        Where no descriptor is left at all, connections are closed by the event loop: that is counted as one for each
+        look.
         """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._limit = (1 << 62) if soft == resource.RLIM_INFINITY else soft
         self._most = self._limit - min(_KEPT, self._limit // _KEPT_SHARE)
+        fits = True
         try:
-            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            lowest_free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._note()
+                fits = False
+                self.refuse()
+        else:
+            os.close(lowest_free)
+            fits = self.fits(lowest_free)
         self._say()
-
-    def _note(self) -> None:
-        self._count()
-        self._unsaid += 1
-        self._say()
+        return fits
 
     def _say(self) -> None:
         now_s = self._clock_s()

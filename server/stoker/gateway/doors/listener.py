@@ -18,10 +18,10 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stoker import __version__
-from stoker.gateway.doors.descriptors import Descriptors
 from stoker.gateway.doors.direct import DirectProtocol
+from stoker.gateway.doors.entrance import Entrance
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
-from stoker.gateway.doors.sharing import ConnectionShare, Siblings
+from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
@@ -50,15 +50,14 @@ _SERVER: Final = (b"server", b"stoker")
 _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
 
-class _CountedProtocol(DirectProtocol):
+class _AdmittedProtocol(DirectProtocol):
     """A connection that ends here at once where there is no room for it, or where another frontend has it."""
 
-    descriptors: Descriptors
-    share: ConnectionShare | None = None
+    entrance: Entrance
+    handed_on = True
 
     def connection_made(self, transport: Any) -> None:
-        descriptor = transport.get_extra_info("socket").fileno()
-        if self.descriptors.refuses(descriptor) or (self.share and self.share.hand_on(descriptor)):
+        if not self.entrance.admits(transport.get_extra_info("socket").fileno(), handed_on=self.handed_on):
             # It has no request here, and nobody looks after it.
             transport.set_protocol(asyncio.Protocol())
             transport.abort()
@@ -113,7 +112,7 @@ class Listener:
             siblings: The other frontends, which take connections off this one; None if it has none.
         """
         self._gateway = gateway
-        self._descriptors = Descriptors(count_refused)
+        self._entrance = Entrance(count_refused)
         self._sockets = sockets
         self._config = Config(
             app,
@@ -135,7 +134,6 @@ class Listener:
         self._connection_age_s = connection_age_s
         self._connections = 0
         self._siblings = siblings
-        self._share: ConnectionShare | None = None
 
     @property
     def connections(self) -> set[DirectProtocol]:
@@ -149,12 +147,12 @@ class Listener:
     def _new_protocol(self) -> DirectProtocol:
         """That of a connection that has been accepted here."""
         protocol = self._protocol()
-        protocol.share = self._share
+        protocol.handed_on = False
         return protocol
 
-    def _protocol(self) -> _CountedProtocol:
-        protocol = _CountedProtocol(self._config, self._state, {}, gateway=self._gateway)
-        protocol.descriptors = self._descriptors
+    def _protocol(self) -> _AdmittedProtocol:
+        protocol = _AdmittedProtocol(self._config, self._state, {}, gateway=self._gateway)
+        protocol.entrance = self._entrance
         if self._connection_age_s:
             # Connections that were made together are not to end together, nor any two that follow each other.
             self._connections += 1
@@ -167,8 +165,8 @@ class Listener:
         self._tell_time()
         loop = asyncio.get_running_loop()
         if self._siblings is not None:
-            self._share = self._siblings.share("http", self._take)
-            self._open.tell = self._share.tell
+            self._entrance.join(self._siblings, "http", self._take)
+            self._open.tell = self._entrance.tell
         for sock in self._sockets:
             # Copies, because a server closes its socket before the last connections have been taken from it.
             for _ in range(_ACCEPTED_A_TURN):
@@ -181,7 +179,7 @@ class Listener:
         # First, so that whatever fails below is tried again.
         self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
         self._tell_time()
-        self._descriptors.look()
+        self._entrance.look()
         self.sweep()
 
     def sweep(self) -> None:
@@ -208,7 +206,7 @@ class Listener:
 
     def leave_port(self) -> None:
         """Stop accepting, and leave connections that wait to others who listen on the same sockets."""
-        self._leave_siblings()
+        self._entrance.leave()
         for server in self._servers:
             server.close()
         for sock in self._sockets:
@@ -220,7 +218,7 @@ class Listener:
         if not self._servers:
             # It has never listened, or has left: others do on these sockets, and are not to be shut off.
             return
-        self._leave_siblings()
+        self._entrance.leave()
         for sock in self._sockets:
             drop_new_connections(sock)
         await asyncio.sleep(HANDSHAKE_S)
@@ -239,10 +237,6 @@ class Listener:
     async def _take(self, connection: socket.socket) -> None:
         """Serve a connection that has been accepted already."""
         await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
-
-    def _leave_siblings(self) -> None:
-        if self._share is not None:
-            self._share.leave()
 
     async def finish(self, timeout_s: float) -> int:
         """Close connections as they become idle; return how many were still busy after `timeout_s`."""

@@ -31,17 +31,18 @@ def fewest(own: int, counts: Sequence[int | None]) -> int | None:
 
     Args:
         own: The number of the frontend that has accepted it.
-        counts: How many connections each has, without that one; None for those that take none.
+        counts: How many connections each has, without that one; None for those that take none. If that is `own`, any
+            other one is to have it.
     """
     has = counts[own]
     open_to = [number for number, count in enumerate(counts) if count is not None and number != own]
-    if has is None or not open_to:
+    if not open_to:
         return None
     # Of several, not always the first: all would hand on to the same one before it can say that it has more.
     taker = min(open_to, key=lambda number: (counts[number], (number - own) % len(counts)))
     there = counts[taker]
     assert there is not None, "those that take none were left out"
-    return taker if has - there > has // _TOLERATED else None
+    return taker if has is None or has - there > has // _TOLERATED else None
 
 
 class Siblings:
@@ -64,14 +65,20 @@ class Siblings:
         for sock in (mailbox, *doors):
             sock.setblocking(False)
 
-    def share(self, protocol: str, take: Callable[[socket.socket], Awaitable[object]]) -> ConnectionShare:
+    def share(
+        self,
+        protocol: str,
+        take: Callable[[socket.socket], Awaitable[object]],
+        lost: Callable[[], None] = lambda: None,
+    ) -> ConnectionShare:
         """Take connections of a kind from now on.
 
         Args:
             protocol: What is spoken on them, of `stoker.metrics.layout.PROTOCOLS`.
             take: Called with each that was handed on; owns it.
+            lost: Called for each that was handed on and for which there was no descriptor.
         """
-        self._shares[protocol] = share = ConnectionShare(self, protocol, take)
+        self._shares[protocol] = share = ConnectionShare(self, protocol, take, lost)
         share.tell(0)
         return share
 
@@ -102,7 +109,7 @@ class Siblings:
                 share.welcome(socket.socket(fileno=descriptors[0]))
             elif share is not None:
                 # There was no descriptor left for it, so that the kernel has closed it.
-                share.tell_again()
+                share.lose()
             elif descriptors:
                 os.close(descriptors[0])
 
@@ -111,22 +118,44 @@ class ConnectionShare:
     """The connections of one kind that a frontend has of all."""
 
     def __init__(
-        self, siblings: Siblings, protocol: str, take: Callable[[socket.socket], Awaitable[object]]
+        self,
+        siblings: Siblings,
+        protocol: str,
+        take: Callable[[socket.socket], Awaitable[object]],
+        lost: Callable[[], None],
     ) -> None:
-        self._siblings, self._protocol, self._take = siblings, protocol, take
+        self._siblings, self._protocol, self._take, self._lost = siblings, protocol, take, lost
         self._page = siblings.pages[siblings.own]
         self._open = 0
-        self._leaving = False
+        self._full = self._leaving = False
         self._arriving: set[asyncio.Task[None]] = set()
 
     def tell(self, count: int) -> None:
-        """Say how many connections are open."""
+        """Say how many connections are open; if that is fewer than before, there is room again."""
+        if count < self._open:
+            self._full = False
         self._open = count
-        self._page.set_connections(self._protocol, count, takes=not self._leaving)
+        self._page.set_connections(self._protocol, count, takes=not (self._full or self._leaving))
 
     def tell_again(self) -> None:
         """Say so once more: who has handed a connection on has counted it here, and it is none."""
         self.tell(self._open)
+
+    def fill(self) -> None:
+        """Say that there is no room for a further connection; those that are accepted here are handed on now."""
+        self._full = True
+        self.tell_again()
+
+    def reopen(self) -> None:
+        """Say that there is room again, if there was none."""
+        if self._full:
+            self._full = False
+            self.tell_again()
+
+    def lose(self) -> None:
+        """Take note that a connection which was handed on could not be received for lack of descriptors."""
+        self.fill()
+        self._lost()
 
     def leave(self) -> None:
         """Say that no more are taken; those that are under way come nevertheless."""
@@ -134,7 +163,11 @@ class ConnectionShare:
         self.tell_again()
 
     def hand_on(self, descriptor: int) -> bool:
-        """Hand a new connection on if another frontend has fewer; whether it was, and is to be closed here."""
+        """Hand a new connection on if another frontend has fewer, or if this one is full and another is not.
+
+        Returns:
+            Whether it was handed on, and is to be closed here.
+        """
         if self._leaving:
             return False
         pages, own = self._siblings.pages, self._siblings.own

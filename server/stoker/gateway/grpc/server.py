@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from stoker.gateway.doors.descriptors import Descriptors
+from stoker.gateway.doors.entrance import Entrance
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
-from stoker.gateway.doors.sharing import ConnectionShare, Siblings
+from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.calls import Method
 from stoker.gateway.grpc.door import Door
@@ -91,13 +91,12 @@ class GrpcServer:
         self.port: int = self._socket.getsockname()[1]
         self._age_s = connection_age_s
         self._times = _times()
-        self._descriptors = Descriptors(count_refused)
+        self._entrance = Entrance(count_refused)
         self._servers: list[asyncio.Server] = []
         self._watches: dict[Door, Watch] = {}
         self._made = 0
         # With TLS, what has been read of a connection before it gets here cannot be handed on.
         self._siblings = siblings if self._tls is None else None
-        self._share: ConnectionShare | None = None
         self._due: list[Door] = []
         self._accepting: set[asyncio.Task[None]] = set()
         self._none_left = asyncio.Event()
@@ -107,7 +106,7 @@ class GrpcServer:
         """Begin to accept."""
         loop = asyncio.get_running_loop()
         if self._siblings is not None:
-            self._share = self._siblings.share("grpc", self._accept)
+            self._entrance.join(self._siblings, "grpc", self._accept)
         handshake_s = self._times.handshake_s if self._tls is not None else None
         for _ in range(_ACCEPTED_A_TURN):
             server = await loop.create_server(
@@ -125,8 +124,7 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.draining = True
-        if self._share is not None:
-            self._share.leave()
+        self._entrance.leave()
         await self._stop_listening(min(HANDSHAKE_S, timeout_s))
         for door in list(self.doors):
             door.http.drain()
@@ -147,9 +145,7 @@ class GrpcServer:
 
     def admits(self, door: Door, descriptor: int) -> bool:
         """Whether there is room for a new connection with this descriptor; then it is looked after."""
-        if self._descriptors.refuses(descriptor):
-            return False
-        if self._share is not None and not door.handed and self._share.hand_on(descriptor):
+        if not self._entrance.admits(descriptor, handed_on=door.handed):
             return False
         now_s, retires_s = asyncio.get_running_loop().time(), math.inf
         if self._age_s:
@@ -190,14 +186,13 @@ class GrpcServer:
         return Door(self, handed=True)
 
     def _count_doors(self) -> None:
-        if self._share is not None:
-            self._share.tell(len(self.doors))
+        self._entrance.tell(len(self.doors))
 
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
         loop = asyncio.get_running_loop()
         self._ticker = loop.call_later(_SWEEP_S, self._tick)
-        self._descriptors.look()
+        self._entrance.look()
         now_s = loop.time()
         for door in list(self.doors):
             self._watches[door].look(now_s)

@@ -15,11 +15,11 @@ from stoker.gateway.doors.descriptors import Descriptors
 def test_some_descriptors_are_kept(monkeypatch: pytest.MonkeyPatch, limit: int, most: int) -> None:
     """64 of them, or an eighth where there are few; without a limit there is always room."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    refused: list[None] = []
-    descriptors = Descriptors(lambda: refused.append(None))
-    assert not descriptors.refuses(most - 1)
-    assert descriptors.refuses(most) == (limit > 0)
-    assert len(refused) == (limit > 0)
+    descriptors = Descriptors(lambda: None)
+    assert descriptors.fits(most - 1)
+    assert descriptors.fits(most) == (limit < 0)
+    assert descriptors.is_last(most - 1) == (limit > 0)
+    assert not descriptors.is_last(most - 2)
 
 
 def test_it_is_said_once_a_minute_with_how_many(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,7 +27,7 @@ def test_it_is_said_once_a_minute_with_how_many(caplog: pytest.LogCaptureFixture
     now_s, refused = [0.0], []
     descriptors = Descriptors(lambda: refused.append(None), clock_s=lambda: now_s[0])
     for _ in range(3):
-        assert descriptors.refuses(1 << 62)
+        descriptors.refuse()
     assert len(refused) == 3
     assert [record.args[0] for record in caplog.records] == [1]  # type: ignore[index]
     now_s[0] = 59.0
@@ -44,10 +44,11 @@ def test_a_process_without_any_is_noticed(caplog: pytest.LogCaptureFixture) -> N
     refused: list[None] = []
     descriptors = Descriptors(lambda: refused.append(None))
     with room_for_descriptors(1):
-        descriptors.look()
+        assert not descriptors.look(), "the last ones are kept"
         taken = os.dup(0)
         assert refused == []
-        descriptors.look()
+        assert not descriptors.look()
         os.close(taken)
     assert len(refused) == 1
+    assert descriptors.look()
     assert "out of file descriptors" in caplog.text

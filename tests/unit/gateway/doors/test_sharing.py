@@ -34,14 +34,17 @@ def test_connections_are_even_wherever_the_kernel_puts_them(arrivals: tuple[int,
 def test_nobody_is_given_a_connection_who_takes_none_or_has_as_many(
     counts: Sequence[int | None], data: st.DataObject
 ) -> None:
-    """Handing on costs something: it happens only if the other one has fewer, and is there."""
+    """Handing on costs something: it happens only if the other one has fewer, or there is no room here."""
     own = data.draw(st.integers(0, len(counts) - 1))
     taker = fewest(own, counts)
+    has = counts[own]
     if taker is not None:
-        has, there = counts[own], counts[taker]
-        assert has is not None
+        there = counts[taker]
+        assert taker != own
         assert there is not None
-        assert there < has
+        assert has is None or there < has
+    elif has is None:
+        assert not any(count is not None for count in counts)
 
 
 Frontend = tuple[ConnectionShare, list[socket.socket]]
@@ -163,8 +166,8 @@ async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
     frontends: Callable[[], list[Frontend]],
     no_descriptor_is_free: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Who has no descriptor left for it says again how many it has, and is given the next one."""
-    (first, _), (_, of_second), (third, _) = frontends()
+    """Who has no descriptor left for it says again how many it has, and is given one when it has room again."""
+    (first, _), (second, of_second), (third, _) = frontends()
     first.tell(1)
     third.tell(1)
     here, there = socket.socketpair()
@@ -175,6 +178,8 @@ async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
         with no_descriptor_is_free():
             await _turns()
         assert of_second == []
+        assert not first.hand_on(there.fileno()), "there is no room"
+        second.reopen()
         assert first.hand_on(there.fileno())
         await _turns()
         assert len(of_second) == 1

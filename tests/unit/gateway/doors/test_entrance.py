@@ -1,0 +1,116 @@
+"""Where new connections go when frontends run out of descriptors."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from typing import Any, cast
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.puppets import metric_memory
+
+from stoker.gateway.doors.entrance import Entrance
+from stoker.gateway.doors.sharing import ConnectionShare, Siblings
+
+
+class PuppetSiblings:
+    """Delivers what a frontend hands on at once."""
+
+    def __init__(self, own: int, world: World) -> None:
+        self.own, self.pages, self._world = own, world.pages, world
+
+    def share(self, protocol: str, take: Any, lost: Any) -> ConnectionShare:
+        """As the real ones."""
+        share = ConnectionShare(cast(Siblings, self), protocol, take, lost)
+        share.tell(0)
+        return share
+
+    def send(self, to: int, protocol: str, descriptor: int) -> bool:
+        """Let the other frontend have it."""
+        self._world.arrive(to, handed_on=True)
+        return True
+
+
+class World:
+    """Frontends that may have so many descriptors each, and their connections."""
+
+    def __init__(self, limits: Sequence[int]) -> None:
+        memory = metric_memory()
+        self.pages = [memory.page(number) for number in range(len(limits))]
+        # An eighth is kept.
+        self.most = [limit - limit // 8 for limit in limits]
+        self.used: list[set[int]] = [set() for _ in limits]
+        self.refused = 0
+        self.entrances: list[Entrance] = []
+        for own, limit in enumerate(limits):
+            with patch.object(resource, "getrlimit", lambda _, limit=limit: (limit, limit)):
+                entrance = Entrance(self._refuse)
+            entrance.join(cast(Siblings, PuppetSiblings(own, self)), "http", cast(Any, None))
+            self.entrances.append(entrance)
+
+    def _refuse(self) -> None:
+        self.refused += 1
+
+    @property
+    def connections(self) -> list[int]:
+        """How many each frontend has."""
+        return [len(used) for used in self.used]
+
+    def arrive(self, at: int, *, handed_on: bool = False) -> None:
+        """Let a connection arrive; the kernel gives it the lowest descriptor that is free."""
+        descriptor = min(set(range(len(self.used[at]) + 1)) - self.used[at])
+        if self.entrances[at].admits(descriptor, handed_on=handed_on):
+            self.used[at].add(descriptor)
+            self.entrances[at].tell(len(self.used[at]))
+
+    def end(self, at: int) -> None:
+        """Let a connection end, if there is one."""
+        if self.used[at]:
+            self.used[at].pop()
+            self.entrances[at].tell(len(self.used[at]))
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[bool, int]]]:
+    limits = draw(st.lists(st.integers(2, 40), min_size=1, max_size=4))
+    frontends = st.integers(0, len(limits) - 1)
+    return limits, draw(st.lists(st.tuples(st.booleans(), frontends), max_size=150))
+
+
+@given(_histories())
+def test_nobody_is_closed_while_a_frontend_has_room(
+    history: tuple[list[int], list[tuple[bool, int]]],
+) -> None:
+    """Wherever the kernel puts newcomers; a full frontend has the fewest connections, but is given none of others."""
+    limits, happenings = history
+    world = World(limits)
+    for comes, at in happenings:
+        before, refused = world.connections, world.refused
+        if not comes:
+            world.end(at)
+        else:
+            room = any(count < most for count, most in zip(before, world.most, strict=True))
+            world.arrive(at)
+            assert (sum(world.connections) - sum(before), world.refused - refused) == (room, not room)
+        assert all(count <= most for count, most in zip(world.connections, world.most, strict=True))
+
+
+def test_a_frontend_alone_serves_all_for_which_it_has_room() -> None:
+    """Without siblings there is nobody to hand connections to, and each that does not fit is counted."""
+    with patch.object(resource, "getrlimit", lambda _: (16, 16)):
+        refused: list[None] = []
+        entrance = Entrance(lambda: refused.append(None))
+    assert [entrance.admits(descriptor) for descriptor in (12, 13, 14)] == [True, True, False]
+    assert len(refused) == 1
+
+
+def test_there_is_room_again_when_the_limit_is_raised() -> None:
+    """A full frontend takes the connections of others again as soon as it has looked at its limit."""
+    world = World([8, 1000])
+    while len(world.used[0]) < world.most[0]:
+        world.arrive(0)
+    assert world.pages[0].connections("http") is None
+    world.entrances[0].look()
+    assert world.pages[0].connections("http") == world.most[0]
