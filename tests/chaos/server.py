@@ -136,7 +136,12 @@ class ChaosServer:
         beside.rename(self.marked / "labels.json")
 
     def labelled(self) -> set[int]:
-        """Which versions the label means in some frontend now."""
+        """Which versions the label means in some frontend now; in none, while two servers have frontends.
+
+        One that is replaced goes on with what it knows on the connections that it has.
+        """
+        if len(self.live.frontend_pids()) > _FRONTENDS:
+            return set()
         answers = [self.live.get("/v1/models/marked/labels/stable").json() for _ in range(12)]
         return {int(status["version"]) for one in answers for status in one["model_version_status"]}
 
