@@ -90,6 +90,7 @@ class _Frontend:
         self._grpc: GrpcServer | None = None
         self._grpc_rules: GrpcRules | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._port_left = False
         self._channel_failed = False
         self._comparing: set[asyncio.Task[None]] = set()
         self._inbox: asyncio.Queue[tuple[ToFrontend, list[int]] | None] = asyncio.Queue()
@@ -139,7 +140,8 @@ class _Frontend:
                 self._comparing.add(task)
                 task.add_done_callback(self._comparing.discard)
             case Listen():
-                if self._stopping is None:
+                # Another server may have taken over since this process was started.
+                if self._stopping is None and not self._port_left:
                     await self._listen(gateway)
             case Reply() | Refusal():
                 assert gateway.administration is not None, "made with the gateway"
@@ -168,6 +170,7 @@ class _Frontend:
 
     def _drain(self, gateway: Gateway, port_stays: bool) -> None:
         if port_stays and self._listener is not None:
+            self._port_left = True
             self._listener.leave_port()
         gateway.start_draining(port_stays=port_stays)
 

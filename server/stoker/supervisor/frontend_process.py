@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoker.control.frontend_messages import FromFrontend, ToFrontend
 from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.mailboxes import Mailbox
 
 if TYPE_CHECKING:
     from stoker.takeover.comparison import Comparison
@@ -24,8 +25,7 @@ class FrontendProcess:
     Attributes:
         page: Its page of the metrics.
         sockets: Where it listens.
-        mailbox: Where connections arrive that others hand on to it, and the end at which they are handed on;
-            None if there is no other.
+        mailbox: Where connections arrive that others hand on to it; None if there is no other.
         child: The process, while it runs.
         beats: How often its event loop was seen to have turned.
         still_looks: How many looks in a row have found that it has not since.
@@ -38,7 +38,7 @@ class FrontendProcess:
 
     page: int
     sockets: list[socket.socket]
-    mailbox: tuple[socket.socket, socket.socket] | None = None
+    mailbox: Mailbox | None = None
     backoff: Backoff = field(default_factory=Backoff)
     child: FrontendChild | None = None
     beats: int = 0

@@ -45,6 +45,7 @@ from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.children import Child
 from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
 from stoker.supervisor.grpc_port import address_of
+from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
 from stoker.supervisor.pipelines import rules_of_pipelines
 from stoker.system.logs import log_settings
 
@@ -229,8 +230,19 @@ class FrontendProcesses:
 
     def _mailboxes(self, process: FrontendProcess) -> list[int]:
         """Where a frontend finds connections that others hand on, and where it hands on its own, to each of all."""
-        ways = [each.mailbox[1].fileno() for each in self.processes if each.mailbox is not None]
-        return [] if process.mailbox is None else [process.mailbox[0].fileno(), *ways]
+        ways = [each.mailbox.door.fileno() for each in self.processes if each.mailbox is not None]
+        return [] if process.mailbox is None else [process.mailbox.inbox.fileno(), *ways]
+
+    def _forward_connections(self, ended: FrontendProcess) -> None:
+        """Let others serve what was handed to a frontend that has ended: its successor may be long in coming."""
+        if ended.mailbox is None:
+            return
+        receivers = [
+            Receiver(process.mailbox, self._memory.page(process.page))
+            for process in self.processes
+            if process.listening and process.mailbox is not None
+        ]
+        forward(ended.mailbox, receivers)
 
     def _start_message(self, process: FrontendProcess) -> StartFrontend:
         settings = self._settings
@@ -340,6 +352,7 @@ class FrontendProcesses:
         process.serving.clear()
         process.compared.clear()
         self._memory.page(process.page).clear_connections()
+        self._forward_connections(process)
         self._changes.tell()
         if self._background.stopping:
             return
@@ -351,7 +364,7 @@ def _processes(count: int, sockets: Sequence[socket.socket]) -> list[FrontendPro
     processes = [FrontendProcess(page, list(sockets[page::count])) for page in range(count)]
     if count > 1:
         for process in processes:
-            process.mailbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            process.mailbox = Mailbox.new()
     return processes
 
 

@@ -27,6 +27,7 @@ from stoker.control.frontend_messages import (
     Attached,
     AttachFailed,
     AttachReplica,
+    Drain,
     FromFrontend,
     Listen,
     Listening,
@@ -223,6 +224,19 @@ def test_a_message_that_is_lost_ends_the_frontend(play: Play, caplog: pytest.Log
 
     play(scene)
     assert "ending: [Errno 24] a message of another process was lost" in caplog.text
+
+
+def test_a_frontend_whose_server_is_replaced_while_it_starts_never_listens(play: Play) -> None:
+    """It is told to listen when the new server has the port already, and ends like the others."""
+
+    async def scene(supervisor: Supervisor) -> None:
+        supervisor.tell(Drain(port_stays=True))
+        await supervisor.hear(Started)
+        supervisor.tell(Listen())
+        supervisor.tell(Stop(1.0))
+        assert await supervisor.hear(Stopped) == Stopped(0)
+
+    play(scene)
 
 
 def test_a_load_that_goes_on_does_not_hold_up_the_end(play: Play) -> None:

@@ -1,0 +1,83 @@
+"""Connections in the mailbox of a frontend that has ended: others have them, or they wait for its successor."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from tests.descriptors import open_descriptors
+from tests.puppets import metric_memory
+
+from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
+
+
+@pytest.fixture
+def boxes() -> Iterator[list[Receiver]]:
+    """Three frontends."""
+    memory = metric_memory()
+    with ExitStack() as stack:
+        receivers = [Receiver(Mailbox.new(), memory.page(page)) for page in range(3)]
+        for mailbox, _ in receivers:
+            for end in mailbox:
+                stack.enter_context(end)
+        yield receivers
+
+
+def _post(mailbox: Mailbox) -> None:
+    """Put a connection into a mailbox, on which its caller has sent something."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.send(b"?")
+        socket.send_fds(mailbox.door, [b"grpc"], [here.fileno()])
+
+
+def _taken(mailbox: Mailbox) -> list[bytes]:
+    """What callers have sent on the connections of a mailbox."""
+    heard = []
+    while True:
+        try:
+            kind, (descriptor,), *_ = socket.recv_fds(mailbox.inbox, 16, 1)
+        except BlockingIOError:
+            return heard
+        assert kind == b"grpc"
+        with socket.socket(fileno=descriptor) as connection:
+            heard.append(connection.recv(1))
+
+
+def test_others_have_them_in_turns(boxes: list[Receiver]) -> None:
+    """Nothing of a connection is lost, each receiver has counted what it will have, and no descriptor stays here."""
+    ended, *others = boxes
+    for _ in range(3):
+        _post(ended.mailbox)
+    for _, page in others:
+        page.set_connections("grpc", 0, takes=True)
+    before = open_descriptors()
+    assert forward(ended.mailbox, others) == 3
+    assert open_descriptors() == before
+    assert [page.connections("grpc") for _, page in others] == [2, 1]
+    assert [_taken(mailbox) for mailbox, _ in boxes] == [[], [b"?", b"?"], [b"?"]]
+
+
+def test_without_anybody_else_they_wait(boxes: list[Receiver]) -> None:
+    """A successor finds them."""
+    ended, *_ = boxes
+    _post(ended.mailbox)
+    assert forward(ended.mailbox, []) == 0
+    assert _taken(ended.mailbox) == [b"?"]
+
+
+def test_what_does_not_fit_waits(boxes: list[Receiver]) -> None:
+    """A receiver that does not look holds some, and has counted no others; the rest is not lost."""
+    ended, other, _ = boxes
+    other.page.set_connections("grpc", 0, takes=True)
+    posted = 0
+    while True:
+        _post(ended.mailbox)
+        posted += 1
+        forwarded = forward(ended.mailbox, [other])
+        if not forwarded:
+            break
+    assert other.page.connections("grpc") == posted - 1
+    assert (len(_taken(other.mailbox)), len(_taken(ended.mailbox))) == (posted - 1, 1)
