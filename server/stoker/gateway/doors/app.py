@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -107,7 +109,13 @@ def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
             # A rule of a proxy for the other paths is not to be passed by a slash.
             if path in _AZURE_PATHS or path.startswith(SERVICE_PATH):
                 scope = {**scope, "path": path}
-        await app(scope, receive, answer)
+        try:
+            await app(scope, receive, answer)
+        except asyncio.CancelledError:
+            # Nobody cancels a request but a process that ends when the time for its answer is over. Of an answer that
+            # has begun nothing is to be said any more.
+            with contextlib.suppress(RuntimeError):
+                await send_answer(answer, refusal(NotReady("The server is shutting down."), headers))
 
     return serve
 

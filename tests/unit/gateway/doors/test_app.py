@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -26,10 +27,6 @@ async def ask(
     gateway = Gateway({}, metric_memory(), administration=Administration(lambda _: None, AdminAccess()))
     app = create_app(gateway)
     left, sent = list(received), []
-    scope: dict[str, Any] = {
-        "type": "http", "method": method, "path": path, "query_string": b"", "http_version": version,
-        "headers": [(b"host", b"here"), *headers], "scheme": "http", "server": ("here", 80), "root_path": "",
-    }  # fmt: skip
 
     async def receive() -> Message:
         return left.pop(0)
@@ -37,8 +34,18 @@ async def ask(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await app(scope, receive, send)
+    await app(scope_of(path, method, headers, version), receive, send)
     return sent
+
+
+def scope_of(
+    path: str, method: str, headers: Sequence[tuple[bytes, bytes]] = (), version: str = "1.1"
+) -> dict[str, Any]:
+    """The scope of a request."""
+    return {
+        "type": "http", "method": method, "path": path, "query_string": b"", "http_version": version,
+        "headers": [(b"host", b"here"), *headers], "scheme": "http", "server": ("here", 80), "root_path": "",
+    }  # fmt: skip
 
 
 @pytest.mark.anyio
@@ -52,6 +59,38 @@ async def test_a_caller_who_goes_away_in_the_body_of_an_admin_request_is_one_lin
     assert [(record.message, record.exc_info) for record in caplog.records] == [
         ("a caller went away in the body of POST /v2/repository/models/m/load", None)
     ]
+
+
+@pytest.mark.anyio
+async def test_a_request_that_is_cut_off_at_the_end_of_the_process_is_told_so() -> None:
+    """It is told 503, nothing is raised, and an answer that has begun gets no second head."""
+    app = create_app(
+        Gateway({}, metric_memory(), administration=Administration(lambda _: None, AdminAccess()))
+    )
+    for begun in (False, True):
+        sent: list[Message] = []
+        waits = asyncio.Event()
+
+        async def receive(waits: asyncio.Event = waits) -> Message:
+            waits.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Message, sent: list[Message] = sent, begun: bool = begun) -> None:
+            if begun:
+                raise RuntimeError(
+                    "Expected ASGI message 'http.response.body', but got 'http.response.start'."
+                )
+            sent.append(message)
+
+        asked = asyncio.ensure_future(app(scope_of("/v2/repository/models/m/load", "POST"), receive, send))
+        await waits.wait()
+        asked.cancel()
+        await asked
+        told = [(503, b'{"message": "The server is shutting down.", "code": "not_ready"}')]
+        assert [(head["status"], body["body"]) for head, body in zip(sent[::2], sent[1::2], strict=True)] == (
+            [] if begun else told
+        )
 
 
 @pytest.mark.anyio
