@@ -26,6 +26,9 @@ class Guardian:
         """Guard a server that serves."""
         self._serving = serving
         self._replacing: asyncio.Task[None] | None = None
+        self._coming: Successor | None = None
+        """The server that is being started to take the place of the one that serves."""
+        self._ended_by: signal.Signals | None = None
         self._leaving: set[asyncio.Task[int]] = set()
 
     async def run(self) -> int:
@@ -53,6 +56,11 @@ class Guardian:
 
     def _pass_on(self, number: signal.Signals) -> None:
         self._serving.send_signal(number)
+        if number is not signal.SIGUSR2:
+            # While the one that serves ends, nobody is to take its place.
+            self._ended_by = number
+            if self._coming is not None:
+                self._coming.send_signal(number)
 
     def _reload(self, labels: Labels) -> None:
         if self._replacing is None:
@@ -61,7 +69,9 @@ class Guardian:
     async def _replace(self, labels: Labels) -> None:
         old = self._serving
         try:
-            successor = await Successor.start(old.sockets, labels)
+            successor = self._coming = await Successor.start(old.sockets, labels)
+            if self._ended_by is not None:
+                successor.send_signal(self._ended_by)
             await successor.ready()
         except (StokerError, OSError) as error:
             old.refuse(str(error))
@@ -73,4 +83,4 @@ class Guardian:
             old.ended.add_done_callback(self._leaving.discard)
             old.leave()
         finally:
-            self._replacing = None
+            self._replacing = self._coming = None

@@ -245,6 +245,8 @@ class Succession:
         self.successor: Successor | None = None
         self._sockets = sockets
         self._starting = False
+        self._coming: Successor | None = None
+        self._ended_by: signal.Signals | None = None
 
     def tell_ready(self) -> None:
         """Tell the predecessor that this server serves."""
@@ -269,7 +271,9 @@ class Succession:
                 await self.predecessor.reload(labels)
                 return
             logger.info("a new server starts, to take the place of this one")
-            successor = await Successor.start(self._sockets, labels)
+            successor = self._coming = await Successor.start(self._sockets, labels)
+            if self._ended_by is not None:
+                successor.send_signal(self._ended_by)
             await successor.ready()
             self.successor = successor
         except OSError as error:
@@ -277,4 +281,10 @@ class Succession:
                 f"The new server cannot be started, and the old one goes on: {error}"
             ) from error
         finally:
-            self._starting = False
+            self._starting, self._coming = False, None
+
+    def end(self, number: signal.Signals) -> None:
+        """Let nobody take the place of this server, which has been asked to end by a signal."""
+        self._ended_by = number
+        if self._coming is not None:
+            self._coming.send_signal(number)

@@ -192,6 +192,7 @@ class Supervisor:
                 child.kill()
             os._exit(1)
         self._stop_grace_s = grace_s if self._announced else 0.0
+        self._succession.end(number)
         self._background.stop()
 
     def _on_reload_signal(self) -> None:
