@@ -142,6 +142,7 @@ class Successor:
         self.sockets: list[socket.socket] = []
         """What it listens on, once it serves."""
         self._error = ""
+        self._asked_to_end = False
         loop = asyncio.get_running_loop()
         self._serves = asyncio.Event()
         self.on_reload: Callable[[Labels], object] = lambda _: None
@@ -184,7 +185,9 @@ class Successor:
         try:
             await asyncio.wait((serves, self.ended), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self.send_signal(signal.SIGTERM)
+            if not self._asked_to_end:
+                # Who is asked a second time ends at once.
+                self.send_signal(signal.SIGTERM)
             raise
         finally:
             serves.cancel()
@@ -203,6 +206,7 @@ class Successor:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send its process a signal, if it has not ended."""
+        self._asked_to_end |= number is not signal.SIGUSR2
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker.control.handover_messages import Labels
+from stoker.control.channel import ControlChannel
+from stoker.control.handover_messages import PREDECESSOR_END, Labels
 from stoker.errors import ReloadFailed
 from stoker.supervisor import guardian, handover
 from stoker.supervisor.guardian import Guardian
-from stoker.supervisor.handover import Succession
+from stoker.supervisor.handover import Succession, Successor
 
 LABELS = Labels({})
 
@@ -138,3 +139,38 @@ async def test_a_server_that_ends_lets_nobody_take_its_place(
     with pytest.raises(ReloadFailed):
         await handing
     assert succession.successor is None
+
+
+class PuppetProcess:
+    """A process that takes signals, and does not end."""
+
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("asked", [False, True])
+async def test_who_is_not_waited_for_any_more_is_asked_to_end_once(asked: bool) -> None:
+    """Asked a second time it would end at once, with a warning."""
+    channel, far = ControlChannel.pair(PREDECESSOR_END)
+    process = PuppetProcess()
+    new = Successor(process, channel)  # type: ignore[arg-type]  # a puppet
+    waiting = asyncio.ensure_future(new.ready())
+    await _turns()
+    if asked:
+        new.send_signal(signal.SIGTERM)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert process.signals == [signal.SIGTERM]
+    new.ended.cancel()
+    asyncio.get_running_loop().remove_reader(channel.fileno())
+    channel.close()
+    far.close()
