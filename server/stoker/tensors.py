@@ -246,6 +246,8 @@ class Signature:
             empty for other models. Where there are several, `takes` is `tensors`, and a row says which one it is for.
         sequences: Whether a row goes on from the state of its sequence; then `takes` is `rows` or `body`.
         controls: Inputs that the server fills with what it knows of a row's sequence; they are not in `inputs`.
+        method: The signature that Azure's JSON means where its `method` names none, for models of scikit-learn, whose
+            answers are by the name of the method; empty for all others.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -258,6 +260,7 @@ class Signature:
     signatures: tuple[NamedSignature, ...] = ()
     sequences: bool = False
     controls: tuple[Control, ...] = ()
+    method: str = ""
 
     @property
     def id_dtype(self) -> str:
@@ -325,6 +328,7 @@ class Signature:
             "signatures": [signature.to_json() for signature in self.signatures],
             "sequences": self.sequences,
             "controls": [asdict(control) for control in self.controls],
+            "method": self.method,
         }
 
     @classmethod
@@ -340,6 +344,7 @@ class Signature:
             tuple(NamedSignature.from_json(signature) for signature in value.get("signatures", ())),
             bool(value.get("sequences", False)),
             tuple(Control(**control) for control in value.get("controls", ())),
+            value.get("method", ""),
         )
 
     def __str__(self) -> str:

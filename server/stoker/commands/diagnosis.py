@@ -270,7 +270,9 @@ def _devices(models: Sequence[Deployed], settings: ServerSettings) -> Iterator[C
         frameworks = dict.fromkeys(settings.device, installed)
     found = [device for device in find_devices().devices if device.kind != "cpu"]
     problem = functools.cache(probe_in_child)
-    for device, users in frameworks.items():
+    for device, everybody in frameworks.items():
+        # It is in processes of its own, which take no GPU.
+        users = everybody - {"sklearn"} or everybody
         items = (*map(_shown, found), *_usable_by(users, found, problem))
         try:
             chosen, reason = choose_device(device, users, problem)
@@ -278,7 +280,7 @@ def _devices(models: Sequence[Deployed], settings: ServerSettings) -> Iterator[C
             yield Check("device", "wrong", str(error), items)
             continue
         # A GPU that is there and is not taken was hoped for.
-        missed = device == "auto" and chosen.kind == "cpu"
+        missed = device == "auto" and chosen.kind == "cpu" and users != {"sklearn"}
         outcome: Outcome = "ok" if not missed else "wrong" if found else "note"
         yield Check("device", outcome, f"{device}: {chosen.description} ({reason})", items)
 
@@ -327,6 +329,8 @@ def _lacking(model: Deployed) -> tuple[str, ...]:
         return (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
     if framework == "onnx" and find_spec("onnxruntime") is None:
         return (f"an ONNX model needs ONNX Runtime; {onnx_missing()}",)
+    if framework == "sklearn" and find_spec("sklearn") is None:
+        return (f"a model of scikit-learn needs that; {how_to_install('sklearn')}",)
     return ()
 
 

@@ -278,6 +278,10 @@ def _loader(framework: str) -> Callable[[Servable, Device, int], Runtime]:
             from stoker.runtimes.tensorflow import load_saved_model
 
             return load_saved_model
+        case "sklearn":
+            from stoker.runtimes.sklearn import load_sklearn
+
+            return load_sklearn
         case "script":
             from stoker.runtimes.script import load_script
 

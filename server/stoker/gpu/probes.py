@@ -44,7 +44,7 @@ def probe(runtime: str) -> str | None:
     """Why a runtime cannot use the GPU, or None if it can.
 
     Args:
-        runtime: One of `RUNTIMES`; of any other nothing is known, so nothing is wrong.
+        runtime: One of `RUNTIMES`, or `sklearn`, which cannot; of any other nothing is known, so nothing is wrong.
     """
     return _PROBES.get(runtime, _no_problem)()
 
@@ -88,6 +88,10 @@ def cuda_libraries(version: str, folders: Sequence[str]) -> Iterator[Path]:
 
 def _no_problem() -> str | None:
     return None
+
+
+def _sklearn_problem() -> str | None:
+    return "scikit-learn computes on the CPU"
 
 
 def _onnx_problem() -> str | None:
@@ -184,6 +188,7 @@ _PROBES: Final[dict[str, Callable[[], str | None]]] = {
     "onnx": _onnx_problem,
     "tensorrt": _tensorrt_problem,
     "tensorflow": _tensorflow_problem,
+    "sklearn": _sklearn_problem,
 }
 
 

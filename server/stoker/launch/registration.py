@@ -25,6 +25,7 @@ __all__ = ["file_of_run", "origin_of", "origin_of_copy", "register_asked", "regi
 _LOG: Final = logging.getLogger(__name__)
 # In it a training says which run it was.
 _METRICS: Final = "metrics.json"
+_AZURE_WORDS: Final = {"sklearn": "scikitlearn"}
 
 
 def origin_of(folder: RunFolder) -> dict[str, str]:
@@ -132,13 +133,17 @@ def _registered(
 
 
 def _detected(source: Path, framework: Framework | None) -> Detected:
+    # Azure's word for them is given with models of all kinds.
+    asked = None if framework == "sklearn" else framework
     try:
-        return detect(source, framework)
+        detected = detect(source, asked)
     except RepositoryError:
-        # A pickle, or whatever else an entry script will load.
-        if framework is not None:
+        # Whatever an entry script will load.
+        if asked is not None:
             raise
         return detect(source, "files")
+    # So are pickles, unless it is said what they hold.
+    return detect(source, "files") if detected.framework == "sklearn" != framework else detected
 
 
 def register_asked(folder: RunFolder, workspace: Workspace) -> None:
@@ -170,7 +175,7 @@ def _register_one(folder: RunFolder, workspace: Workspace, asked: Mapping[str, A
         folder,
         name,
         asked.get("model_path"),
-        framework=next((one for one in FRAMEWORKS if one == framework), None),
+        framework=next((one for one in FRAMEWORKS if framework in (one, _AZURE_WORDS.get(one))), None),
         description=str(asked.get("description") or ""),
         tags={str(key): str(value) for key, value in (asked.get("tags") or {}).items()},
         properties={str(key): str(value) for key, value in (asked.get("properties") or {}).items()},

@@ -239,7 +239,7 @@ def _threads(model: ModelSettings, settings: ServerSettings, placement: Placemen
 
 
 def _environment_folder(source: ModelSource) -> Path | None:
-    """Where a file with a model's packages is looked for: beside a script, in MLflow's or the registered folder."""
-    if source.framework == "script":
+    """Where a file with a model's packages is looked for: beside its code, in MLflow's or the registered folder."""
+    if source.framework in ("script", "sklearn"):
         return source.path.parent
     return folder_around(source.path) if source.registered is None else source.registered.files_dir

@@ -24,22 +24,24 @@ __all__ = [
     "find_models",
 ]
 
-Framework = Literal["script", "tensorflow", "onnx", "mlflow", "tf1-checkpoint", "files"]
-"""`mlflow` are models of MLflow that a script of ours loads. `files` are any that an entry script loads; nothing is
-recognised as that, it has to be said."""
+Framework = Literal["script", "tensorflow", "onnx", "mlflow", "sklearn", "tf1-checkpoint", "files"]
+"""`mlflow` are models of MLflow that a script of ours loads, `sklearn` are pickles of estimators. `files` are any
+that an entry script loads; nothing is recognised as that, it has to be said."""
 
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
-SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx", "mlflow"})
+SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx", "mlflow", "sklearn"})
 """Those that can be served; the others are for entry scripts to load."""
 
 ENTRY_SCRIPT = "score.py"
 ONNX_FILE = "model.onnx"
 # Optimum puts it there, below the folder with a Hugging Face model's configuration.
 _OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
+_PICKLES = (".joblib", ".pkl", ".pickle")
 
 LOOKED_FOR = (
     f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
     "an ONNX model (model.onnx, or one *.onnx), a model of MLflow (MLmodel), "
+    "a model of scikit-learn (model.joblib, model.pkl, or one such file), "
     "a TensorFlow 1 checkpoint (one *.meta with its *.index)"
 )
 
@@ -51,7 +53,7 @@ class Detected:
     Attributes:
         framework: Its framework.
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, the folder
-            of MLflow, or the `.meta` file of the checkpoint; for `files` what was given.
+            of MLflow, the pickle, or the `.meta` file of the checkpoint; for `files` what was given.
     """
 
     framework: Framework
@@ -75,7 +77,10 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
     if framework == "files":
         return Detected(framework, path)
     found = find_models(path)
-    if framework is not None:
+    if framework == "sklearn" and path.is_dir():
+        # Elsewhere it is but one of the files of what else is there.
+        found = [Detected(framework, file) for file in _pickles(path)]
+    elif framework is not None:
         found = [model for model in found if model.framework == framework]
     elif found and found[0].framework == "script":
         # An entry script loads what lies beside it, so the other files are its own.
@@ -118,13 +123,16 @@ def find_models(path: Path) -> list[Detected]:
         if (path / MLMODEL).is_file() and not _scripts(path):
             # It says itself which of the files is the model.
             return [_of_mlflow(path)]
-        return [Detected(framework, model) for framework in FRAMEWORKS for model in _FINDERS[framework](path)]
+        found = [Detected(framework, file) for framework, find in _FINDERS.items() for file in find(path)]
+        return found or [Detected("sklearn", file) for file in _pickles(path)]
     if path.suffix == ".onnx":
         return [Detected("onnx", path)]
     if path.suffix == ".py":
         return [Detected("script", path)]
     if path.name in _SAVED_MODEL_FILES:
         return [Detected("tensorflow", path.parent)]
+    if path.suffix in _PICKLES:
+        return [Detected("sklearn", path)]
     return []
 
 
@@ -161,6 +169,14 @@ def _onnx_models(folder: Path) -> list[Path]:
     return [exported] if not found and exported.is_file() else found
 
 
+def _pickles(folder: Path) -> list[Path]:
+    """The pickle with the usual name, else all; those beside folders may belong to what is in these."""
+    conventional = [folder / f"model{suffix}" for suffix in _PICKLES if (folder / f"model{suffix}").is_file()]
+    if conventional or any(entry.is_dir() and not entry.name.startswith("_") for entry in folder.iterdir()):
+        return conventional
+    return sorted(path for path in folder.iterdir() if path.suffix in _PICKLES and path.is_file())
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(meta for meta in folder.glob("*.meta") if meta.with_suffix(".index").is_file())
 
@@ -169,7 +185,5 @@ _FINDERS: Mapping[Framework, Callable[[Path], list[Path]]] = {
     "script": _scripts,
     "tensorflow": _saved_models,
     "onnx": _onnx_models,
-    "mlflow": lambda _: [],
     "tf1-checkpoint": _checkpoints,
-    "files": lambda _: [],
 }

@@ -36,13 +36,11 @@ _KERAS = 'export it as a SavedModel (model.export("saved_model"))'
 _PYTORCH = "export it (torch.onnx.export)"
 _ARCHIVE = "unpack it"
 _SERVING = "give it as --model-config-file, if it is TensorFlow Serving's"
-_SKLEARN = "convert it to ONNX (skl2onnx.to_onnx)"
 _HINTS = {
     ".yaml": "serve a deployment file with --config",
     ".yml": "serve a deployment file with --config",
     **dict.fromkeys((".keras", ".h5", ".hdf5"), _KERAS),
     **dict.fromkeys((".pt", ".pth"), _PYTORCH),
-    **dict.fromkeys((".pkl", ".pickle", ".joblib"), _SKLEARN),
     **dict.fromkeys((".config",), _SERVING),
     **dict.fromkeys((".zip", ".mar", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
 }
@@ -79,7 +77,8 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     if not found and not broken and path.is_file():
         hint = _HINTS.get(path.suffix.lower(), "")
         raise RepositoryError(
-            f"{path} is no file that Stoker loads by itself (score.py, *.onnx, saved_model.pb): "
+            f"{path} is no file that Stoker loads by itself (score.py, *.onnx, saved_model.pb, "
+            "*.pkl, *.joblib): "
             f"{hint}{hint and ', or '}write a score.py whose init() loads it"
         )
     if not found and not broken:

@@ -43,8 +43,10 @@ def check_settings(model: ModelSettings, source: ModelSource) -> None:
     _check_sequence(model, source)
     if model.zipmap != ModelSettings().zipmap and source.framework != "onnx":
         raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
-    if model.signature is not None and source.framework != "tensorflow":
-        raise InvalidSettings(f"{source.name} is no SavedModel: signature is for those alone")
+    if model.signature is not None and source.framework not in ("tensorflow", "sklearn"):
+        raise InvalidSettings(
+            f"{source.name} is neither a SavedModel nor one of scikit-learn: signature is for those alone"
+        )
     if model.uses and model.model_dir is not None:
         raise InvalidSettings(
             f"{source.name} has model_dir and uses; AZUREML_MODEL_DIR can only be one of both"

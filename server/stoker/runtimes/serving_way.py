@@ -128,7 +128,7 @@ def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Sig
     """The signature per row; None if rows have free sizes or strings, or the model does not take zeros."""
     if any(info.dtype == "string" or -1 in info.shape[1:] for info in tensors.inputs):
         return None
-    specs = [TensorSpec(info.name, info.dtype, info.shape[1:]) for info in tensors.inputs]
+    specs = [TensorSpec(info.name, info.dtype, info.shape[1:], labels=info.labels) for info in tensors.inputs]
     shapes = []
     for rows in (2, 1):
         feeds = {spec.name: array for spec, array in zip(specs, first_rows(specs, rows, sample), strict=True)}

@@ -63,6 +63,15 @@ def _script_problem(acceleration: Acceleration) -> str | None:
     )
 
 
+def _sklearn_problem(acceleration: Acceleration) -> str | None:
+    if acceleration == Acceleration():
+        return None
+    return (
+        "gpu_memory_mb, provider, precision, execution and xla are for ONNX models and SavedModels; scikit-learn "
+        "computes on the CPU"
+    )
+
+
 def _onnx_problem(acceleration: Acceleration) -> str | None:
     if acceleration.xla:
         return "xla is for SavedModels; ONNX Runtime has provider: tensorrt instead"
@@ -86,4 +95,9 @@ def _tensorflow_problem(acceleration: Acceleration) -> str | None:
     return None
 
 
-_PROBLEMS = {"script": _script_problem, "onnx": _onnx_problem, "tensorflow": _tensorflow_problem}
+_PROBLEMS = {
+    "script": _script_problem,
+    "onnx": _onnx_problem,
+    "tensorflow": _tensorflow_problem,
+    "sklearn": _sklearn_problem,
+}

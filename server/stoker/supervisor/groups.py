@@ -60,8 +60,8 @@ def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group
     The replicas of a model run in different processes. ONNX models and SavedModels share the first process of a
     device, those of them that have a second replica there its second one, and so on. An entry script gets
     processes of its own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name)
-    and its Python must not hold the interpreter against other models. So does a model with a virtual environment, and
-    a SavedModel with settings of TensorFlow that are its process's.
+    and its Python must not hold the interpreter against other models. So do a model of scikit-learn, whose file is
+    code too, a model with a virtual environment, and a SavedModel with settings of TensorFlow that are its process's.
 
     Args:
         models: The models.
@@ -90,7 +90,7 @@ def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group
 
 def _alone(model: Deployed) -> bool:
     framework, acceleration = model.servable.framework, model.servable.acceleration
-    if framework == "script" or model.interpreter != Path(sys.executable):
+    if framework in ("script", "sklearn") or model.interpreter != Path(sys.executable):
         return True
     return framework == "tensorflow" and (acceleration.memory_mb, acceleration.precision) != (None, "tf32")
 

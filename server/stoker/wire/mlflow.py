@@ -14,7 +14,7 @@ import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
-from stoker.wire.input_data import columns_of, is_table
+from stoker.wire.input_data import columns_of, is_table, named_rows
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
 
@@ -55,12 +55,12 @@ def decode_invocation(signature: NamedSignature, body: bytes) -> Invocation:
     (kind,) = formats
     if document.get("params"):
         raise InvalidInput("This model takes no params.")
-    names = [info.name for info in signature.tensors.inputs]
+    inputs = signature.tensors.inputs
     value = document[kind]
     if kind == "dataframe_records":
-        body = orjson.dumps({"instances": value})
+        body = orjson.dumps({"instances": named_rows(value, inputs)})
     elif kind in ("dataframe_split", "input_data"):
-        given = columns_of(value, names) if kind == "dataframe_split" or is_table(value) else value
+        given = columns_of(value, inputs) if kind == "dataframe_split" or is_table(value) else value
         body = orjson.dumps({"inputs": given})
     return Invocation(decode_predict([signature], body), kind == "input_data")
 

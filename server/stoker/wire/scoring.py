@@ -176,7 +176,7 @@ def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
     if "data" in document:
         data = document["data"]
     elif "input_data" in document:
-        data = data_of(document, [spec.name for spec in signature.inputs])
+        data = data_of(document, signature.inputs)
     else:
         raise InvalidInput('The key "data" is missing; expected {"data": [row, ...]}.')
     if len(signature.inputs) == 1:

@@ -29,6 +29,7 @@ __all__ = [
     "encode_tensors",
     "from_base64",
     "is_base64",
+    "tensors_of",
     "to_lists",
     "writable",
 ]
@@ -43,13 +44,17 @@ def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
         MalformedBody: The body is not JSON.
         InvalidInput: It has no `data`, inputs are missing or unknown, or one has the wrong shape or type.
     """
-    document = parse_document(body)
+    return tensors_of(parse_document(body), tensors)
+
+
+def tensors_of(document: Any, tensors: ModelTensors) -> dict[str, np.ndarray]:
+    """`decode_tensors` for a body that has been parsed; raises InvalidInput."""
     if not isinstance(document, dict) or ("data" not in document and "input_data" not in document):
         raise InvalidInput(
             'The key "data" is missing; expected {"data": tensor} or {"data": {"name": tensor}}.'
         )
     names = [info.name for info in tensors.inputs]
-    data = document["data"] if "data" in document else data_of(document, names)
+    data = document["data"] if "data" in document else data_of(document, tensors.inputs)
     if len(names) == 1 and not isinstance(data, dict):
         data = {names[0]: data}
     if not isinstance(data, dict) or set(data) != set(names):

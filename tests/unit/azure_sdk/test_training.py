@@ -330,7 +330,9 @@ def test_a_model_says_which_run_it_is_from(ws: Workspace, ended: Run) -> None:
     """Its version has the run's id; a file that is not there is answered by those that are."""
     model = ended.register_model("digits", "outputs/model.pkl", tags={"k": "v"}, description="first")
     assert (model.id, model.run_id, model.experiment_name) == ("digits:1", ended.id, "digits")
-    assert (model.tags, model.description) == ({"k": "v"}, "first")
+    assert (model.tags, model.description, model.model_framework) == ({"k": "v"}, "first", "Custom")
+    served = ended.register_model("digits", "outputs/model.pkl", model_framework="ScikitLearn")
+    assert (served.version, served.model_framework) == (2, "ScikitLearn")
     with pytest.raises(ModelPathNotFoundException, match=r"outputs/model\.pkl"):
         ended.register_model("outputs/other")
 

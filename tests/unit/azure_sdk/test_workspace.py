@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from tests.patience import PROGRAM_S
 
@@ -160,7 +161,8 @@ def write(path: str, text: str = "weights") -> str:
 @pytest.mark.parametrize(
     ("files", "registered", "framework", "azure_framework"),
     [
-        (["model.pkl"], "model.pkl", "files", "Custom"),
+        (["model.pkl"], "model.pkl", "sklearn", "ScikitLearn"),
+        (["weights.bin"], "weights.bin", "files", "Custom"),
         (["outputs/model/a.bin", "outputs/model/b/c.bin"], "outputs/model", "files", "Custom"),
         (["tf/m.meta", "tf/m.index"], "tf", "tf1-checkpoint", "TensorFlow"),
         (["one.onnx", "two.onnx"], ".", "files", "Custom"),
@@ -186,6 +188,26 @@ def test_any_files_can_be_registered(
     assert (model.tags, model.properties) == ({"area": "digits", "n": "3"}, {"p": "q"})
     assert (model.description, model.model_framework) == ("of the tests", azure_framework)
     assert Repository(ws.local.models_dir).get("mine").properties == {"p": "q"}
+
+
+def test_a_pickle_is_a_model_where_azures_framework_says_so(ws: Workspace) -> None:
+    """Others are files for entry scripts; the rows that it is given as a sample become a request beside it."""
+    said = Model.Framework.SCIKITLEARN
+    rows = pd.DataFrame({"a": [1.5] * 20, "b": [2.0] * 20})
+    model = Model.register(
+        ws,
+        write("m.pkl"),
+        "homes",
+        model_framework=said,
+        sample_input_dataset=rows,
+        sample_output_dataset=[1],
+    )
+    sample = json.loads((model.registered.files_dir / "sample_input.json").read_text())
+    assert sample == {"data": [[1.5, 2.0]] * 16}
+    assert Model.list(ws, model_framework=said)[0].id == "homes:1"
+    assert Model.register(ws, "m.pkl", "other").registered.framework == "files"
+    with pytest.raises(NotImplementedError, match="as a table, an array or lists"):
+        Model.register(ws, "m.pkl", "homes", model_framework=said, sample_input_dataset=object())
 
 
 def test_what_cannot_be_served_by_itself_is_for_a_script(

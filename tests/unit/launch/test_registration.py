@@ -71,3 +71,10 @@ def test_whoever_names_a_framework_gets_no_other_one(workspace: Workspace, folde
         register_model(workspace, folder, "digits", "outputs/model.pkl", framework="onnx")
     registered = register_model(workspace, folder, "digits", "outputs/model.pkl")
     assert (registered.framework, registered.version) == ("files", 1)
+
+
+def test_a_script_says_that_its_pickle_is_scikit_learns(workspace: Workspace, folder: RunFolder) -> None:
+    """In Azure's word for it; then it is a model that is served by itself."""
+    ask(folder, model_name="digits", model_path="outputs/model.pkl", model_framework="ScikitLearn")
+    register_asked(folder, workspace)
+    assert Repository(workspace.models_dir).resolve("digits").framework == "sklearn"

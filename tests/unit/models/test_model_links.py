@@ -176,7 +176,9 @@ def test_only_a_script_uses_models(
         serve(workspace, leases, path=tmp_path / "digits.onnx", batching="merge")
     with pytest.raises(InvalidSettings, match="batching is one of auto, merge, handle, none, not rows"):
         serve(workspace, leases, path=script, batching="rows")
-    with pytest.raises(InvalidSettings, match="digits is no SavedModel: signature is for those alone"):
+    with pytest.raises(
+        InvalidSettings, match="digits is neither a SavedModel nor one of scikit-learn: signature"
+    ):
         serve(workspace, leases, path=tmp_path / "digits.onnx", signature=("embed",))
     for name, value in {"late": "refuse", "hold": 0.5, "admission": "target"}.items():
         with pytest.raises(InvalidSettings, match="digits has no target_ms: late, hold and admission"):

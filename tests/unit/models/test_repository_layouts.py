@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.models.frameworks import detect
+from stoker.models.frameworks import Detected, detect
 from stoker.models.layouts import discover
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
@@ -53,10 +53,10 @@ def test_folders_are_recognised(tmp_path: Path, files: list[str], framework: str
     assert detected.path == tmp_path / entry
 
 
-@pytest.mark.parametrize("path", ["model.pkl", "."])
+@pytest.mark.parametrize("path", ["model.bin", "."])
 def test_any_files_are_a_model_if_that_is_said(tmp_path: Path, path: str) -> None:
     """Nothing is taken for `files` unasked; they need only be there."""
-    touch(tmp_path, "model.pkl")
+    touch(tmp_path, "model.bin")
     with pytest.raises(RepositoryError, match="holds no model"):
         detect(tmp_path / path)
     assert detect(tmp_path / path, "files").path == tmp_path / path
@@ -70,12 +70,40 @@ def test_any_files_are_a_model_if_that_is_said(tmp_path: Path, path: str) -> Non
         ("digits.onnx", "onnx", "digits.onnx"),
         ("serve_digits.py", "script", "serve_digits.py"),
         ("saved_model.pb", "tensorflow", "."),
+        ("churn.pkl", "sklearn", "churn.pkl"),
+        ("churn.joblib", "sklearn", "churn.joblib"),
     ],
 )
 def test_files_are_recognised(tmp_path: Path, file: str, framework: str, entry: str) -> None:
-    """A single file is an ONNX model, an entry script of any name, or stands for its SavedModel."""
+    """A single file is an ONNX model, a pickle, an entry script of any name, or stands for its SavedModel."""
     detected = detect(touch(tmp_path, file) / file)
     assert (detected.framework, detected.path) == (framework, tmp_path / entry)
+
+
+@pytest.mark.parametrize(
+    ("files", "entry"),
+    [
+        (("model.joblib", "labels.txt"), "model.joblib"),
+        (("churn.pkl", "requirements.txt"), "churn.pkl"),
+        (("model.pkl", "encoder.pkl"), "model.pkl"),
+        (("model.pkl", "data/rows.csv"), "model.pkl"),
+    ],
+)
+def test_a_pickle_is_the_model_of_its_folder(tmp_path: Path, files: tuple[str, ...], entry: str) -> None:
+    """The one that is called so, else the only one."""
+    assert detect(touch(tmp_path, *files)) == Detected("sklearn", tmp_path / entry)
+
+
+def test_a_pickle_beside_another_model_is_a_file_of_that(tmp_path: Path) -> None:
+    """As a vocabulary may be: neither a model of the folder nor versions in it become anything else by it."""
+    assert detect(touch(tmp_path / "a", "model.onnx", "model.pkl")).framework == "onnx"
+    assert detect(tmp_path / "a", "sklearn").path.name == "model.pkl"
+    versions = discover(touch(tmp_path / "b", "1/model.onnx", "2/model.pkl", "words.pkl"))
+    assert [(source.version, source.framework) for source in versions] == [(1, "onnx"), (2, "sklearn")]
+    with pytest.raises(
+        RepositoryError, match=r"could be several models: sklearn \(a.pkl\), sklearn \(b.pkl\)"
+    ):
+        detect(touch(tmp_path / "c", "a.pkl", "b.pkl"))
 
 
 def test_the_framework_can_be_chosen(tmp_path: Path) -> None:
@@ -349,9 +377,8 @@ def test_model_names_of_a_layout_are_checked(tmp_path: Path) -> None:
         ("deployment.yaml", "serve a deployment file with --config, or write a score.py"),
         ("model.tar.gz", "unpack it, or write a score.py"),
         ("model.mar", "unpack it, or write a score.py"),
-        ("model.joblib", r"convert it to ONNX \(skl2onnx.to_onnx\), or write a score.py"),
         ("models.config", "give it as --model-config-file"),
-        ("model.bin", r"saved_model.pb\): write a score.py whose init\(\) loads it"),
+        ("model.bin", r"\*.joblib\): write a score.py whose init\(\) loads it"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path: Path, file: str, hint: str) -> None:

@@ -16,6 +16,7 @@ from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.labels import Wanted, carries, labels
 from stoker.azure_sdk.models.inference_config import InferenceConfig
 from stoker.azure_sdk.models.resource_configuration import ResourceConfiguration
+from stoker.azure_sdk.models.sample_rows import written_sample
 from stoker.azure_sdk.unoffered import UnofferedByModel
 from stoker.azure_sdk.workspace import Workspace
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
 
-_AZURE_FRAMEWORKS: Final = {"tensorflow": "TensorFlow", "tf1-checkpoint": "TensorFlow", "onnx": "Onnx"}
-
+_TENSORFLOW: Final = dict.fromkeys(("tensorflow", "tf1-checkpoint"), "TensorFlow")
+_AZURE_FRAMEWORKS: Final = {**_TENSORFLOW, "onnx": "Onnx", "sklearn": "ScikitLearn"}
 
 _ONE_FOLDER: Final = (
     "data sets and child_paths are not kept with a model here; leave them out, and copy the files that belong "
@@ -148,8 +149,7 @@ class Model(installed.Model, UnofferedByModel):
     ) -> Model:
         """Copy a file or a folder into the workspace, as the next version of a model.
 
-        What it is, is told from its files: an ONNX model, a SavedModel, an entry script, a TensorFlow 1 checkpoint,
-        else files that an entry script loads.
+        Its files tell what it is. A pickle is for an entry script, unless its framework is said to be SCIKITLEARN.
 
         Args:
             workspace: The workspace.
@@ -158,25 +158,27 @@ class Model(installed.Model, UnofferedByModel):
             tags: Labels.
             properties: Labels.
             description: Free text.
-            datasets: Not offered, like the samples: data sets are on Azure.
-            model_framework: Not used.
+            datasets: Not offered: data sets are on Azure.
+            model_framework: Whether a pickle is a model of scikit-learn; else not used.
             model_framework_version: Not used.
             child_paths: Not offered.
-            sample_input_dataset: Not offered.
-            sample_output_dataset: Not offered.
+            sample_input_dataset: Rows for a model of scikit-learn: an array, table or lists. Of others not offered.
+            sample_output_dataset: Of those not used, of others not offered.
             resource_configuration: Not used: it is about containers.
 
         Raises:
             WebserviceException: The name is malformed, or the files cannot be copied.
             NotOffered: A data set or `child_paths` is given.
         """
-        del model_framework, model_framework_version, resource_configuration
-        if datasets or child_paths or (sample_input_dataset, sample_output_dataset) != (None, None):
-            raise NotOffered(_ONE_FOLDER)
-        with raised_as(WebserviceException):
+        del model_framework_version, resource_configuration
+        pickles = model_framework == Model.Framework.SCIKITLEARN
+        _check_kept(datasets, child_paths, () if pickles else (sample_input_dataset, sample_output_dataset))
+        facts: deferred.repository.ModelFacts = {"tags": labels(tags), "properties": labels(properties)}
+        with raised_as(WebserviceException), written_sample(sample_input_dataset) as sample:
             repository = _repository(workspace, create=True)
+            facts["description"] = description or ""
             registered = deferred.registering.register(
-                repository, model_name, Path(model_path), description or "", labels(tags), labels(properties)
+                repository, model_name, Path(model_path), facts, pickles=pickles, sample=sample
             )
         print(f"Registering model {model_name}: version {registered.version}")
         return Model(workspace, _registered=registered)
@@ -368,6 +370,11 @@ class Model(installed.Model, UnofferedByModel):
         return deferred.profile.start_profile(
             workspace, profile_name, references, inference_config, input_dataset, asked
         )
+
+
+def _check_kept(datasets: Any, child_paths: Any, samples: Sequence[Any]) -> None:
+    if datasets or child_paths or any(sample is not None for sample in samples):
+        raise NotOffered(_ONE_FOLDER)
 
 
 def _repository(workspace: Workspace, *, create: bool = False) -> deferred.repository.Repository:

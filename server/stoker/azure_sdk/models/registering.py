@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from stoker.device.signature_probe import learn_signature
 from stoker.errors import LoadFailed, RepositoryError
 from stoker.models.frameworks import Detected, Framework, detect
 from stoker.models.registered import Registered
-from stoker.models.repository import Repository
+from stoker.models.repository import ModelFacts, Repository
 
 __all__ = ["register"]
 
@@ -20,9 +20,10 @@ def register(
     repository: Repository,
     name: str,
     path: Path,
-    description: str,
-    tags: Mapping[str, str],
-    properties: Mapping[str, str],
+    facts: ModelFacts,
+    *,
+    pickles: bool = False,
+    sample: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Registered:
     """Register a model; one that a server would refuse may be one that an entry script loads.
@@ -31,15 +32,15 @@ def register(
         repository: Where it is kept.
         name: Its name.
         path: The file or folder.
-        description: Free text.
-        tags: Labels.
-        properties: Labels.
+        facts: What is said of it.
+        pickles: Whether a pickle is a model of scikit-learn, rather than what an entry script loads.
+        sample: A request that the model is known to answer.
         say: Takes lines for the user.
 
     Raises:
         OperatorError: The name is malformed, or the files cannot be copied.
     """
-    detected = _detected(path)
+    detected = _detected(path, pickles=pickles)
 
     def register_as(framework: Framework) -> Registered:
         return repository.register(
@@ -47,12 +48,11 @@ def register(
             path,
             now=datetime.now(UTC),
             framework=framework,
-            description=description,
-            tags=tags,
             read_signature=None
             if framework == "files"
             else lambda copy, folder: learn_signature(name, path, detected, copy, folder, say),
-            properties=properties,
+            sample=sample,
+            **facts,
         )
 
     try:
@@ -64,7 +64,9 @@ def register(
         return register_as("files")
 
 
-def _detected(path: Path) -> Detected:
+def _detected(path: Path, *, pickles: bool) -> Detected:
     with contextlib.suppress(RepositoryError):
-        return detect(path)
+        detected = detect(path)
+        if pickles or detected.framework != "sklearn":
+            return detected
     return detect(path, "files")

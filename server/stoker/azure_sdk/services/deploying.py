@@ -221,8 +221,9 @@ def _model_alone(workspace: Workspace, plan: Plan) -> ModelSettings:
     if len(frameworks) != 1 or not SERVED_ALONE.issuperset(frameworks.values()):
         shown = ", ".join(f"{reference} ({framework})" for reference, framework in frameworks.items())
         raise InvalidSettings(
-            f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel or entry script can be "
-            f"deployed, not {shown or 'none'}"
+            f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel, model of MLflow or of "
+            f"scikit-learn, or entry script can be deployed, not {shown or 'none'}; pickles are registered with "
+            "model_framework=Model.Framework.SCIKITLEARN"
         )
     return ModelSettings(registered=plan.models[0], name=plan.name)
 

@@ -43,8 +43,8 @@ def lay_out(folder: Path, plan: Plan, models: Sequence[Registered], inside: Pure
     if plan.inference is None:
         if len(models) != 1 or models[0].framework not in SERVED_ALONE:
             raise InvalidSettings(
-                f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel or entry script can be "
-                "deployed"
+                f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel, model of MLflow or of "
+                "scikit-learn, or entry script can be deployed"
             )
         (model,) = models
         path = inside / _REGISTERED / model.name / str(model.version) / model.entry

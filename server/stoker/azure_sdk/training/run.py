@@ -271,6 +271,8 @@ class Run(FilesOfRun):
         tags: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
         description: str | None = None,
+        *,
+        model_framework: str | None = None,
         **_others: Any,
     ) -> deferred.model.Model:
         """Register a file or folder of the run as the next version of a model.
@@ -281,6 +283,7 @@ class Run(FilesOfRun):
             tags: Labels.
             properties: Labels, beside those that say which run it came from.
             description: Free text.
+            model_framework: Whether a pickle is a model of scikit-learn; else not used.
 
         Raises:
             ModelPathNotFoundException: The run has no such file; the message lists those that it has.
@@ -293,6 +296,7 @@ class Run(FilesOfRun):
                     self.folder,
                     model_name,
                     model_path,
+                    framework="sklearn" if model_framework == "ScikitLearn" else None,
                     description=description or "",
                     tags=labels(tags),
                     properties=labels(properties),

@@ -30,6 +30,7 @@ _PLATFORMS: Final = {
     "onnx": ("onnxruntime_onnx", "onnxruntime"),
     "tensorflow": ("tensorflow_savedmodel", "tensorflow"),
     "script": ("stoker_script", "python"),
+    "sklearn": ("sklearn_sklearn", "python"),
     "pipeline": ("ensemble", ""),
 }
 

@@ -203,7 +203,8 @@ def _input(service: Service) -> dict[str, Any]:
     else:
         properties = {spec.name: _rows(spec) for spec in signature.inputs}
         data = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    named = {"method": {"type": "string", "enum": [signature.method]}} if signature.method else {}
+    return {"type": "object", "properties": {"data": data, **named}, "required": ["data"]}
 
 
 def _output(service: Service) -> dict[str, Any]:
@@ -212,7 +213,7 @@ def _output(service: Service) -> dict[str, Any]:
     signature = service.signature
     if signature is None or signature.takes != "rows" or signature.outputs[0].variable:
         return _ANYTHING
-    if len(signature.outputs) == 1:
+    if len(signature.outputs) == 1 and not signature.method:
         return _rows(signature.outputs[0])
     return {"type": "object", "properties": {spec.name: _rows(spec) for spec in signature.outputs}}
 

@@ -187,7 +187,7 @@ class _Routes:
         )
         verdict = None if service.signature is None else service.signature.verdict
         parameters = {} if verdict is None else {"batching": verdict.to_json()}
-        if labels := {info.name: list(info.labels) for info in sides[1] if info.labels}:
+        if labels := {info.name: list(info.labels) for side in sides for info in side if info.labels}:
             parameters["labels"] = labels
         return JSONResponse(
             {

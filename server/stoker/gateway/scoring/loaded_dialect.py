@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, RowsDialect
+from stoker.gateway.scoring.method_dialect import MethodDialect
 from stoker.gateway.scoring.script_dialect import ScriptDialect
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ def loaded_dialect(name: str, signature: Signature, non_finite: NonFinite) -> Js
     """Make the dialect of a model with this signature, whose answers have NaN and infinities so."""
     if signature.script is not None:
         return ScriptDialect(name, signature.script)
+    if signature.method:
+        return MethodDialect(name, signature, non_finite)
     if signature.tensors is None:
         return RowsDialect(name, signature, non_finite)
     return PackedDialect(name, signature.tensors, non_finite)

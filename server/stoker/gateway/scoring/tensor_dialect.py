@@ -14,6 +14,7 @@ from stoker.wire.packed import pack, unpack
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.ticket import Ticket
     from stoker.gateway.scoring.call import Call
 
 __all__ = ["TensorDialect", "named_outputs", "submit_tensors"]
@@ -71,7 +72,7 @@ def submit_tensors(
         call.complete_empty(exchange)
 
 
-def named_outputs(call: Call) -> dict[str, np.ndarray]:
+def named_outputs(call: Ticket) -> dict[str, np.ndarray]:
     """Return the outputs of a request by name; texts are an `object` array. Only valid inside its `complete`."""
     signature = call.exchange.arena.signature
     if signature.takes == "tensors":

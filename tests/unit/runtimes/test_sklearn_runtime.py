@@ -1,0 +1,259 @@
+"""Models of scikit-learn: what is loaded from a file, what it takes and gives, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import sklearn
+import sklearn.base
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tests.estimators import COLUMNS, classifier, regression, save
+
+from stoker.errors import InvalidInput, InvalidSettings, LoadFailed
+from stoker.gpu.probes import probe
+from stoker.runtimes.base import ForkingRuntime, Runtime
+from stoker.runtimes.sklearn import SklearnRuntime, load_sklearn
+from stoker.servable import Device, Servable
+from stoker.settings.acceleration import Acceleration, check_acceleration
+from stoker.wire.packed import pack, unpack
+
+CENTRED = '''
+class Centred:
+    """Its answers depend on the rows beside them."""
+
+    n_features_in_ = 2
+
+    def predict(self, rows):
+        return rows.sum(axis=1) - rows.mean()
+
+
+class Pairs:
+    """Its answers are no array."""
+
+    n_features_in_ = 2
+
+    def predict(self, rows):
+        return [1]
+
+
+class Nothing:
+    """It has no method."""
+'''
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What loading adds to the places of imports, and what it finds there, is gone afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("homes_of_tests", None)
+
+
+def load(path: Path, **settings: Any) -> Runtime:
+    servable = Servable("homes", 1, "sklearn", path, path.parent, 8, 1000, **settings)
+    return load_sklearn(servable, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
+
+
+def made(folder: Path, name: str) -> Path:
+    """An instance of a class in a module beside the file."""
+    (folder / "homes_of_tests.py").write_text(CENTRED)
+    file = folder / "model.pkl"
+    file.write_bytes(b"\x80\x02chomes_of_tests\n%b\n)\x81." % name.encode())
+    return file
+
+
+def test_a_regression_is_rows_of_numbers(tmp_path: Path) -> None:
+    """The width is the estimator's; one method is served without packing, and every instance answers alike."""
+    runtime = load(save(regression(), tmp_path / "model.pkl"))
+    assert isinstance(runtime, SklearnRuntime)
+    assert isinstance(runtime, ForkingRuntime)
+    assert str(runtime.signature) == "data float64[n,2] -> predict float64[n]"
+    assert runtime.signature.method == "predict"
+    assert runtime.signature.verdict is not None
+    assert (runtime.signature.verdict.batched, runtime.signature.verdict.how) == (True, "tested")
+    for one in (runtime, runtime.fork()):
+        (given,) = one.run([np.array([[2, 30.5], [1, 0]])])
+        assert np.allclose(np.asarray(given), [261, 100])
+
+
+def test_a_classifier_has_both_methods(tmp_path: Path) -> None:
+    """Each is a signature with what it gives; protocols of tensors mean `predict`, Azure's the scores."""
+    file = tmp_path / "model.joblib"
+    joblib.dump(classifier(columns=True), file)
+    signature = load(file).signature
+    assert [named.name for named in signature.signatures] == ["predict", "predict_proba"]
+    assert signature.method == "predict_proba"
+    labels, scores = (named.tensors for named in signature.signatures)
+    assert [str(info) for info in (*labels.inputs, *labels.outputs)] == [
+        "data float64[?,2]",
+        "predict string[?]",
+    ]
+    assert labels.inputs[0].labels == tuple(COLUMNS)
+    assert scores.outputs[0].labels == ("flat", "house")
+
+
+def test_requests_of_several_methods_share_a_batch(tmp_path: Path) -> None:
+    """Each row is answered by the method that it names, the first where it names none."""
+    runtime = load(save(classifier(), tmp_path / "model.pkl"))
+    small, large = ({"data": np.array([[rooms, 1.0]])} for rooms in (1.0, 4.0))
+    (answers,) = runtime.run([[pack(small), pack(large, "predict_proba"), pack(large, "predict")]])
+    given = [unpack(bytes(answer)) for answer in answers]
+    assert given[0]["predict"].tolist() == [b"flat"]
+    assert given[1]["predict_proba"].tolist() == [[0, 1]]
+    assert given[2]["predict"].tolist() == [b"house"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "served", "meant"),
+    [
+        (("predict_proba",), ["predict_proba"], "predict_proba"),
+        (("predict", "*"), ["predict", "predict_proba", "predict_log_proba"], "predict"),
+        (("*",), ["predict", "predict_proba", "predict_log_proba"], "predict"),
+    ],
+)
+def test_methods_are_chosen(tmp_path: Path, wanted: tuple[str, ...], served: list[str], meant: str) -> None:
+    """Those that the setting names, the first of them where a request names none."""
+    signature = load(save(classifier(), tmp_path / "model.pkl"), signatures=wanted).signature
+    assert [named.name for named in signature.signatures] == served
+    assert signature.method == meant
+
+
+def test_a_scaler_is_served_by_its_transform(tmp_path: Path) -> None:
+    """What has no `predict` has another method; what writes into its rows does not get the batch itself."""
+    scaler = StandardScaler(copy=False).fit([[0.0], [2.0]])
+    runtime = load(save(scaler, tmp_path / "model.pkl"))
+    batch = np.array([[1.0], [3.0]])
+    (given,) = runtime.run([batch])
+    assert np.asarray(given).tolist() == [[0], [2]]
+    assert batch.tolist() == [[1], [3]]
+
+
+def test_texts_are_taken(tmp_path: Path) -> None:
+    """A pipeline that begins with a vectoriser has no width, and takes a text for each row."""
+    words = make_pipeline(CountVectorizer(), MultinomialNB()).fit(["good film", "bad film"], [1, 0])
+    runtime = load(save(words, tmp_path / "model.pkl"), signatures=("predict",))
+    assert str(runtime.signature) == "data string[?] -> predict int64[?]"
+    texts = np.array([b"good", "bäd bad".encode()], object)
+    (answers,) = runtime.run([[pack({"data": texts})]])
+    assert unpack(bytes(answers[0]))["predict"].tolist() == [1, 0]
+
+
+def test_rows_that_see_each_other_share_no_batch(tmp_path: Path) -> None:
+    """They are tried as those of other models are; a class in a module beside the file is found."""
+    verdict = load(made(tmp_path, "Centred")).signature.verdict
+    assert verdict is not None
+    assert (verdict.batched, verdict.how) == (False, "tested")
+
+
+def test_jobs_are_no_more_than_the_threads(tmp_path: Path) -> None:
+    """A forest that was fitted with all cores takes those that the model has."""
+    forest = RandomForestClassifier(2, n_jobs=-1).fit([[0.0], [1.0]], [0, 1])
+    runtime = load(save(make_pipeline(forest), tmp_path / "model.pkl"), signatures=("predict",))
+    assert isinstance(runtime, SklearnRuntime)
+    estimator = runtime._method._call.__self__
+    assert estimator.get_params()["randomforestclassifier__n_jobs"] == os.cpu_count()
+
+
+def test_numbers_that_it_refuses_are_the_callers_fault(tmp_path: Path) -> None:
+    """NaN is refused in scikit-learn's words."""
+    runtime = load(save(regression(), tmp_path / "model.pkl"))
+    with pytest.raises(InvalidInput, match=r"The model cannot take these tensors: Input X contains NaN"):
+        runtime.run([np.array([[np.nan, 1]])])
+
+
+def test_another_version_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line names both versions and what to do, however many estimators the file holds."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sklearn.base, "__version__", "1.3.0")
+        file = save(
+            make_pipeline(StandardScaler(), regression()).fit(np.eye(2), [1, 2]), tmp_path / "model.pkl"
+        )
+    with caplog.at_level(logging.WARNING):
+        load(file)
+    (line,) = [record.getMessage() for record in caplog.records if "1.3.0" in record.getMessage()]
+    assert line.startswith(f"model.pkl was saved with scikit-learn 1.3.0 and runs with {sklearn.__version__}")
+    assert "scikit-learn==1.3.0" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Nothing", r"holds homes_of_tests\.Nothing, which has none of the methods predict,"),
+        ("Pairs", r"predict of .*model\.pkl gives int64\[1\] for two rows"),
+        ("Missing", r"cannot be loaded: AttributeError"),
+    ],
+)
+def test_what_is_no_estimator_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    """The message says what the file holds, and what is missing."""
+    with pytest.raises(LoadFailed, match=message):
+        load(made(tmp_path, name))
+
+
+def test_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """With those that are."""
+    with pytest.raises(LoadFailed, match="no signature 'predict_proba', it has: predict"):
+        load(save(regression(), tmp_path / "model.pkl"), signatures=("predict_proba",))
+
+
+def test_columns_of_texts_are_refused(tmp_path: Path) -> None:
+    """An estimator that does not take rows of numbers is for MLflow's signatures, or for a script."""
+    import pandas as pd
+    from sklearn.compose import make_column_transformer
+    from sklearn.preprocessing import OneHotEncoder
+
+    table = pd.DataFrame({"city": ["Rome", "Bonn"], "size": [1.0, 2.0]})
+    encoder = make_column_transformer((OneHotEncoder(), ["city"]), remainder="passthrough")
+    model = make_pipeline(encoder, sklearn.base.clone(regression())).fit(table, [1, 2])
+    with pytest.raises(
+        LoadFailed, match=r"does not take rows of 2 numbers.*a model of MLflow with a signature"
+    ):
+        load(save(model, tmp_path / "model.pkl"))
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        ("sklearn", "is a model of scikit-learn, which is not installed; install"),
+        ("pandas", "pip install pandas"),
+    ],
+)
+def test_packages_that_are_missing_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, message: str
+) -> None:
+    """Those that the file needs; pandas where it was fitted on a table."""
+    file = save(regression(columns=True), tmp_path / "model.pkl")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find_spec(name))
+    with pytest.raises(LoadFailed, match=message):
+        load(file)
+
+
+def test_it_computes_on_the_cpu() -> None:
+    """A GPU that is asked for by name is refused with that reason, and so is what accelerates others on one."""
+    assert probe("sklearn") == "scikit-learn computes on the CPU"
+    check_acceleration("homes", "sklearn", Acceleration())
+    with pytest.raises(InvalidSettings, match="scikit-learn computes on the CPU"):
+        check_acceleration("homes", "sklearn", Acceleration(precision="fp16"))
+
+
+def test_a_table_reaches_the_estimator_as_one(tmp_path: Path) -> None:
+    """With the names that it was fitted on; else it would warn of each batch, which is an error here."""
+    runtime = load(save(regression(columns=True), tmp_path / "model.pkl"))
+    (given,) = runtime.run([np.array([[2, 30.5]])])
+    assert np.allclose(np.asarray(given), [261])
+    assert pickle.loads((tmp_path / "model.pkl").read_bytes()).feature_names_in_.tolist() == COLUMNS
