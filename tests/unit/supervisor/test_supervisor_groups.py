@@ -99,14 +99,15 @@ def formed(*models: Deployed) -> list[tuple[str, str]]:
 
 
 def test_models_share_the_processes_of_their_devices_and_scripts_do_not() -> None:
-    """ONNX models and SavedModels of one device are together; each entry script is alone."""
+    """ONNX models and SavedModels of one device are together; each entry script and each pickle is alone."""
     assert formed(
         model("digits", "cpu"),
         model("first", "cpu", framework="script"),
         model("letters", "cpu", framework="tensorflow"),
         model("second", "cpu", framework="script"),
+        model("homes", "cpu", framework="sklearn"),
         model("faces", "cuda:0"),
-    ) == [("cpu", "digits, letters"), ("cpu", "first"), ("cpu", "second"), ("cuda:0", "faces")]
+    ) == [*(("cpu", names) for names in ("digits, letters", "first", "second", "homes")), ("cuda:0", "faces")]
 
 
 @pytest.mark.parametrize(
