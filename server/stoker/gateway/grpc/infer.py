@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from stoker.errors import NotSupported, StokerError
@@ -10,11 +11,12 @@ from stoker.gateway.grpc.calls import BEARER_METADATA, Line, Method, RpcCall
 from stoker.gateway.grpc.heads import refusal_fields, shown
 from stoker.gateway.grpc.inquiry import Inquiry
 from stoker.gateway.grpc.pieces import InferInPieces, PieceRequest
-from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
+from stoker.gateway.grpc.request_messages import RequestMessage, RequestReader
+from stoker.gateway.grpc.requests import RequestDecoder
 from stoker.gateway.grpc.responses import AnswerWriter
 from stoker.gateway.grpc.unary import UnaryCall
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
-from stoker.gateway.protocols.infer_dialect import submit_request, tensors_of
+from stoker.gateway.protocols.infer_dialect import submit_request, tell_urgency, tensors_of
 from stoker.gateway.regions.outputs import Places
 from stoker.gateway.regions.regions import Reader
 from stoker.gateway.scoring.askers import TIER_HEADER, Asker, asker_of
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from stoker.wire.envelope import RequestHead
     from stoker.wire.http2.fields import Fields
     from stoker.wire.http2.stream import Stream
+    from stoker.wire.oip_requests import InferRequest
 
 __all__ = ["GrpcDialect", "InferCall", "Named", "Scoring"]
 
@@ -58,6 +61,7 @@ class _Codec(NamedTuple):
 
     decoder: RequestDecoder
     writer: AnswerWriter
+    has_rows: bool
 
 
 class GrpcDialect(TensorDialect):
@@ -85,11 +89,21 @@ class _InferDialect(GrpcDialect):
         """Decode the request and queue its tensors."""
         del body, head
         inquiry: Inquiry = call.asked
-        codec = _codec_of(call.service)
-        assert inquiry.request is not None, "read before the service was found"
-        inquiry.decoded = decoded = codec.decoder.decode(inquiry.request)
-        inquiry.writer = codec.writer
-        submit_request(call, exchange, decoded)
+        codec, message = _codec_of(call.service), inquiry.request
+        assert message is not None, "read before the service was found"
+        inquiry.writer, inquiry.places = codec.writer, None
+        row = codec.decoder.plain_row(message) if codec.has_rows else None
+        if row is None:
+            inquiry.decoded = decoded = self._decode(call, codec.decoder, message)
+            submit_request(call, exchange, decoded)
+        else:
+            inquiry.decoded = row.request_of(message)
+            tell_urgency(call, row.request)
+            exchange.submit_decoded(call, message.raw[0], row.read)
+
+    def _decode(self, call: Call, decoder: RequestDecoder, message: RequestMessage) -> InferRequest:
+        del call
+        return decoder.decode(message)
 
     def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
         """Return the parameter `timeout` of a request that has to wait before it is submitted."""
@@ -104,7 +118,28 @@ class _InferDialect(GrpcDialect):
     @staticmethod
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
         inquiry: Inquiry = call.asked
-        call.answer_bare(inquiry.writer.write(inquiry.decoded, outputs))
+        request = inquiry.decoded if inquiry.places is None else inquiry.places.write(outputs)
+        call.answer_bare(inquiry.writer.write(request, outputs))
+
+    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
+        """Answer each with its row: most want it as it is, behind what all of them are told."""
+        contents, size = rows.tobytes(), rows.nbytes // len(rows)
+        answers: list[bytes] = []
+        for index, call in enumerate(calls):
+            inquiry: Inquiry = call.asked
+            content = contents[index * size : (index + 1) * size]
+            answer = inquiry.writer.write_row(inquiry.decoded, rows, content)
+            if answer is None:
+                super().complete_together(calls, rows)
+                return
+            answers.append(answer)
+        now_ns = time.monotonic_ns()
+        calls[0].service.metrics.count_scored(len(calls), len(calls))
+        for call, answer in zip(calls, answers, strict=True):
+            try:
+                call.answer_counted(answer, now_ns)
+            except Exception as error:  # noqa: BLE001  # must not reach the other requests
+                call.refuse_for_fault(error)
 
 
 _DIALECT: Final = _InferDialect()
@@ -122,23 +157,10 @@ class _RegionDialect(_InferDialect):
         """Whether a peer at this address may use regions."""
         return self._regions.serves(address)
 
-    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Decode the request and queue its tensors."""
-        del body, head
-        inquiry: Inquiry = call.asked
-        codec, service = _codec_of(call.service), call.service
-        assert inquiry.request is not None, "read before the service was found"
-        reader = Reader(self._regions, service.max_body_bytes)
-        inquiry.decoded = decoded = codec.decoder.decode(inquiry.request, reader)
-        inquiry.writer = codec.writer
-        inquiry.places = Places.of(self._regions, decoded, batched=tensors_of(service).batched)
-        submit_request(call, exchange, decoded)
-
-    @staticmethod
-    def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
-        inquiry: Inquiry = call.asked
-        request = inquiry.decoded if inquiry.places is None else inquiry.places.write(outputs)
-        call.answer_bare(inquiry.writer.write(request, outputs))
+    def _decode(self, call: Call, decoder: RequestDecoder, message: RequestMessage) -> InferRequest:
+        request = decoder.decode(message, Reader(self._regions, call.service.max_body_bytes))
+        call.asked.places = Places.of(self._regions, request, batched=tensors_of(call.service).batched)
+        return request
 
 
 def _codec_of(service: Scorer) -> _Codec:
@@ -148,6 +170,7 @@ def _codec_of(service: Scorer) -> _Codec:
         codec = service.codecs[_Codec] = _Codec(
             RequestDecoder(service.name, tensors),
             AnswerWriter(service.name, service.version, batched=tensors.batched),
+            service.signature is not None and service.signature.takes == "rows",
         )
     return codec
 
@@ -161,6 +184,7 @@ class Scoring:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._read = RequestReader().read
         self._region_dialect = None if gateway.regions is None else _RegionDialect(gateway.regions)
 
     def check_key(self, authorization: bytes) -> StokerError | None:
@@ -184,7 +208,7 @@ class Scoring:
             StokerError: It is refused.
         """
         call = inquiry.call
-        inquiry.request = request = RequestMessage.read(content)
+        inquiry.request = request = self._read(content)
         service, caller = self.plain(request, call.authorization) or self.find(request, call)
         try:
             if len(content) > LARGE_BODY_BYTES:

@@ -10,7 +10,7 @@ from stoker.gateway.grpc.heads import refusal_fields, shown
 from stoker.gateway.http.answers import split_lines
 
 if TYPE_CHECKING:
-    from stoker.gateway.grpc.requests import RequestMessage
+    from stoker.gateway.grpc.request_messages import RequestMessage
     from stoker.gateway.grpc.responses import AnswerWriter
     from stoker.gateway.grpc.room import Hold
     from stoker.gateway.http.body_budget import Allowance

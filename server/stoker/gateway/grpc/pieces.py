@@ -16,7 +16,8 @@ from stoker.gateway.grpc.messages import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from stoker.gateway.grpc.requests import FINAL_ASKED, RequestDecoder, RequestMessage
+from stoker.gateway.grpc.request_messages import RequestMessage
+from stoker.gateway.grpc.requests import FINAL_ASKED, RequestDecoder
 from stoker.gateway.grpc.responses import IS_FINAL
 from stoker.gateway.http.answers import told_error
 from stoker.gateway.protocols.endpoint import ScoringRequest

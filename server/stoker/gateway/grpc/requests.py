@@ -3,152 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from stoker.echo import quoted
-from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
+from stoker.errors import InvalidInput, MalformedBody
 from stoker.gateway.grpc.contents import from_typed, no_data
-from stoker.gateway.grpc.messages import ModelInferRequest
+from stoker.gateway.grpc.request_messages import RequestMessage
+from stoker.gateway.rows.ticket import Rows
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip_parameters import check_id, check_parameters, tier, timeout_ns
+from stoker.wire.oip_parameters import check_parameters, tier, timeout_ns
 from stoker.wire.oip_regions import RegionReader, from_region, span_of
 from stoker.wire.oip_requests import InferRequest, WantedOutput, all_inputs, decode_wanted
 from stoker.wire.oip_sequences import sequence_of
 from stoker.wire.oip_tensors import MAX_AXES, checked_shape, from_raw
 
-__all__ = ["FINAL_ASKED", "RequestDecoder", "RequestMessage"]
+__all__ = ["FINAL_ASKED", "PlainRow", "RequestDecoder"]
 
-_NO_REQUEST: Final = "the message is no ModelInferRequest"
 FINAL_ASKED: Final = "triton_enable_empty_final_response"
 """The parameter of clients that want to be told of the end of an answer that comes in pieces."""
 _MAX_FORMS: Final = 1024
 _MAX_REMEMBERED_BYTES: Final = 4096
-_MAX_PARTS: Final = 10_000
-"""Inputs, outputs, parameters and raw contents of one message: each costs a hundred times its two bytes."""
 _MAX_TYPED_BYTES: Final = 8 << 20
 """A message without its raw contents: a number of one byte in it becomes two of eight, for a while."""
-_MAX_ODD_BYTES: Final = 4 << 20
-"""A message that only the library can read, which makes objects of all of it."""
-_MAX_LENGTH_BITS: Final = 28
 _REGION: Final = b"shared_memory"
-
-
-class RequestMessage(NamedTuple):
-    """A `ModelInferRequest` that has been received.
-
-    Attributes:
-        model_name, model_version, id: What it says.
-        raw: Its raw contents.
-        form: The rest of it as bytes: what callers repeat with every request.
-        size_bytes: How long all of it is.
-    """
-
-    model_name: str
-    model_version: str
-    id: str
-    raw: list[memoryview]
-    form: bytes
-    size_bytes: int
-
-    @classmethod
-    def read(cls, content: bytes) -> RequestMessage:
-        """Take a message apart; its raw contents stay where they are.
-
-        Raises:
-            MalformedBody: The bytes are no message, or its id is too long.
-            BodyTooLarge: It has too many parts.
-        """
-        try:
-            (name, version, identifier), raw, form = _take_apart(content)
-            check_id(len(identifier))
-            return cls(
-                str(name, "utf-8"), str(version, "utf-8"), str(identifier, "utf-8"), raw, form, len(content)
-            )
-        except (IndexError, ValueError):
-            # Not as clients write it. It can be a message all the same, and the library is to say that.
-            return cls._read_otherwise(content)
-
-    @classmethod
-    def _read_otherwise(cls, content: bytes) -> RequestMessage:
-        if len(content) > _MAX_ODD_BYTES:
-            raise MalformedBody(f"{_NO_REQUEST}, or has fields that are not known here")
-        try:
-            message = ModelInferRequest.FromString(content)
-        except DecodeError:
-            raise MalformedBody(_NO_REQUEST) from None
-        raw, identifier = [memoryview(part) for part in message.raw_input_contents], message.id
-        check_id(len(identifier.encode()))
-        del message.raw_input_contents[:]
-        message.id = ""
-        form = message.SerializeToString()
-        return cls(message.model_name, message.model_version, identifier, raw, form, len(content))
-
-    def parsed(self, most_bytes: int) -> Any:
-        """Return its form as a `ModelInferRequest`.
-
-        Args:
-            most_bytes: How long the form may be.
-
-        Raises:
-            MalformedBody: It is none.
-            BodyTooLarge: It has more typed contents than are read.
-        """
-        if len(self.form) > most_bytes:
-            raise BodyTooLarge(
-                f"typed contents above {most_bytes >> 20} MiB are not read: send raw_input_contents"
-            )
-        try:
-            return ModelInferRequest.FromString(self.form)
-        except DecodeError:
-            raise MalformedBody(_NO_REQUEST) from None
-
-
-def _take_apart(content: bytes) -> tuple[list[memoryview], list[memoryview], bytes]:
-    """Model name, version and id of a `ModelInferRequest`; its raw contents; and all but contents and id, as bytes.
-
-    All fields of this message are length-delimited: a byte that names the field, the length as a varint, the content.
-    The library would copy the raw contents twice, and they may have 100 MiB.
-
-    Raises:
-        IndexError: The bytes end within a length.
-        ValueError: There is another field, or the bytes end within one.
-        BodyTooLarge: There are too many fields.
-    """
-    view, end = memoryview(content), len(content)
-    texts = [view[:0]] * 3
-    raw: list[memoryview] = []
-    rest: list[memoryview] = []
-    start = 0
-    for _ in range(_MAX_PARTS + 1):
-        if start == end:
-            return texts, raw, b"".join(rest)
-        at = start + 1
-        size, shift = 0, 0
-        while (byte := content[at]) > 0x7F and shift < _MAX_LENGTH_BITS:
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            at += 1
-        at += 1
-        stop = at + (size | byte << shift)
-        if stop > end or byte > 0x7F:
-            raise ValueError("a field is longer than the message")
-        match content[start]:
-            case 0x3A:
-                raw.append(view[at:stop])
-            case 0x1A:
-                texts[2] = view[at:stop]
-            case 0x0A | 0x12 as tag:
-                texts[tag >> 4] = view[at:stop]
-                rest.append(view[start:stop])
-            case 0x22 | 0x2A | 0x32:
-                rest.append(view[start:stop])
-            case tag:
-                raise ValueError(f"the field {tag >> 3} of type {tag & 7} is none of this message")
-        start = stop
-    raise BodyTooLarge(f"the message has more than {_MAX_PARTS} inputs, outputs and parameters")
 
 
 class RequestDecoder:
@@ -190,6 +70,16 @@ class RequestDecoder:
         if message.raw and _REGION not in message.form and decoded.sequence is None:
             self._remember(message.form, [tensor.name for tensor in request.inputs], decoded)
         return decoded
+
+    def plain_row(self, message: RequestMessage) -> PlainRow | None:
+        """Return what is known of a message whose raw content is one row of the only input, as the model stores it.
+
+        None if it is another one, or the first of its form; `decode` reads it then.
+        """
+        form = self._forms.get(message.form)
+        if form is None or form.row is None or len(message.raw) != 1:
+            return None
+        return form.row if len(message.raw[0]) == form.row.place.size_bytes else None
 
     def decode_parsed(
         self, message: RequestMessage, request: Any, regions: RegionReader | None = None
@@ -277,7 +167,14 @@ class RequestDecoder:
             _Place(name, names.index(name), array.dtype, array.shape, array.nbytes)
             for name, array in decoded.inputs.items()
         )
-        self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns, decoded.tier)
+        row = None
+        if len(places) == 1 and self._is_row(places[0]):
+            row = PlainRow(places[0], replace(decoded, id="", inputs={}))
+        self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns, decoded.tier, row)
+
+    def _is_row(self, place: _Place) -> bool:
+        tensors = self._tensors
+        return tensors.batched and not tensors.sequences and place.shape[0] == 1 and place.dtype.isnative
 
 
 def _is_taken_as_it_is(info: TensorInfo) -> bool:
@@ -295,6 +192,30 @@ class _Place(NamedTuple):
     size_bytes: int
 
 
+class PlainRow(NamedTuple):
+    """What requests of one form say that are one row of the only input.
+
+    Attributes:
+        place: The input.
+        request: The request, without its id and its input.
+    """
+
+    place: _Place
+    request: InferRequest
+
+    def request_of(self, message: RequestMessage) -> InferRequest:
+        """Return what a message says, without its input."""
+        said = self.request
+        return InferRequest(message.id, {}, said.wanted, said.timeout_ns, said.tier) if message.id else said
+
+    def read(self, content: memoryview, row: memoryview | None) -> Rows:
+        """Return the raw content as an array, or write it where the row is to lie; a `Decode`."""
+        if row is not None and len(row) == len(content):
+            row[:] = content
+            return ()
+        return (np.ndarray(self.place.shape, self.place.dtype, content),)
+
+
 class _Form(NamedTuple):
     """What a raw request says beside its id and its data."""
 
@@ -302,6 +223,7 @@ class _Form(NamedTuple):
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None
     tier: int | None
+    row: PlainRow | None
 
     def decode(self, message: RequestMessage) -> InferRequest | None:
         """A request of this form; None if its data do not have the right sizes."""

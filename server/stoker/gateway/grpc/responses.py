@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.wire.oip_answers import classified
-from stoker.wire.oip_requests import InferRequest, RegionOutput
+from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw
 from stoker.wire.protobuf import length_delimited
 
@@ -25,6 +25,22 @@ _ID: Final = _FIELDS["id"].number
 _RAW: Final = _FIELDS["raw_output_contents"].number
 _ANSWER: Final = ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 _LAST: Final = ModelInferResponse(parameters={IS_FINAL: {"bool_param": True}}).SerializeToString()
+
+
+class _Row(NamedTuple):
+    """What answers of one row of the only output have in common.
+
+    Attributes:
+        wanted: What their requests want.
+        shape: The row's.
+        head: What stands before their id; None where they are not that row alone, as bytes.
+        prefix: What stands before the row.
+    """
+
+    wanted: tuple[WantedOutput, ...]
+    shape: tuple[int, ...]
+    head: bytes | None
+    prefix: bytes
 
 
 class AnswerWriter:
@@ -42,6 +58,7 @@ class AnswerWriter:
     def __init__(self, model: str, version: str, *, batched: bool) -> None:
         self._model, self._version, self._batched = model, version, batched
         self._heads: dict[Any, tuple[bytes, bool, tuple[bool, ...]]] = {}
+        self._row: _Row | None = None
 
     def write(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
         """Return a `ModelInferResponse`: raw if the request was, or if an output has no typed contents.
@@ -78,6 +95,35 @@ class AnswerWriter:
             content = to_raw(array)
             parts += length_delimited(_RAW, len(content)), content
         return b"".join(parts)
+
+    def write_row(self, request: InferRequest, rows: np.ndarray, content: bytes) -> bytes | None:
+        """Return what `write` does for a request of one row, where that is all it wants; None where it is not.
+
+        Args:
+            request: What it answers.
+            rows: Rows of the model's only output.
+            content: One of them, as bytes of this machine.
+        """
+        row = self._row
+        if row is None or row.wanted is not request.wanted or row.shape != rows.shape[1:]:
+            row = self._row = self._row_of(request, rows)
+        if row.head is None:
+            return None
+        if request.id:
+            identifier = request.id.encode()
+            return b"".join(
+                (row.head, length_delimited(_ID, len(identifier)), identifier, row.prefix, content)
+            )
+        return b"".join((row.head, row.prefix, content))
+
+    def _row_of(self, request: InferRequest, rows: np.ndarray) -> _Row:
+        wanted, array = request.wanted, rows[:1]
+        raw = len(wanted) == 1 and type(wanted[0]) is WantedOutput and wanted[0].binary
+        little = rows.dtype.newbyteorder("<") == rows.dtype
+        if not raw or wanted[0].classes or rows.dtype == object or not little:
+            return _Row(wanted, rows.shape[1:], None, b"")
+        head, _, _ = self._head(request, [array])
+        return _Row(wanted, rows.shape[1:], head, length_delimited(_RAW, array.nbytes))
 
     def _head(self, request: InferRequest, arrays: list[np.ndarray]) -> tuple[bytes, bool, tuple[bool, ...]]:
         """What is the same for all answers with these shapes, whether they are raw, and what is in regions."""

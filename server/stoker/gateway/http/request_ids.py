@@ -72,10 +72,9 @@ class RequestIds:
 
     Attributes:
         request_id: The id that names this request in the log.
-        lines: The header lines that carry the ids in the answer.
     """
 
-    __slots__ = ("_traceparent", "lines", "request_id")
+    __slots__ = ("_others", "_traceparent", "request_id")
 
     def __init__(
         self, sent: bytes = b"", sent_legacy: bytes = b"", sent_client: bytes = b"", traceparent: bytes = b""
@@ -88,12 +87,12 @@ class RequestIds:
             HeaderTooLarge: An id has more than 100 characters.
             RequestError: An id holds control characters.
         """
+        self._others: tuple[bytes, bytes] | None
         if traceparent:
             self._traceparent = traceparent
         if not (sent or sent_legacy or sent_client):
-            number = next(_counter) & _COUNTER_MASK
-            self.request_id = b"%b%012x" % (_PREFIX, number)
-            self.lines = _FRESH_LINES % (number, number)
+            self.request_id = b"%b%012x" % (_PREFIX, next(_counter) & _COUNTER_MASK)
+            self._others = None
             return
         if len(sent) > _MAX_CHARS:
             raise HeaderTooLarge("x-request-id must not exceed 100 characters")
@@ -102,11 +101,14 @@ class RequestIds:
         if _CONTROL.search(sent + sent_legacy + sent_client):
             raise RequestError("A request id must not hold control characters.")
         self.request_id = sent or b"%b%012x" % (_PREFIX, next(_counter) & _COUNTER_MASK)
-        client = sent_client or sent_legacy
-        legacy = sent_legacy or sent_client or self.request_id
-        self.lines = b"x-request-id: %b\r\nx-ms-request-id: %b\r\n" % (self.request_id, legacy)
-        if client:
-            self.lines += b"x-ms-client-request-id: %b\r\n" % client
+        self._others = (sent_legacy or sent_client or self.request_id, sent_client or sent_legacy)
+
+    @property
+    def lines(self) -> bytes:
+        """The header lines that carry the ids in the answer; gRPC's answers have none."""
+        legacy, client = self._others or (self.request_id, b"")
+        lines = b"x-request-id: %b\r\nx-ms-request-id: %b\r\n" % (self.request_id, legacy)
+        return lines + b"x-ms-client-request-id: %b\r\n" % client if client else lines
 
     @property
     def span(self) -> SpanContext | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.pipelines.whole_calls import PipelineCall
-    from stoker.gateway.rows.ticket import Decode, Rows
+    from stoker.gateway.rows.ticket import BodyT, Decode, Rows
     from stoker.gateway.scoring.service import Service
     from stoker.pipelines.joined import JoinedPipeline
 
@@ -94,7 +94,7 @@ class PipelineExchange:
         """Begin with a request; see `Exchange.submit`."""
         self._start(call, dict(zip(self.joined.graph.inputs, rows, strict=True)), len(rows[0]))
 
-    def submit_decoded(self, call: PipelineCall, body: bytes, decode: Decode) -> None:
+    def submit_decoded(self, call: PipelineCall, body: BodyT, decode: Decode[BodyT]) -> None:
         """Begin with a request whose rows are read out of a body; see `Exchange.submit_decoded`."""
         self.submit(call, decode(body, None))
 

@@ -31,6 +31,7 @@ __all__ = [
     "error_answer",
     "signatures_of",
     "submit_request",
+    "tell_urgency",
     "tensors_of",
     "write_answer",
 ]
@@ -121,14 +122,19 @@ def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> Non
     Raises:
         StokerError: As `submit_tensors`.
     """
-    if request.timeout_ns is not None or request.tier is not None:
-        call.shorten(request.timeout_ns)
-        call.ask_for(request.tier)
+    tell_urgency(call, request)
     if request.sequence is not None:
         call.sequence = request.sequence
         if not all(map(len, request.inputs.values())):
             raise InvalidInput("A request of a sequence has one row, not 0.")
     submit_tensors(call, exchange, request.inputs)
+
+
+def tell_urgency(call: Call, request: InferRequest) -> None:
+    """Let a call be as urgent as its request says."""
+    if request.timeout_ns is not None or request.tier is not None:
+        call.shorten(request.timeout_ns)
+        call.ask_for(request.tier)
 
 
 def write_answer(

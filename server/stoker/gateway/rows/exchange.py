@@ -31,7 +31,7 @@ from stoker.gateway.rows.past_rows import done_since, without_past
 from stoker.gateway.rows.ranges import check_overflows_raise, check_ranges, ranges_of
 from stoker.gateway.rows.service_rate import ServiceRate
 from stoker.gateway.rows.telling import Telling
-from stoker.gateway.rows.ticket import Decode, Rows, Ticket
+from stoker.gateway.rows.ticket import BodyT, Decode, Rows, Ticket
 from stoker.gateway.rows.timeliness import Timeliness
 from stoker.gateway.rows.wakefulness import Wakefulness
 
@@ -147,7 +147,7 @@ class Exchange:
         except FloatingPointError:
             raise InvalidInput("A number is too large for the model's input type.") from None
 
-    def submit_decoded(self, ticket: Ticket, body: bytes, decode: Decode) -> None:
+    def submit_decoded(self, ticket: Ticket, body: BodyT, decode: Decode[BodyT]) -> None:
         """Queue the rows of a body, a single one perhaps without a copy; otherwise like `submit`."""
         if self._row_memory is None or not self._free:
             self.submit(ticket, decode(body, None))

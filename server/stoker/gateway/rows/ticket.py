@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,14 +15,16 @@ from stoker.metrics.batch_facts import BatchFacts
 from stoker.sequences import SequenceStep
 from stoker.tensors import Signature
 
-__all__ = ["Decode", "Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
+__all__ = ["BodyT", "Decode", "Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
 Rows = Sequence[np.ndarray]
 """Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
 
-Decode = Callable[[bytes, memoryview | None], Rows]
+BodyT = TypeVar("BodyT", bytes, memoryview)
+
+Decode = Callable[[BodyT, memoryview | None], Rows]
 """Returns the rows of a body. It is given the memory of the next free row, or None: a single row may be written
 there, and then no arrays are returned. What is written there in vain is of no consequence."""
 

@@ -321,8 +321,13 @@ class Call(Ticket):
 
     def answer_bare(self, body: bytes = b"") -> None:
         """Answer with 200 and a body, without header lines; or with nothing, if its dialect has taken the outputs."""
-        parse_ns, total_ns = self.enqueued_ns - self.received_ns, time.monotonic_ns() - self.received_ns
-        self._service.metrics.note_scored(self.rows, parse_ns, total_ns)
+        self._service.metrics.count_scored(1, self.rows)
+        self.answer_counted(body, time.monotonic_ns())
+
+    def answer_counted(self, body: bytes, now_ns: int) -> None:
+        """`answer_bare` for one of which `ModelMetrics.count_scored` has been told, with others, at a time."""
+        parse_ns, total_ns = self.enqueued_ns - self.received_ns, now_ns - self.received_ns
+        self._service.metrics.note_times(parse_ns, total_ns)
         if (remarks := self._service.metrics.remarks) is not None and total_ns > remarks.slow_ns:
             remarks.slow(self, total_ns)
         self.answer(200, b"", body)

@@ -24,7 +24,7 @@ from stoker.gateway.scoring.parcels import Parcel
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.rows.ticket import Decode, Rows, Ticket
+    from stoker.gateway.rows.ticket import BodyT, Decode, Rows, Ticket
     from stoker.gateway.scoring.call import Scorer
     from stoker.non_finite import NonFinite
     from stoker.sequences import SequenceStep
@@ -213,7 +213,7 @@ class _Kept:
         del ticket
         self.rows = rows
 
-    def submit_decoded(self, ticket: Ticket, body: bytes, decode: Decode) -> None:
+    def submit_decoded(self, ticket: Ticket, body: BodyT, decode: Decode[BodyT]) -> None:
         self.submit(ticket, decode(body, None))
 
     def submit_body(self, ticket: Ticket, body: bytes) -> None:

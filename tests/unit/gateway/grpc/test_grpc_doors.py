@@ -75,8 +75,8 @@ class PuppetTransport:
 class House:
     """A server of one connection, looked after by a clock of the test's."""
 
-    def __init__(self, retires_s: float = 1e9) -> None:
-        self.gateway = Gateway({}, metric_memory())
+    def __init__(self, retires_s: float = 1e9, gateway: Gateway | None = None) -> None:
+        self.gateway = gateway or Gateway({}, metric_memory())
         self.draining = False
         self.find = InferenceServicer(self.gateway, 1 << 20).find
         self.transport = PuppetTransport()

@@ -17,7 +17,7 @@ from stoker.tensors import Signature, TensorSpec
 BODY = b"whatever"
 
 
-def writes(*numbers: float) -> Decode:
+def writes(*numbers: float) -> Decode[bytes]:
     """Write a row as a decoder of float32 does; its arrays where it has no memory for them."""
 
     def decode(body: bytes, row: memoryview | None) -> Rows:
@@ -31,7 +31,7 @@ def writes(*numbers: float) -> Decode:
     return decode
 
 
-def returns(*first: float) -> Decode:
+def returns(*first: float) -> Decode[bytes]:
     """Return rows, after it has written some of them in vain."""
 
     def decode(_: bytes, row: memoryview | None) -> Rows:
@@ -42,7 +42,7 @@ def returns(*first: float) -> Decode:
     return decode
 
 
-def fails(error: StokerError) -> Decode:
+def fails(error: StokerError) -> Decode[bytes]:
     """Refuse a body, of which it has written a part in vain."""
 
     def decode(_: bytes, row: memoryview | None) -> Rows:
