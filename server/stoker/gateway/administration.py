@@ -1,4 +1,4 @@
-"""Asking the supervisor to list, load and unload models, and to change settings, and who may."""
+"""Requests of a frontend to the supervisor: list, load and unload models, change settings; and who may send them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ class AdminAccess:
     """Who may load and unload models.
 
     Attributes:
-        callers: What is asked of those who do: the admin key, or nothing.
-        refusal: Why nobody may; empty if somebody may.
-        polls: Whether the server looks for models by itself, so that nobody may ask it to.
+        callers: The credential it takes: the admin key, or none.
+        refusal: Why nobody may; empty if it is allowed.
+        polls: Whether the server polls the model folders by itself, in which case requests to load or unload are
+            refused.
     """
 
     callers: Access = Access()  # noqa: RUF009  # it never changes
@@ -55,7 +56,7 @@ class AdminAccess:
         """Refuse a request that may not load or unload a model; see `check`.
 
         Raises:
-            NotReady: The server looks for models by itself.
+            NotReady: The server polls the model folders by itself.
         """
         self.check(authorization, from_page=from_page, sent_as=sent_as)
         if self.polls:
@@ -65,13 +66,14 @@ class AdminAccess:
         """Refuse a request that may not change what is served.
 
         Args:
-            authorization: Value of its header `Authorization`.
-            from_page: Whether a browser says that a page has made it.
-            sent_as: How callers of its protocol send a key, in the words of `BEARER_HEADER`.
+            authorization: Value of the request's header `Authorization`.
+            from_page: Whether the request's headers say that a web page made it in a browser.
+            sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
 
         Raises:
-            Unauthorized: It needs the admin key, and has not got it.
-            Forbidden: Nobody may, or not from a page: any page could, where no key is needed.
+            Unauthorized: The admin key is needed and was not sent.
+            Forbidden: Nobody may, or the request comes from a web page while no key is needed: any page could send
+                it then.
         """
         if self.refusal:
             raise Forbidden(self.refusal)
@@ -87,7 +89,7 @@ def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
 
     Args:
         keys_dir: The folder of the keys.
-        rules: What the supervisor says of it.
+        rules: The settings that the supervisor has sent.
     """
     if not rules.needs_key:
         refusal = (
@@ -111,14 +113,14 @@ def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
 
 
 def admin_key(verifier: KeyVerifier) -> Access:
-    """Return the access of those who have the admin key."""
+    """Return the access that takes the admin key."""
     return Access(
         verifier, needs="Changing models and settings needs the admin key ('stoker keys show admin')"
     )
 
 
 class _Refused(StokerError):
-    """What the supervisor has refused, with the status and code of its error."""
+    """An error of the supervisor's, with its status and code."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.error, retry_after_s=refusal.retry_after_s)
@@ -138,7 +140,7 @@ class Administration:
     """
 
     def __init__(self, send: Callable[[Ask], object], access: AdminAccess) -> None:
-        """Ask by `send`; the replies are given to `take_reply`."""
+        """Send requests by `send`; replies are passed to `take_reply`."""
         self.access = access
         self._send = send
         self._tickets = itertools.count()
@@ -146,11 +148,11 @@ class Administration:
         self._closed = False
 
     async def events(self, model: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Return what has happened to the versions of one model or of all, the oldest first."""
+        """Return the recent events of one model's versions, or of all, the oldest first."""
         return await self._ask(lambda ticket: AskEvents(ticket, model))
 
     async def index(self, *, ready: bool = False) -> Sequence[Mapping[str, str]]:
-        """Return all models with their versions, as the model repository extension has them."""
+        """Return all models with their versions, in the form of the model repository extension."""
         return await self._ask(lambda ticket: AskIndex(ticket, ready))
 
     async def load(
@@ -161,16 +163,16 @@ class Administration:
         versions: str | tuple[int, ...] | None = None,
         adjustments: Adjustments = Adjustments(),  # noqa: B008  # it never changes
     ) -> None:
-        """Load a model, and return when it is served; what has changed on the disk is loaded anew.
+        """Load a model; returns when it is served. Files that have changed on the disk are loaded again.
 
         Args:
             model: Its name.
             version: One version, in addition to those that are served.
-            versions: Which versions, if not those that its settings ask for; see `stoker.versions.read_versions`.
-            adjustments: How it is to be batched, if not as its settings say; one version is as the others are.
+            versions: Which versions, if not those of the model's settings; see `stoker.versions.read_versions`.
+            adjustments: Settings of batching that replace the model's own; not used for a single version.
 
         Raises:
-            StokerError: It is unknown or cannot be loaded; what is served stays as it is.
+            StokerError: The model is unknown or cannot be loaded; what is served stays as it is.
         """
         policy = None if versions is None else VersionPolicy.of(versions)
         await self._ask(lambda ticket: AskLoad(ticket, model, version, policy, adjustments))
@@ -179,42 +181,42 @@ class Administration:
         """Unload a model or one of its versions, and return when its last requests have been answered.
 
         Raises:
-            StokerError: It is not served.
+            StokerError: The model or version is not served.
         """
         await self._ask(lambda ticket: AskUnload(ticket, model, version))
 
     async def shift(self, model: str, canary: Canary) -> None:
-        """Send the requests of a model that name no version to its versions by these weights from now on.
+        """Set the weights by which requests that name no version are divided among the versions of a model.
 
         Raises:
-            StokerError: It is not served, or has not got these labels.
+            StokerError: The model is not served, or has no such label.
         """
         await self._ask(lambda ticket: AskShift(ticket, model, canary))
 
     async def reload(self) -> None:
-        """Replace the whole server by a new one of the settings and the code as they are now; return when it serves.
+        """Replace the whole server by a new one with the present settings and code; returns when that serves.
 
         Raises:
-            StokerError: The new one did not start, and this one goes on.
+            StokerError: The new server did not start; this one goes on.
         """
         await self._ask(AskReload)
 
     async def traces(self, model: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Change which requests of a model are traced, and return which ones are now; see `AskTraces`.
+        """Change which requests of a model are traced, and return the settings that hold now; see `AskTraces`.
 
         Raises:
-            StokerError: Traces are sent nowhere.
+            StokerError: No receiver of traces is set.
         """
         (settings,) = await self._ask(lambda ticket: AskTraces(ticket, model, changes))
         return settings
 
     async def logs(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Change what the logs of all processes have, and return what they have now; see `AskLogs`."""
+        """Change the log settings of all processes, and return those that hold now; see `AskLogs`."""
         (settings,) = await self._ask(lambda ticket: AskLogs(ticket, changes))
         return settings
 
     def take_reply(self, reply: Reply | Refusal) -> None:
-        """Take what the supervisor says to a request."""
+        """Resolve the request that this reply of the supervisor's answers."""
         answered = self._waiting.pop(reply.ticket, None)
         if answered is None or answered.done():
             return
@@ -224,7 +226,7 @@ class Administration:
             answered.set_result(reply.entries)
 
     def close(self) -> None:
-        """Refuse what waits for the supervisor, and whatever comes now: loads may take longer than the end may."""
+        """Refuse the requests that wait for the supervisor, and all later ones: a load may outlast the shutdown."""
         self._closed = True
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():

@@ -1,7 +1,8 @@
-"""Whether a request is worth queueing: whether its answer can be there in time, as far as the device tells.
+"""Admission by target: whether a request can be answered in time, judged by what the device process reports.
 
-What is refused here would have been dropped later, after it was read, has waited, and has made the queue longer for
-all others; and its caller learns at once, and when to come back. Sans-I/O: no clock, no sockets.
+A request that is refused here would otherwise be read, would wait, would make the queue longer for all
+others, and would then be dropped. Refused early, its caller learns at once when to come back. Sans-I/O: no
+clock, no sockets.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["admit", "comeback", "hopeless"]
 
 _LEAST_ROOM: Final = 0.1
-"""Of the device's rows at least such a part is taken to be left by those who ask, whoever they are."""
+"""At least this share of the device's time is assumed to be free for requests that come back, whatever its load."""
 _SPREAD: Final = 0.25
 _BELIEVED_NS: Final = 1_000_000_000
-"""So long what a device says of the time of one row is believed; then a request may find out."""
+"""How long the reported time of one row is believed. After that one request is let in to measure it again."""
 _LONGEST_MS: Final = 60_000
 _MS_NS: Final = 1_000_000
 
@@ -37,19 +38,19 @@ def admit(
     board: Board,
     chance: Callable[[], float] = random.random,
 ) -> Refusal | None:
-    """Decide whether a request is taken; None if it is.
+    """Decide whether a request is admitted; returns None if it is, else the refusal.
 
-    It is refused if it is expected to end later than its target by more than a quarter of what is left until that,
-    for the rows that come last fill batches that are in time. One that finds nobody else is taken.
+    It is refused if it is expected to end later than its target by more than a quarter of the time left until the
+    target: the rows that arrive last fill up batches that leave in time. With no other rows waiting it is admitted.
 
     Args:
-        now_ns: The time.
-        rows: Its rows.
-        caller: Who asks.
+        now_ns: The time now.
+        rows: How many rows the request has.
+        caller: Who sends the request.
         tier: 0 for high, 1 for normal, 2 for low.
-        target_ns: Until when its answer is worth something.
-        board: What the device says.
-        chance: A number from 0 to 1 at random.
+        target_ns: When the answer stops being of use to the caller.
+        board: The device process's report.
+        chance: Returns a random number from 0 to 1.
     """
     if not board.cap:
         return None
@@ -67,7 +68,7 @@ def admit(
         begins_ns, rows, caller, tier, target_ns, board
     ):
         return None
-    # By then the batch of those who are ahead may have left without it.
+    # Estimated without this request sharing a batch: by then the batch of the rows ahead may have left.
     apart_ns = begins_ns + board.batch_ns(others) + board.batch_ns(rows)
     return Refusal(
         503,
@@ -83,9 +84,10 @@ def admit(
 def _outlasts(
     begins_ns: int, rows: int, caller: CallerTerms, tier: int, target_ns: int, board: Board
 ) -> bool:
-    """Whether a request fits in the last full batch that is in time for it, with all that are due behind that.
+    """Whether the last full batch that ends before the target has room for the request and all rows due later.
 
-    Who is ahead of it is in batches before, or will be late. Where others have turns between, that is not known.
+    The rows ahead of it leave in earlier batches, or will be late themselves. Where other models take turns on the
+    device, or callers or tiers share the queue, that cannot be known, and the result is False.
     """
     if not board.later or board.parallel > 1 or board.other_ns:
         return False
@@ -98,15 +100,16 @@ def _outlasts(
 def hopeless(
     now_ns: int, deadline_ns: int, board: Board, chance: Callable[[], float] = random.random
 ) -> Refusal | None:
-    """Refuse a request whose caller does not even wait as long as one row takes; None if they do.
+    """Refuse a request whose caller waits for less time than one row takes to compute; None if it waits longer.
 
     Args:
-        now_ns: The time.
-        deadline_ns: Until when they wait.
-        board: What the device says.
-        chance: A number from 0 to 1 at random.
+        now_ns: The time now.
+        deadline_ns: When the caller stops waiting.
+        board: The device process's report.
+        chance: Returns a random number from 0 to 1.
     """
-    # When nothing has run for a while, a device that was slow may be fast again: one request finds that out.
+    # After a second without a batch the reported time may be outdated, so one request is let through to
+    # measure it.
     if not board.cap or now_ns - board.written_ns > _BELIEVED_NS:
         return None
     end_ns = now_ns + board.costs_ns[0]
@@ -118,11 +121,11 @@ def hopeless(
 
 
 def comeback(late_ns: int, board: Board, chance: Callable[[], float] = random.random) -> int:
-    """In how many milliseconds who would be late by so much may come back.
+    """Return after how many milliseconds a refused request should be retried, given by how much it would be late.
 
-    When the device has done what is in the way, beside what others ask for meanwhile; and not all at once. While more
-    come than can be done, whoever comes back takes the place of somebody else, so they are told to stay away longer,
-    until no more come.
+    By then the device has worked off what is in the way, besides the requests that arrive meanwhile; a random
+    part spreads the retries. While more arrives than can be served, each retry takes another request's place,
+    so callers are told to wait longer (`Board.crowding`).
     """
     room = max(_LEAST_ROOM, 1 - board.load)
     wait_ms = late_ns / _MS_NS / room * board.crowding * (1 + _SPREAD * chance())

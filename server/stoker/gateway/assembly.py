@@ -1,4 +1,4 @@
-"""Making a frontend's service of what the supervisor says about a version of a model."""
+"""Builds a frontend's service from what the supervisor says about a version of a model."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def assemble(
     """Make a service.
 
     Args:
-        rules: What the supervisor says of it.
+        rules: The supervisor's message about the version.
         page: The frontend's page of the metrics.
-        server: What holds for all services.
-        journal: Where remarkable requests go; None if none are remarked.
-        quotas: What callers with limits may still send.
+        server: The settings that hold for all services.
+        journal: Records remarkable requests; None to record none.
+        quotas: The quotas of callers with limits.
     """
     terms = rules.terms
     version = str(rules.version)
@@ -101,21 +101,21 @@ def _cache(terms: Terms, metrics: ModelMetrics) -> AnswerCache | None:
 
 
 def _urgency(terms: Terms) -> Urgency | None:
-    """How urgent requests are that say nothing; None where that is what all are."""
+    """The default urgency of requests; None where it is the same for all and needs no telling."""
     lasts_ns = 0 if terms.target_ms is None else round(terms.target_ms * 1e6)
     urgency = Urgency(TIERS.index(terms.default_tier), lasts_ns=lasts_ns)
     return None if urgency == USUAL else urgency
 
 
 def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, version: str) -> ModelMetrics:
-    """What a new service counts; the gauges of whoever had the slot before are cleared.
+    """Return the counters of a new service; the gauges that the slot's former version has left are cleared.
 
     Args:
         page: The frontend's page of the metrics.
-        slot: Which slot of it.
-        journal: Where remarkable requests go; None if none are remarked.
-        name: What the service is called there.
-        version: And which of its versions it is.
+        slot: The service's slot in it.
+        journal: Records remarkable requests; None to record none.
+        name: The name under which the journal has the service.
+        version: Its version there.
     """
     metrics = page.model(slot)
     metrics.clear_gauges()
@@ -125,12 +125,12 @@ def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, 
 
 
 def access_of(name: str, given: Keys | None, server: ServerRules) -> Access:
-    """Return who may use a service.
+    """Return the access rules of a service.
 
     Args:
         name: Its name.
-        given: The keys that the operator gave; None for those of the files.
-        server: What holds for all services.
+        given: The keys from the operator's settings; None to use those of the key files.
+        server: The settings that hold for all services.
     """
     owner = keys_owner(server.endpoint, name)
     if not server.auth and not server.token_auth:
@@ -140,12 +140,12 @@ def access_of(name: str, given: Keys | None, server: ServerRules) -> Access:
         return Access(keys)
     from stoker.keys.tokens import TokenVerifier
 
-    # Tokens are handed out for keys, which need not be taken.
+    # Tokens are issued for keys, also where a service takes no keys itself.
     return Access(keys if server.auth else None, TokenVerifier(server.keys_dir, owner, keys))
 
 
 def _own_swagger(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """What the user's files say; what has become unreadable since the start is left to be made."""
+    """The Swagger files of the user, without those that have become unreadable: theirs are generated then."""
     descriptions = {}
     for version, file in files.items():
         try:

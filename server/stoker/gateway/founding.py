@@ -1,4 +1,4 @@
-"""What a frontend is made of, from what the supervisor tells it at its start."""
+"""Builds the parts of a frontend from what the supervisor tells it at its start."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["gateway_of", "siblings_of"]
 def gateway_of(
     start: StartFrontend, memory: MetricMemory, metrics_fd: int, bodies: BodyBudget, regions_fd: int | None
 ) -> Gateway:
-    """Make the gateway, without a model.
+    """Make the gateway, without models.
 
     Args:
         start: What the frontend is told.
         memory: The counters of all processes.
         metrics_fd: Their file; it may be closed afterwards.
-        bodies: What large bodies may take.
-        regions_fd: The file with what is registered of callers' shared memory, which the gateway takes over; None
-            where none is offered.
+        bodies: The memory budget of large bodies.
+        regions_fd: The file with the table of callers' shared memory, which the gateway takes over; None where that
+            is off.
     """
     gateway = Gateway(
         {},
@@ -67,7 +67,7 @@ def gateway_of(
 
 
 def siblings_of(start: StartFrontend, memory: MetricMemory, fds: list[int]) -> Siblings | None:
-    """All frontends of the server, whose descriptors are taken off the list; None if it has one alone."""
+    """All frontends of the server; their descriptors are taken off the list. None if there is only one."""
     count = start.server.frontends
     if count == 1:
         return None
@@ -76,7 +76,7 @@ def siblings_of(start: StartFrontend, memory: MetricMemory, fds: list[int]) -> S
 
 
 def _quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quotas | None:
-    """What callers with limits may still send; None where nobody is told apart."""
+    """The quotas of callers with limits; None where callers are not told apart."""
     if not server.auth and not server.token_auth:
         return None
     known = KnownCallers(server.keys_dir)

@@ -1,6 +1,7 @@
 """The frontend process: HTTP in, rows out. The supervisor runs this module with `--control-fd N`.
 
-What they tell each other is in `stoker.control.frontend_messages`. It ends when the control channel does.
+The messages between the two are in `stoker.control.frontend_messages`. The process ends when the control channel
+does.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.025
 _LOOK_S: Final = 1.0
-"""How often it is looked whether large bodies have left memory behind, and whether shared memory has gone."""
+"""How often memory left by large bodies, and shared memory that its owner has removed, are looked for."""
 _LEAVE_S: Final = 1.0
-"""How long a frontend without a supervisor goes on, to answer those who have come."""
+"""How long a frontend whose supervisor has gone goes on, to answer the requests that it has."""
 
 
 class _Frontend:
@@ -97,7 +98,7 @@ class _Frontend:
         self._loop.add_reader(channel.fileno(), self._on_message)
 
     async def run(self) -> None:
-        """Handle messages one after the other, until it has stopped or the supervisor has gone."""
+        """Handle the supervisor's messages one after the other, until one says to stop or the supervisor has gone."""
         try:
             while (received := await self._inbox.get()) is not None:
                 await self._handle(*received)
@@ -135,7 +136,7 @@ class _Frontend:
             case AttachReplica():
                 self._attach(roster, message, fds)
             case Compare():
-                # Beside the messages: it takes as long as the requests do.
+                # In a task of its own: it takes as long as the last requests do.
                 task = self._loop.create_task(self._compare(roster, message))
                 self._comparing.add(task)
                 task.add_done_callback(self._comparing.discard)
@@ -154,7 +155,7 @@ class _Frontend:
             case Drain(port_stays):
                 self._drain(gateway, port_stays)
             case Stop(timeout_s):
-                # Beside the messages: what finishes may wait for one of them.
+                # In a task of its own: what it waits for may need one of the next messages.
                 self._stopping = self._loop.create_task(self._stop(gateway, roster, timeout_s))
                 self._stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
             case _:
@@ -208,7 +209,7 @@ class _Frontend:
         self._grpc_rules = start.grpc
         self._loop.call_later(_SWEEP_S, self._sweep)
         self._loop.call_later(_LOOK_S, self._give_back, Leftovers(self._bodies))
-        # What start-up made stays: collecting it again and again would only cost pauses.
+        # Objects of the start-up live for ever: scanning them in every garbage collection would only cost pauses.
         gc.collect()
         gc.freeze()
         self._channel.send(Started())
@@ -227,7 +228,7 @@ class _Frontend:
         assert self._listener is not None, "listen comes after start"
         await self._listener.start()
         if self._grpc_rules is not None:
-            # Not where it is off: it would cost every frontend its memory.
+            # Imported only where it is on: it would cost every frontend its memory.
             from stoker.gateway.grpc.server import GrpcServer
 
             assert self._page is not None, "started with it"
@@ -255,7 +256,8 @@ class _Frontend:
     def _sweep(self) -> None:
         assert self._roster is not None, "started with it"
         assert self._page is not None, "started with it"
-        # First, so that no fault can end it: without it no request is ever late, and nothing is ever retired.
+        # Started first, and not to be ended by an error: without it requests never time out and services never
+        # retire.
         self._loop.call_later(_SWEEP_S, self._sweep)
         self._page.beat()
         self._page.set_large_bodies(self._bodies.held_bytes, self._bodies.total_bytes)
@@ -270,18 +272,18 @@ class _Frontend:
             regions.look()
             if cold := regions.cold_devices():
                 self._loop.run_in_executor(None, regions.cuda.prepare, cold)
-        # Without a descriptor it cannot look, which is tried again and no fault.
+        # Out of descriptors: it cannot look now, and tries again later.
         due = False
         with contextlib.suppress(OSError):
             due = leftovers.due()
         if due:
-            # Beside the loop: it takes milliseconds for each gigabyte.
+            # In a thread: it takes milliseconds for each gigabyte.
             self._loop.run_in_executor(None, give_back)
 
     async def _leave(self) -> None:
-        """Close the door first when the supervisor has gone: who came in while this process ends would be reset."""
+        """Close the listening sockets first if the supervisor has gone: connections accepted later would be reset."""
         if self._gateway is None or self._listener is None or self._channel_failed:
-            # Its successor listens on the same sockets, and they stay as they are.
+            # The successor listens on the same sockets, so they stay as they are.
             return
         self._gateway.start_draining()
         calls = self._loop.create_task(self._grpc.stop(_LEAVE_S)) if self._grpc is not None else None
@@ -314,7 +316,8 @@ def _tell(roster: Roster, message: Serve | Route | VerdictChanged | Retire | Det
         case Retire(number):
             roster.retire(number)
         case DetachReplica(generation):
-            # Usually the doorbell has said so already; a process that the device had forked can hold it open.
+            # Usually the end of the doorbell has said so already, but a process that the device process had forked
+            # can hold it open.
             roster.detach(generation)
 
 
@@ -327,14 +330,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="stoker.gateway.frontend", description="Started by `stoker serve`.")
     parser.add_argument("--control-fd", type=int, required=True)
     args = parser.parse_args()
-    # A signal to the whole process group is the supervisor's to answer: it drains first.
+    # A signal to the whole process group is for the supervisor to answer, which drains first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # The supervisor asks for this before it ends a frontend that hangs.
+    # The supervisor asks for the stacks before it kills a frontend that hangs.
     write_stacks_when_asked()
     allow_many()
     configure_logging("frontend")
-    # Casting a request's numbers to the model's type must not yield infinities: `Exchange` insists on this.
+    # Casting a request's numbers to the model's dtype must raise on overflow and not give infinities: `Exchange`
+    # checks this.
     np.seterr(over="raise")
     uvloop.run(_serve(args.control_fd))
 

@@ -1,4 +1,4 @@
-"""What a frontend knows: its services, and whether it is ready or draining."""
+"""The state of one frontend: its services, and whether it is ready or draining."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAX_HEADS = 4096
 
 
 class PlainHead(NamedTuple):
-    """What a head (request line and headers) of a plain scoring request says."""
+    """The meaning of the head (request line and headers) of a plain scoring request."""
 
     service: Service
     authorization: bytes
@@ -56,22 +56,23 @@ class Gateway:
     """The services of one frontend.
 
     Attributes:
-        services: The default version of each model that is served, by name. Requests keep the service that they
-            began with, so another version becomes the default by one replacement here.
+        services: The default version of each served model, by name. A request keeps the service that it began with,
+            so replacing the entry here makes another version the default.
         metrics: The counters of all processes.
-        past: What they were in the last minutes, for the console; None where there is none.
-        journal: The requests that are remarkable, for the console; None where there is none.
-        keyless: Whether no service asks for keys, so that the console does not either.
-        metrics_need_key: Whether `/metrics` needs a key of any service.
-        metadata_need_key: Whether what is said of models does; see `stoker.gateway.protocols.metadata_access`.
-        draining: Set once, when the server shuts down: it is not ready then.
-        closes: Set once, when connections are to end: answers then close theirs.
-        bodies: The memory of large bodies that are being received.
-        cors: Which origins may read answers; None leaves that to browsers.
-        naming: What descriptions call the services.
+        past: The counters of the last minutes, for the console; None where there is no console.
+        journal: Records of remarkable requests, for the console; None where there is no console.
+        keyless: Whether no service asks for keys; the console asks for none then either.
+        metrics_need_key: Whether `/metrics` needs a key of some service.
+        metadata_need_key: Whether the metadata of models need a key; see
+            `stoker.gateway.protocols.metadata_access`.
+        draining: Set once, when the server shuts down: it is not ready from then on.
+        closes: Set once, when connections are to end: each answer then closes its connection.
+        bodies: The memory budget of large bodies.
+        cors: The origins that may read answers; None to send no CORS headers.
+        naming: Title, version and path prefix of descriptions.
         tells_version: Whether answers name the server's version.
-        trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
-        traffic: How the requests to an endpoint go to the services, its deployments; None if they are not.
+        trusts_proxy: Whether deadlines and tiers are taken from the headers of API gateways.
+        traffic: Divides the requests to an endpoint among its deployments; None where there is no endpoint.
     """
 
     services: dict[str, Service]
@@ -90,34 +91,34 @@ class Gateway:
     trusts_proxy: bool = False
     traffic: Traffic | None = None
     administration: Administration | None = None
-    """Who loads and unloads models; set once by the frontend."""
+    """Loads and unloads models; set once by the frontend."""
     watch: Watch | None = None
-    """Who is told of requests; None if nobody is. Set once by the frontend."""
+    """Is told of answered requests (access log, traces); None if nobody is. Set once by the frontend."""
     quotas: Quotas | None = None
-    """What callers with limits may still send; None where nobody has a named key."""
+    """The quotas of callers with limits; None where nobody has a named key."""
     regions: Regions | None = None
     """Shared memory of callers; None where it is off. Set once by the frontend."""
     streams: ScriptStreams | None = None
-    """Where answers come piece by piece; None until the first request wants that."""
+    """Where answers that come piece by piece arrive; None until the first request asks for one."""
     on_readiness: list[Callable[[], None]] = field(default_factory=list)
-    """Called when it may have changed what can score; see `tell_readiness`."""
+    """Called when models may have become ready or not ready; see `tell_readiness`."""
     default_lines: bytes = b""
-    """Header lines of every answer, with the date; what the direct door writes and uvicorn adds."""
+    """Header lines of every answer, with the date: written by the direct door, and added by uvicorn."""
     heads: dict[bytes, PlainHead] = field(default_factory=dict)
-    """Heads of plain scoring requests that have been parsed before, byte for byte; see `remember`."""
+    """The parsed heads of plain scoring requests by their bytes; see `remember`."""
     distant_heads: dict[bytes, PlainHead] = field(default_factory=dict)
-    """The same of callers who may not use shared memory where others may."""
+    """The same for callers who may not use shared memory, where others may."""
     models: dict[str, ServedModel] = field(init=False)
-    """All versions of all models, by name; those that have been unloaded too."""
+    """All versions of all models, by name, including those that were unloaded."""
     only: str | None = field(init=False)
-    """The model that is meant where a path names none: the one that the server was started with, if it was one."""
+    """The model that is meant where a path names none: the only one that the server was started with."""
     routes: dict[bytes, Service] = field(init=False)
     """The exact request targets of scoring, for the direct door."""
     infer_routes: dict[bytes, Service] = field(init=False)
     """The same for infer requests of the Open Inference Protocol."""
 
     load: LoadMeter = field(init=False)
-    """How much is asked of the models, for those who read the metrics."""
+    """Reads the load of the models, for the metrics."""
 
     def __post_init__(self) -> None:
         self.load = LoadMeter(self.metrics)
@@ -128,7 +129,7 @@ class Gateway:
         self._find_routes()
 
     def route(self, name: str, model: ServedModel) -> None:
-        """Take note of what is served of a model from now on; one without versions is forgotten."""
+        """Replace what is served of a model; a model without versions is removed."""
         self.models[name] = model
         if not model.versions:
             del self.models[name]
@@ -138,18 +139,18 @@ class Gateway:
         else:
             self.services[name] = default
         self._find_routes()
-        # What heads mean was found by the old routes.
+        # The cached heads were resolved with the old routes.
         self.forget_heads()
         self.tell_readiness()
 
     def note_refusal(self, service: Service, headers: Mapping[bytes, bytes], error: StokerError) -> None:
-        """Count a request to a service that is refused before it is scored, and tell who watches."""
+        """Count a request that is refused before it is scored, and tell the watchers."""
         service.count_refusal(error)
         if self.watch is not None:
             self.watch.refused(service, ids_of_refused(headers), error)
 
     def _find_routes(self) -> None:
-        # Where deployments or versions share a path, the app chooses.
+        # Where deployments or versions share a path, the app chooses among them.
         alone = {name: service for name, service in self.services.items() if self.models[name].split is None}
         self.routes = {f"{self.path(service)}/score".encode(): service for service in alone.values()}
         if self.only in alone and (self.traffic is None or self.traffic.undivided):
@@ -163,12 +164,12 @@ class Gateway:
                 self.infer_routes[f"{path}/versions/{version.version}/infer".encode()] = version
 
     def path(self, service: Service) -> str:
-        """What stands before `/score` and `/swagger.json` of a service, percent-encoded."""
+        """The percent-encoded path of a service before `/score` and `/swagger.json`."""
         return SERVICE_PATH + quote(service.name)
 
     @property
     def all_services(self) -> Iterator[Service]:
-        """Those of all versions of all models."""
+        """The services of all versions of all models."""
         for model in self.models.values():
             yield from model.services
 
@@ -177,7 +178,7 @@ class Gateway:
 
         Raises:
             UnknownService: No model is served under this name, or several are and none was named.
-            NotReady: It is being loaded for the first time, or could not be.
+            NotReady: The model is being loaded for the first time, or could not be loaded.
         """
         if name is None and self.traffic is not None:
             name = self.traffic.endpoint.leading
@@ -198,15 +199,15 @@ class Gateway:
         raise UnknownService("No service is here now: none is loaded.")
 
     def _told(self, before: str, names: Iterable[str]) -> str:
-        """Names as the end of a message; nothing where only callers with a key may know them."""
+        """Names of models for the end of a message; empty where only callers with a key may know them."""
         return "" if self.metadata_need_key else before + ", ".join(names)
 
     def deployment(self, headers: Mapping[bytes, bytes]) -> Service:
-        """Find who scores a request to a path that names nobody: a deployment of the endpoint, or the only model.
+        """Find the service for a request whose path names no model: a deployment of the endpoint, or the only model.
 
         Raises:
             UnknownService: As `service`; or no such deployment is there, or none has a share of the requests.
-            NotReady: The one whose turn it is has been unloaded.
+            NotReady: The chosen deployment has been unloaded.
         """
         if self.traffic is None:
             return self.service(None)
@@ -219,7 +220,7 @@ class Gateway:
             return self.service(name)
         served = next((self.services[name] for name in shares if name in self.services), None)
         if served is not None and not served.access.allows(headers.get(b"authorization", b"")):
-            # It will be refused, and takes nobody's turn.
+            # A request that will be refused must not use up a deployment's turn.
             return served
         chosen = self.traffic.next()
         if chosen is None:
@@ -232,33 +233,33 @@ class Gateway:
         return self.services[chosen]
 
     def by_weight(self, service: Service, headers: Mapping[bytes, bytes]) -> Service:
-        """Find who scores a request that names no version of a model: by its weights, if it has any.
+        """Find the service for a request that names no version: by the weights of the versions, if any are set.
 
         Args:
             service: Its default version.
-            headers: The request's headers, by which a caller may stick to a version.
+            headers: The request's headers, which may hold a value that pins the caller to a version.
         """
         split = self.split_of(service)
-        # Who will be refused takes nobody's turn.
+        # A request that will be refused must not use up a version's turn.
         if split is None or not service.access.allows(headers.get(b"authorization", b"")):
             return service
         number = split.next(headers.get(split.header, b""))
         return self.models[service.name].versions[number].service or service
 
     def split_of(self, service: Service) -> Split | None:
-        """How the requests that name no version of a service's model go to its versions; None if by no weights."""
+        """The weights of the versions of a service's model; None if it has none."""
         model = self.models.get(service.name)
         return None if model is None else model.split
 
     def mirror(self, headers: Mapping[bytes, bytes]) -> Service | None:
-        """Find who gets a copy of a request to the endpoint, beside the deployment that answers it."""
+        """Find the deployment that gets a copy of a request, beside the one that answers it."""
         if self.traffic is None or DEPLOYMENT_HEADER in headers:
             return None
         name = self.traffic.next_mirror()
         return None if name is None else self.services.get(name)
 
     def find(self, name: str, version: str | None = None, label: str | None = None) -> Service:
-        """Find a version of a model, in the words of the Open Inference Protocol.
+        """Find a version of a model by the terms of the Open Inference Protocol.
 
         Args:
             name: Name of the model.
@@ -267,7 +268,7 @@ class Gateway:
 
         Raises:
             UnknownService: There is no such model, version or label, or it has been unloaded.
-            NotReady: It is being loaded for the first time, or could not be.
+            NotReady: The version is being loaded for the first time, or could not be loaded.
         """
         model = self.models.get(name)
         number = version
@@ -301,28 +302,28 @@ class Gateway:
             raise NotReady(f"Not ready yet: {', '.join(waiting)}.", retry_after_s=1)
 
     def heads_of(self, address: str) -> dict[bytes, PlainHead]:
-        """What is remembered of heads from this address."""
+        """The cached heads for connections from this address."""
         return self.heads if self.regions is None or self.regions.serves(address) else self.distant_heads
 
     @staticmethod
     def remember(heads: dict[bytes, PlainHead], head: bytes, meaning: PlainHead) -> None:
-        """Keep among those of `heads_of` what a head says: callers repeat theirs with every request."""
+        """Keep the meaning of a head in the cache that `heads_of` has returned: clients repeat their heads."""
         if len(heads) >= _MAX_HEADS:
             heads.clear()
         heads[head] = meaning
 
     def forget_heads(self) -> None:
-        """Read all heads anew: they may mean something else now."""
+        """Forget all cached heads: they may mean something else now."""
         self.heads.clear()
         self.distant_heads.clear()
 
     def flush_metrics(self) -> None:
-        """Count the times of all answers of this frontend up to now, for somebody who reads the counters."""
+        """Write the times of all answers of this frontend into the shared counters, before these are read."""
         for service in self.all_services:
             service.metrics.flush()
 
     def start_draining(self, *, port_stays: bool = False) -> None:
-        """Let every answer close its connection, and turn readiness off, unless somebody else serves on this port."""
+        """Close connections with each answer, and turn readiness off, unless another server serves on this port."""
         self.closes = True
         self.draining = not port_stays
         for service in self.all_services:
@@ -331,25 +332,25 @@ class Gateway:
         self.tell_readiness()
 
     def take_streams(self) -> ScriptStreams:
-        """Return where the pieces of answers come in; the first who asks opens it."""
+        """Return the receiver of streamed answers; it is opened by the first call."""
         self.streams = self.streams or ScriptStreams()
         return self.streams
 
     def close(self) -> None:
-        """Tell nobody of requests any more, and take no more pieces of answers."""
+        """Stop telling watchers of requests, and stop receiving streamed answers."""
         if self.watch is not None:
             self.watch.close()
         if self.streams is not None:
             self.streams.close()
 
     def tell_readiness(self) -> None:
-        """Let those look again who tell others what can score; whoever changes that calls this."""
+        """Call the listeners for readiness; to be called by whoever changes which models are ready."""
         for look_again in self.on_readiness:
             look_again()
 
 
 def _check_loaded(shown: str, version: ServedVersion) -> None:
-    """Raise NotReady for a version that is being loaded, or could not be; one that was unloaded is not meant."""
+    """Raise NotReady for a version that is being loaded, or could not be; not for one that was unloaded."""
     standing = version.standing
     if standing.state in ("START", "LOADING"):
         raise NotReady(f"Model {shown} is not ready: it is being loaded.", retry_after_s=1)

@@ -1,4 +1,4 @@
-"""What the console draws: the counters of the last minutes as columns, a number a step."""
+"""The data that the console draws: the counters of the last minutes as columns, one number per step."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ _BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in STAGE_BOUNDS_S)])
 def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
     """Return the steps after `since` as columns.
 
-    Counts are of a step, beside the milliseconds that it took; means and quantiles are of what was answered in it,
-    None where nothing was. Series of statuses and reasons that are all 0 are left out.
+    Counts are those of one step, whose length in milliseconds stands beside them. Means and quantiles are of the
+    requests answered in the step, None if there were none. Series of statuses and reasons that are all 0 are left
+    out.
 
     Args:
         past: The steps.

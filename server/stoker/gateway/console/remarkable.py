@@ -48,7 +48,7 @@ def _records(journal: Journal, kind: Kind) -> list[dict[str, Any]]:
 
 
 def _around(columns: Mapping[str, Any], at_ms: int) -> dict[str, Any] | None:
-    """What a model did in the second of a request; None if that is not known (any more)."""
+    """What a model did in the second of a request; None if that second is not kept (any more)."""
     times = np.array(columns["time_ms"])
     step = int(times.searchsorted(at_ms))
     if step >= len(times) or at_ms < times[step] - columns["span_ms"][step]:

@@ -84,7 +84,7 @@ def inference_metrics(
     busy_s: Mapping[str, np.ndarray],
     gpus: Sequence[GpuReading],
 ) -> Iterator[Metric]:
-    """What is counted of models, once more.
+    """The metrics of models under Triton's names.
 
     Args:
         named: Totals by their labels: name and version.

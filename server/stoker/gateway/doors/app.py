@@ -78,13 +78,13 @@ def create_app(gateway: Gateway) -> ASGIApp:
 
 
 def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
-    """An app that checks the heads of requests, and adds what the answers of all routes have."""
+    """Wrap an app: check the head of each request, and add the headers that all answers have."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         added = [] if gateway.cors is None else gateway.cors.headers(scope["method"], headers)
         if b"traceid" in headers:
-            # Callers of Microsoft Office follow their requests by it.
+            # Microsoft Office correlates its requests by it.
             added.append((b"traceid", headers[b"traceid"]))
         if gateway.closes:
             added += _CLOSE
@@ -106,7 +106,7 @@ def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
             return
         if scope["path"].startswith("//"):
             path = "/" + scope["path"].lstrip("/")
-            # A rule of a proxy for the other paths is not to be passed by a slash.
+            # A proxy that has a rule for another path must not be bypassed by one more slash.
             if path in _AZURE_PATHS or path.startswith(SERVICE_PATH):
                 scope = {**scope, "path": path}
         try:
@@ -124,7 +124,7 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def _identified(handler: _Handler) -> _Handler:
-    """A handler whose answers carry the request's ids, and that refuses ids that cannot be carried."""
+    """Wrap a handler: answers carry the request's ids, and ids that cannot be sent back are refused."""
 
     async def handle(request: Request) -> Response:
         ids = RequestIds(*sent_ids(_headers(request)))
@@ -136,7 +136,7 @@ def _identified(handler: _Handler) -> _Handler:
 
 
 def _azure(path: str, handler: _Handler) -> Route:
-    """A route that tells its methods when it is asked, as those of the Azure inference server do."""
+    """A route that answers OPTIONS with its methods, as those of the Azure inference server do."""
 
     async def handle(request: Request) -> Response:
         if request.method == "OPTIONS":
@@ -172,7 +172,7 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _reload(request: Request) -> Response:
-    """Replace the server by a new one; the path is that of Prometheus."""
+    """Replace the server by a new one, at the path that Prometheus uses for reloading."""
     administration = _gateway(request).administration
     assert administration is not None, "every frontend has one"
     administration.access.check(authorization_of(request), from_page="origin" in request.headers)
@@ -238,12 +238,12 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:
-    # Nobody gets this answer.
+    # The caller has gone, so this answer is sent to nobody.
     del error
     logger.info("a caller went away in the body of %s %s", request.method, request.url.path)
     return Response(status_code=_CLIENT_GONE)
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    # The error is raised again after the answer, and logged by the server.
+    # Starlette raises the error again after the answer, and the server logs it.
     return await _on_error(request, unforeseen(error))

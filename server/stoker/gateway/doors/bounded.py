@@ -1,7 +1,8 @@
-"""uvicorn's HTTP protocol with bounds: what arrives is bounded in size, who comes half or not at all is sent away.
+"""uvicorn's HTTP protocol with bounds: on the size of heads and chunks, and on the time of slow or idle connections.
 
-uvicorn bounds neither heads nor what chunks have beside their content, and ends a connection whose client has closed
-its own half. It takes an offer of an upgrade for an upgrade, and answers what is not HTTP in words of its own.
+uvicorn limits neither the size of a head nor what chunks have beside their content, and it closes a connection
+whose client has half-closed it. It treats every offer of an upgrade as an upgrade, and answers malformed HTTP with
+a text of its own.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundedProtocol"]
 
-# A method that this parser does not know ends it; a line like this one is HTTP nevertheless.
+# This parser closes the connection on a method that it does not know, although such a request line is valid HTTP.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
 _METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
 _OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
 _GO_ON: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CHUNK_FRAMING_BYTES: Final = 16
-# What uvloop reads at most at once.
+# The most that uvloop reads at once.
 _READ_BYTES: Final = 1 << 18
 _CLOSE_WAIT: Final = 8
 _LOOK_AGAIN_S: Final = 0.05
@@ -54,13 +55,13 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's httptools protocol with bounds.
 
     Attributes:
-        idle_sweeps: How often the listener has looked since this connection last made progress.
-        unread_bytes: How much of its answers had not been taken from this process when the listener looked last.
-        arriving_sweeps: How often the listener has found the same request arriving, and the server reading it.
-        arrived_bytes: How much of that request's body has arrived.
-        fresh: Whether nothing has arrived on it yet.
-        retires_s: When it is old: its next answer is then its last. In the loop's time.
-        old: Whether that is so.
+        idle_sweeps: How many sweeps of the listener have passed since this connection last made progress.
+        unread_bytes: How many bytes of its answers the kernel had not taken at the last sweep.
+        arriving_sweeps: In how many sweeps the same request was still arriving while the server was reading it.
+        arrived_bytes: How many bytes of that request's body have arrived.
+        fresh: Whether nothing has arrived on the connection yet.
+        retires_s: When the connection reaches its maximum age, in the loop's time; the answer after that closes it.
+        old: Whether it has reached its maximum age.
     """
 
     retires_s = math.inf
@@ -83,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request that has arrived is unanswered; another one may be arriving behind it."""
+        """Whether a request that has arrived is unanswered; the next one may already be arriving."""
         if self.pipeline:
             return True
         return self.cycle is not None and not self.cycle.response_complete and not self._receives_body
@@ -100,15 +101,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def arriving(self) -> bool:
-        """Whether a request has begun to arrive and is not complete, though it may have been answered already."""
+        """Whether a request is still arriving, even if it has been answered already."""
         return not self._between
 
     def retire(self) -> None:
-        """Let its next answer be its last, so that its caller connects anew, perhaps to another server."""
+        """Close the connection with its next answer, so that the client connects again, perhaps to another server."""
         cycle = self.cycle
         begun = getattr(cycle, "response_started", False) and not cycle.response_complete
         if self.pipeline or begun:
-            # What was sent behind a request would be lost with the connection, or the caller not be told.
+            # A pipelined request would be lost with the connection, or its caller not be told to close.
             return
         self.old = True
         if cycle is not None:
@@ -120,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _speaks_1_1(self) -> bool:
-        """Whether the request that is being answered came by HTTP/1.1."""
+        """Whether the request that is being answered is HTTP/1.1."""
         return bool(self.parser.get_http_version() == "1.1")
 
     def data_received(self, data: bytes) -> None:
@@ -130,18 +131,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._bound(len(data))
 
     def _feed(self, data: bytes) -> None:
-        """Let the parser read; a request that offers an upgrade is read again as if it had not."""
+        """Feed the parser; a request that offers an upgrade is parsed again without the offer."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # This parser takes all that follows for another protocol: a new one goes on.
+            # After an offer of an upgrade this parser takes all that follows for another protocol, so a new one
+            # continues.
             self.parser = httptools.HttpRequestParser(self)
             offered, self._offered = self._offered, b""
             if rest := offered + data[upgrade.args[0] :]:
                 self._feed(rest)
         except httptools.HttpParserInvalidMethodError:
             line = _REQUEST_LINE.match(data)
-            # Behind a method that it knows, it has stumbled over something that followed.
+            # The method is known, so the parser has failed on something behind it.
             if line is not None and line[1] not in _METHODS:
                 self._refuse(MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS))
             else:
@@ -166,14 +168,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _bound(self, received_bytes: int) -> None:
-        """End a connection that sends too much beside the content of bodies."""
+        """Close a connection that sends too much beside the content of bodies."""
         if self._in_headers:
             self._bound_head(received_bytes)
         else:
             self._bound_chunks(received_bytes)
 
     def _bound_head(self, received_bytes: int) -> None:
-        """End a connection whose head does not end; the chunk in which it began is not counted."""
+        """Close a connection whose head is too long; the bytes of the read in which it began are not counted."""
         if self._head_bytes < 0:
             self._head_bytes = 0
             return
@@ -186,7 +188,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HeaderTooLarge.over(MAX_HEAD_BYTES))
 
     def _bound_chunks(self, received_bytes: int) -> None:
-        """End a connection whose chunks are mostly extensions; the parser takes them for nothing, at any length."""
+        """Close a connection whose chunks consist mostly of extensions, which the parser skips at any length."""
         assert self._framing_bytes is not None, "looked at before"
         self._framing_bytes += received_bytes
         if self._framing_bytes <= MAX_CHUNK_FRAMING_BYTES:
@@ -196,12 +198,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def on_chunk_header(self) -> None:
-        """A chunk begins: its length and line ends are no extension."""
+        """A chunk begins: the digits of its length and its line ends do not count as an extension."""
         if self._framing_bytes is not None:
             self._framing_bytes -= _CHUNK_FRAMING_BYTES
 
     def on_message_begin(self) -> None:
-        # uvicorn's scope is made later, for those requests that need one.
+        # uvicorn's scope is made later, only for requests that need one.
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -222,20 +224,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _take_directly(self) -> bool:
-        """Whether the request needs no app; what answers it says so here."""
+        """Whether the request is answered without the app; overridden by the direct door."""
         return False
 
     def _take_normally(self) -> None:
-        """Let uvicorn take the request: make up for what its `on_message_begin` would have done."""
+        """Let uvicorn handle the request: do now what its `on_message_begin` would have done."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         if any(name == b"transfer-encoding" for name, _ in headers):
-            # What has arrived with the head is not counted.
+            # Bytes that arrived together with the head are not counted.
             self._framing_bytes = -_READ_BYTES
         super().on_headers_complete()
-        # Trailers are no headers of the request, which have been looked at.
+        # Trailers must not be added to the headers, which have been checked already.
         self.headers = []
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -257,17 +259,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP; uvicorn calls this, and the connection ends with it."""
+        """Answer malformed HTTP; uvicorn calls this, and closes the connection afterwards."""
         self._refuse(MalformedBody(msg))
 
     def time_out(self) -> None:
-        """End a connection whose request does not arrive, or that has been idle for too long."""
+        """Close a connection whose request does not arrive in time, or that has been idle for too long."""
         if self.receiving:
             self._refuse(RequestTimeout("The request did not arrive in time."))
         self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio expects; uvicorn says None
-        """The client sends no more: it has gone, or it only waits for what it has asked for."""
+        """The client has closed its sending side: it has gone, or only waits for the answer to what it has sent."""
         if self.receiving:
             self._refuse(MalformedBody("The request ended before its body was complete."))
         if self.transport.is_closing() or not self.busy:
@@ -279,12 +281,12 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> bytes:
-        """What a client does not notice who waits for an answer, while one that has gone resets the connection.
+        """Send bytes that a waiting client ignores, and on which the connection is reset if the client has gone.
 
-        From here both look the same.
+        Without that the two cannot be told apart.
         """
         running = self._running
-        # uvicorn's is the request that came last, which may wait behind this one.
+        # uvicorn's cycle is that of the request that came last, which may be queued behind this one.
         cycle = self.cycle if running is None or running.response_complete else running
         if not getattr(cycle, "response_started", False):
             # An interim answer is ignored (RFC 9110, section 15.2).
@@ -293,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"0" if getattr(cycle, "chunked_encoding", None) else b""
 
     def _look_after_end(self) -> None:
-        """End a connection whose client has gone; nothing is read from it that would say so."""
+        """Close a connection whose client has gone: it is not read any more, so nothing else would notice."""
         if self.transport.is_closing() or not self.busy:
             return
         state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -306,7 +308,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.busy:
-            # The caller would take it for the answer to the request before, which is the connection's last now.
+            # The client would take it for the answer to the previous request, which is the connection's last one
+            # now.
             self.cycle.keep_alive = False
             self.flow.pause_reading()
             return
@@ -315,13 +318,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._answer_last(error.status, lines, body)
 
     def _answer_last(self, status: int, lines: bytes, body: bytes) -> None:
-        """Write an answer that says itself that it is the connection's last."""
+        """Write an answer with `Connection: close`."""
         head = STATUS_LINE[status] + self._gateway.default_lines + lines
         self.transport.write(b"".join((head, b"\r\n", body)))
         self.transport.close()
 
     def pause_writing(self) -> None:
-        # A client that does not read its answers gets no more of its requests read.
+        # Requests of a client that does not read its answers are not read any further.
         super().pause_writing()
         self.flow.pause_reading()
 

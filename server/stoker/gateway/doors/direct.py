@@ -1,18 +1,19 @@
 """The direct door: plain scoring requests are answered inside uvicorn's HTTP protocol, without an ASGI cycle.
 
 A request is plain when it is HTTP/1.1 with one Host, a POST to a scoring path with a valid key, has a
-Content-Length within the limit, carries no header that asks for more (Expect, Transfer-Encoding, Content-Encoding,
-Upgrade, Origin, TraceId, the name of a deployment, an image, a form or an array as Content-Type), its model does not
-want to see its head, and no other request of its connection is unanswered. Everything else goes uvicorn's way to the
-Starlette app, which gives the same answers byte for byte, but for upper case in the names of a script's own headers.
+Content-Length within the limit, has no header that needs the app (Expect, Transfer-Encoding, Content-Encoding,
+Upgrade, Origin, TraceId, the name of a deployment, an image, a form or an array as Content-Type), its model's
+script does not read the head, and no other request of its connection is unanswered. Every other request goes
+through uvicorn to the Starlette app, which gives the same answers byte for byte, except for upper case in the names
+of a script's own headers.
 
-Callers send the same head (request line and headers) with every request. So the heads of plain requests are
-remembered byte for byte with what they said, and a request that arrives in one piece behind a known head is
-not parsed again; only its key is verified again.
+Clients send the same head (request line and headers) with every request. So the heads of plain requests are cached,
+as bytes, together with what they mean. A request that arrives in one piece behind a cached head is not parsed
+again; only its key is verified each time.
 
-To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its
-shutdown and its connection bookkeeping stay right. This relies on uvicorn's internals: pyproject.toml pins
-the versions that passed the tests.
+To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its shutdown
+and its bookkeeping of connections keep working. This depends on uvicorn's internals: pyproject.toml pins the
+versions that passed the tests.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _REMEMBERED_HEAD_BYTES: Final = 4096
 
 
 class _DirectCycle:
-    """What uvicorn's protocol reads and sets on the request of a connection. One serves all direct requests of it."""
+    """uvicorn's view of a direct request: the cycle that it reads and sets. One serves all of a connection."""
 
     __slots__ = ("body", "disconnected", "keep_alive", "message_event", "more_body", "response_complete")
 
@@ -66,7 +67,7 @@ class _DirectCycle:
 
 
 class DirectProtocol(BoundedProtocol):
-    """The protocol with a short cut for scoring."""
+    """uvicorn's protocol with a short path for scoring requests."""
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, gateway=gateway, **kwargs)
@@ -96,23 +97,23 @@ class DirectProtocol(BoundedProtocol):
 
     @property
     def _speaks_1_1(self) -> bool:
-        # The parser has not seen a request behind a known head.
+        # The parser does not see a request behind a cached head.
         direct = self.cycle is self._direct  # type: ignore[comparison-overlap]  # see _take_directly
         return direct or super()._speaks_1_1
 
     def retire(self) -> None:
-        """Let its next answer be its last; what is looked at for each answer anyway says so, at no cost to it."""
+        """Close the connection with its next answer; set in a field that is read anyway, so it costs nothing."""
         super().retire()
         if self.old:
             self._direct.keep_alive = False
 
     def receives_for(self, service: Service) -> bool:
-        """Whether the body of a plain request for this service is arriving."""
+        """Whether the body of a plain request to this service is arriving."""
         return self._receiving is service
 
     def data_received(self, data: bytes) -> None:
         if self._between:
-            # Mostly the head is the one before, whose length is known here; what is remembered is a whole head.
+            # Usually the head is the same as the last one, whose length is known here; only whole heads are cached.
             known = self._heads.get(data[: self._head_ends])
             if known is None:
                 self._head_ends = data.find(_END_OF_HEAD, 0, _REMEMBERED_HEAD_BYTES) + 4
@@ -136,18 +137,18 @@ class DirectProtocol(BoundedProtocol):
                 return
             elif known.body_bytes >= STRAIGHT_BODY_BYTES and self._begin_straight(known, data, end):
                 return
-        # As the class above has it, without the detour: callers who send head and body apart come here twice.
+        # As in the base class, but without calling it: clients that send head and body separately come here twice.
         self._unset_keepalive_if_required()
         self._feed(data)
         if self._in_headers or self._framing_bytes is not None:
             self._bound(len(data))
         elif self._receives_straight:
-            # This one waits for the body, and is not told of its end.
+            # This request waits for its body, whose end uvicorn is not told of.
             self.parser = httptools.HttpRequestParser(self)
             self._receive_straight()
 
     def _begin_straight(self, known: PlainHead, data: bytes, end: int) -> bool:
-        """Whether a known head announces a long body of which more is to come; it is received without the parser."""
+        """Whether a cached head announces a long body of which more is to come; it is received without the parser."""
         if (
             known.body_bytes > LARGE_BODY_BYTES
             or end + known.body_bytes <= len(data)
@@ -167,7 +168,7 @@ class DirectProtocol(BoundedProtocol):
         return True
 
     def _expect(self, service: Service, length: int, *, closes: bool) -> None:
-        """Be ready for the body of a plain request."""
+        """Prepare for the body of a plain request."""
         direct = self._direct
         self._receiving, self._first_chunk = service, b""
         if length >= STRAIGHT_BODY_BYTES:
@@ -177,7 +178,7 @@ class DirectProtocol(BoundedProtocol):
         self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
 
     def _receive_straight(self) -> None:
-        """Let the rest of a long body past the parser, unless what has come of it has been refused."""
+        """Receive the rest of a long body without the parser, unless the part that has come was refused."""
         self._receives_straight = False
         if self._receiving is None or self._gathered is None:
             return
@@ -186,7 +187,7 @@ class DirectProtocol(BoundedProtocol):
         self._receiver.receive(self._gathered)
 
     def body_grew(self, more_bytes: int) -> bool:
-        """Take note that so much more of a body has arrived; False if there is no room, and it has been refused."""
+        """Count bytes of a body that have arrived; False if there is no room for them and the request was refused."""
         self.idle_sweeps = 0
         self.arrived_bytes += more_bytes
         return self._allowance is None or self._covers(self._allowance)
@@ -243,7 +244,7 @@ class DirectProtocol(BoundedProtocol):
         return asker_of(caller, dict(headers), headers, trusts_proxy=self._gateway.trusts_proxy)
 
     def _announce(self, service: Service, authorization: bytes, length: int) -> bool:
-        """Whether there is room for a large body; if not, the app says so."""
+        """Whether there is room for a large body; if not, the app answers."""
 
         def find_caller() -> Caller:
             return caller_of(service, authorization, self.client[0] if self.client else "")
@@ -278,7 +279,7 @@ class DirectProtocol(BoundedProtocol):
             if self._allowance is None or self._covers(self._allowance):
                 self._gathered.write(body)
         elif self._first_chunk:
-            # Other than joined chunks, its content is never there twice.
+            # Unlike joining the chunks, this never holds the content twice.
             self._gathered = io.BytesIO()
             self._gathered.write(self._first_chunk)
             self._gathered.write(body)
@@ -302,7 +303,7 @@ class DirectProtocol(BoundedProtocol):
             self._put_on(self._asker.caller, self._asker)
 
     def _put_on(self, caller: CallerTerms, asker: Asker | None) -> None:
-        """Let the request that was just taken, and is submitted later, be its caller's, whose terms may change."""
+        """Set the caller on the call that was just taken, before it is submitted; the caller's terms may change."""
         if self._call is not None:
             asker = Asker(caller) if asker is None else asker._replace(caller=caller)
             asker.put_on(self._call)
@@ -341,7 +342,7 @@ class DirectProtocol(BoundedProtocol):
         self._receiving = None
         running = self._running
         if running is not None and not running.response_complete:
-            # uvicorn tells the cycle that came last, which may wait behind this one.
+            # uvicorn tells the cycle that came last, which may be queued behind this one.
             running.disconnected = True
             running.message_event.set()
         self._running = self._receiver = None
@@ -360,13 +361,13 @@ class DirectProtocol(BoundedProtocol):
             self._receiving = self._gathered = None
             self._direct.response_complete = True
             self._let_go()
-            # What was announced is too long to be read for nothing, so this says that the connection ends.
+            # The announced body is too long to be read only to be dropped, so the answer closes the connection.
             self._answer_last(*answer)
             return False
         return True
 
     def _let_go(self) -> None:
-        """Give back what a large body has taken."""
+        """Give back the memory budget of a large body."""
         if self._allowance is not None:
             self._allowance.release()
             self._allowance = None

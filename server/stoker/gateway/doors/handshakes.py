@@ -1,4 +1,4 @@
-"""Letting the kernel ignore new connections, before the sockets that accept them are closed."""
+"""Makes the kernel ignore new connections before the listening sockets are closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["HANDSHAKE_S", "drop_new_connections"]
 
 HANDSHAKE_S: Final = 0.05
-"""How long a handshake that has begun may take to end."""
+"""How long a handshake that has begun may take to complete."""
 _SO_ATTACH_FILTER: Final = 26
 # Classic BPF on the TCP header: drop what has SYN without ACK in its flags (byte 13), take everything else.
 _DROP_SYN: Final = (
@@ -24,14 +24,15 @@ _DROP_SYN: Final = (
 
 
 def drop_new_connections(sock: socket.socket) -> None:
-    """Let the kernel ignore new handshakes on a listening socket.
+    """Let the kernel drop new handshakes on a listening socket.
 
-    Between the last `accept` and the end of the socket, the kernel would complete handshakes and then reset them. A
-    client whose SYN is dropped sends it again after a second and is refused: it has not sent a request yet.
+    Otherwise the kernel would complete handshakes between the last `accept` and the close of the socket, and then
+    reset these connections. A client whose SYN is dropped sends it again after a second, and is refused before it
+    has sent a request.
     """
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in _DROP_SYN)
     buffer = ctypes.create_string_buffer(code)
     program = struct.pack("HL", len(_DROP_SYN), ctypes.addressof(buffer))
-    # Where filters are not allowed, a few connections may be reset.
+    # Where socket filters are not allowed, a few connections may be reset.
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

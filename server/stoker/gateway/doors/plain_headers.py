@@ -1,4 +1,4 @@
-"""The headers of plain scoring requests: which say something, and which ask for more than the direct door has."""
+"""The headers of plain scoring requests: which the direct door reads, and which it leaves to the app."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _HEADERS: Final = {
     DEPLOYMENT_HEADER: _NOT_PLAIN,
     **dict.fromkeys((*PATIENCE_HEADERS, *GATEWAY_HEADERS), _PATIENCE),
 }
-# Of several, the other door says what is wrong.
+# Of headers that come several times the app says what is wrong.
 _ONCE: Final = (_HOST, _JSON_LENGTH)
 
 
 def plain_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
-    """Values in the order of the names above, empty where absent; None if the request is not plain."""
+    """The values of the names above, in their order, empty where absent; None if the request is not plain."""
     values = [b""] * _NOT_PLAIN
     for name, value in headers:
         known = _HEADERS.get(name)
@@ -64,5 +64,5 @@ def plain_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
 
 
 def is_whole(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether these bytes are the request line of a POST and the headers that were parsed, and nothing else."""
+    """Whether these bytes are exactly the request line of a POST and the headers that were parsed."""
     return head.startswith(b"POST ") and head.count(b"\r\n") == head.count(b"\n") == len(headers) + 2

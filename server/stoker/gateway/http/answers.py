@@ -40,7 +40,7 @@ def json_lines(body: bytes) -> bytes:
 
 
 def error_body(error: StokerError) -> bytes:
-    """The JSON of an error: `{"message": ..., "code": ...}`, with `error_id` where the log has more under it."""
+    """The JSON of an error: `{"message": ..., "code": ...}`, with `error_id` where the log has details under it."""
     content: dict[str, Any] = {"message": str(error), "code": error.code}
     if error.error_id is not None:
         content["error_id"] = error.error_id
@@ -48,7 +48,7 @@ def error_body(error: StokerError) -> bytes:
 
 
 def told_error(body: bytes) -> dict[str, Any] | None:
-    """Return what the JSON of an error says; None for what scripts write themselves in its place."""
+    """Return the JSON of an error; None for an error answer that a script has written itself."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ def error_lines(error: StokerError) -> bytes:
 
 
 def comeback_fields(error: StokerError) -> list[tuple[bytes, bytes]]:
-    """Names and values that say when a refused request may come back, and why it was refused, in any protocol."""
+    """Names and values that tell when a refused request may be retried, and why it was refused, for any protocol."""
     seconds, milliseconds = error.retry_after_s, error.retry_after_ms
     if seconds is None or milliseconds is None:
         return []
@@ -87,7 +87,7 @@ def comeback_fields(error: StokerError) -> list[tuple[bytes, bytes]]:
 
 
 def code_line(error: StokerError) -> bytes:
-    """The header line with an error's code, for protocols whose JSON has no place for it."""
+    """The header line with an error's code, for protocols whose JSON has no field for it."""
     return b"x-stoker-error-code: %b\r\n" % error.code.encode()
 
 

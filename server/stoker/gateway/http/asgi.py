@@ -1,4 +1,4 @@
-"""Requests and answers as ASGI has them: header values, the head that is handed on, an answer and how it is sent."""
+"""Requests and answers in ASGI: reading headers, the head that scripts see, and sending an answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def authorization_of(request: Request) -> bytes:
 
 
 def request_head(scope: Scope, inflated_bytes: int | None) -> RequestHead:
-    """What a script may see of a request; where its body was inflated, as if it had come so."""
+    """Return the part of a request that a script may see; a body that was inflated appears as if it was sent so."""
     pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     if inflated_bytes is not None:
         framing = ("content-encoding", "content-length", "transfer-encoding")
@@ -68,7 +68,10 @@ def request_head(scope: Scope, inflated_bytes: int | None) -> RequestHead:
 def refusal(
     error: StokerError, headers: Mapping[bytes, bytes], status: int | None = None, body: bytes | None = None
 ) -> Answer:
-    """Return the answer to a request whose body is not read, with these headers; in Azure's shape by default."""
+    """Return the answer to a request whose body is not read, with these headers.
+
+    The error is in Azure's JSON by default.
+    """
     foreign = body is not None
     if body is None:
         body = error_body(error)
@@ -78,8 +81,8 @@ def refusal(
     length = content_length(headers)
     nothing_follows = length <= 0 and b"transfer-encoding" not in headers
     if not nothing_follows and (b"expect" in headers or not 0 <= length <= _SHORT_BODY_BYTES):
-        # Rather end the connection than receive a long body for nothing. A client that has asked whether it
-        # may send its body may not send it now.
+        # The connection is closed rather than receiving a long body only to drop it. A client that has sent
+        # `Expect: 100-continue` must not send its body after the refusal.
         lines += CLOSE_LINE
     return Answer(status or error.status, lines, body)
 

@@ -1,4 +1,4 @@
-"""Receiving a request's body in the app: as it is or inflated, within the limit and on the budget of large bodies."""
+"""Receiving a request's body in the app: as sent or inflated, within the size limit and the memory budget."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def content_length(headers: Mapping[bytes, bytes]) -> int:
 
 
 class BodyTaker(Protocol):
-    """Who takes bodies up to a size.
+    """What accepts bodies up to a size.
 
     Attributes:
         max_body_bytes: That size.
-        arriving: How many bodies for it are being received; it is not taken away meanwhile.
+        arriving: How many bodies for it are being received; it is not removed until they have arrived.
     """
 
     max_body_bytes: int
     arriving: int
 
     def too_large(self) -> BodyTooLarge:
-        """The error for a larger one."""
+        """The error for a body above the limit."""
 
 
 async def receive_body(
@@ -44,11 +44,11 @@ async def receive_body(
     """Return the whole body, inflated if it came compressed; None if the caller went away.
 
     Raises:
-        BodyTooLarge: It is larger than its taker takes, as it came or inflated.
+        BodyTooLarge: The body is larger than the limit, as sent or inflated.
         MalformedBody: The compressed data are corrupt.
-        Overloaded: There is no room for so much of it.
+        Overloaded: The memory budget has no room for it.
     """
-    # Other than joined pieces, its content is never there twice.
+    # Unlike joining pieces, this never holds the content twice.
     body = io.BytesIO()
 
     def keep(piece: bytes) -> None:
@@ -71,7 +71,8 @@ async def receive_body(
                 for piece in inflater.feed(chunk):
                     keep(piece)
                     if len(piece) in (0, PIECE_BYTES):
-                        # A small chunk can make very much: other requests have their turn meanwhile.
+                        # A small compressed chunk can inflate to very much: other requests get their turn in
+                        # between.
                         await asyncio.sleep(0)
             if not message.get("more_body", False):
                 if inflater is not None:

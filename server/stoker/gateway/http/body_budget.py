@@ -1,8 +1,9 @@
-"""The memory that large bodies of requests may take together while they are received and scored, shared by caller.
+"""The memory budget of large request bodies in one frontend, shared by caller.
 
-What has arrived is counted, not what was announced. A caller may hold at most so many times what is free beside it,
-so no caller can take all, and who comes later finds room: the rule by which switches divide the memory of their
-queues (dynamic thresholds). What a caller has announced counts only where that caller announces more.
+Bytes that have arrived are counted, not what was announced. A caller may hold at most a fixed multiple of the
+memory that is still free, so no caller can take all of it, and callers that come later find room. This is the rule
+by which switches divide buffer memory among queues (dynamic thresholds). What a caller has announced counts only
+when that same caller announces more.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from stoker.errors import Overloaded
 __all__ = ["LARGE_BODY_BYTES", "Allowance", "BodyBudget", "Caller", "least_budget_bytes"]
 
 LARGE_BODY_BYTES: Final = 1 << 20
-"""Bodies up to this size are not counted: what a connection may send unasked is as large."""
+"""Bodies up to this size are not counted: a connection may send as much at any time."""
 
 _OF_A_KEY: Final = 4
 _OF_AN_ADDRESS: Final = 2
-"""How many times what stays free the holders of one key may have, and those at one address."""
+"""How many times the free memory the callers with one key may hold, and those at one address."""
 
 
 def least_budget_bytes(body_bytes: int) -> int:
-    """The smallest budget that has room for a body of this size, if there is no other."""
+    """The smallest budget that has room for a body of this size, if no other body is held."""
     return _in_steps(body_bytes) * (_OF_AN_ADDRESS + 1) // _OF_AN_ADDRESS
 
 
 class Caller(NamedTuple):
-    """Who shares the budget.
+    """The unit by which the budget is shared.
 
     Attributes:
-        key: What the caller proves to know; None where nobody needs to.
-        network: Where the caller is: an address, or the network of an IPv6 host.
+        key: The caller's key; None where none is needed.
+        network: The caller's address, or the /64 network of an IPv6 host.
     """
 
     key: Hashable
@@ -42,7 +43,7 @@ class Caller(NamedTuple):
 
     @classmethod
     def at(cls, address: str, key: Hashable = None) -> Self:
-        """The caller with this key at an address; a host of IPv6 has as many as it likes of one network."""
+        """The caller with this key at an address; of IPv6 the /64 network, whose addresses one host may have."""
         try:
             parsed = ip_address(address)
         except ValueError:
@@ -55,12 +56,12 @@ class Caller(NamedTuple):
 
 
 class _Share:
-    """What one sharer has.
+    """What one caller, or one key, holds.
 
     Attributes:
-        factor: How many times what stays free it may have.
+        factor: How many times the free memory it may hold.
         held_bytes: What has arrived of its bodies.
-        claimed_bytes: What they will have when all that was announced has arrived.
+        claimed_bytes: What its bodies will take once all that was announced has arrived.
     """
 
     __slots__ = ("claimed_bytes", "factor", "held_bytes")
@@ -74,7 +75,7 @@ class BodyBudget:
     """What the large bodies of one frontend may add up to.
 
     Attributes:
-        total_bytes: That.
+        total_bytes: The size of the budget.
         held_bytes: What they take now.
     """
 
@@ -85,11 +86,14 @@ class BodyBudget:
 
     @property
     def left_bytes(self) -> int:
-        """What is free."""
+        """The memory that is free."""
         return self.total_bytes - self.held_bytes
 
     def announce(self, caller: Caller, size_bytes: int) -> bool:
-        """Note that so much is going to arrive; False if it would not fit once all of this caller's has."""
+        """Record that a body of this size will arrive.
+
+        False if it would not fit beside what this caller has announced.
+        """
         for share in self._shares_of(caller):
             claimed = share.claimed_bytes + size_bytes
             if claimed > share.factor * (self.left_bytes + share.held_bytes - claimed):
@@ -98,12 +102,12 @@ class BodyBudget:
         return True
 
     def take(self, caller: Caller, size_bytes: int, unannounced_bytes: int) -> bool:
-        """Take memory for what arrives; False if the caller has too much for what would stay free.
+        """Take memory for bytes that have arrived; False if the caller would hold too much of what stays free.
 
         Args:
-            caller: Whose it is.
-            size_bytes: How much.
-            unannounced_bytes: How much of that was not announced.
+            caller: Who sends the body.
+            size_bytes: How many bytes.
+            unannounced_bytes: How many of them were not announced.
         """
         left = self.left_bytes - size_bytes
         if any(share.held_bytes + size_bytes > share.factor * left for share in self._shares_of(caller)):
@@ -112,7 +116,7 @@ class BodyBudget:
         return True
 
     def release(self, caller: Caller, held_bytes: int, claimed_bytes: int) -> None:
-        """Give back what a body held, and what it claimed, which is not less."""
+        """Give back what a body held and what it had claimed, which is at least as much."""
         self._change(caller, -held_bytes, -claimed_bytes)
 
     def _shares_of(self, caller: Caller) -> list[_Share]:
@@ -130,20 +134,20 @@ class BodyBudget:
 
 
 def _factors(caller: Caller) -> tuple[tuple[Hashable, int], ...]:
-    """Who shares with whom: the networks of a key share what the key may have."""
+    """Factors by sharer: the networks of a key share what the key may hold."""
     place = (caller, _OF_AN_ADDRESS)
     return (place,) if caller.key is None else (place, ((caller.key,), _OF_A_KEY))
 
 
 class Allowance:
-    """What one request takes from the budget, until its context is left."""
+    """The memory that one request takes from the budget, until the context is left."""
 
     def __init__(self, budget: BodyBudget, find_caller: Callable[[], Caller]) -> None:
         """Begin with nothing.
 
         Args:
             budget: The budget.
-            find_caller: Finds out who sends the request; called only if its body is large.
+            find_caller: Returns who sends the request; called only if the body is large.
         """
         self._budget = budget
         self._find_caller = find_caller
@@ -160,10 +164,10 @@ class Allowance:
         self.release()
 
     def announce(self, size_bytes: int) -> None:
-        """Ask whether there is room for a body of this size, before any of it has arrived; once for each.
+        """Reserve room for a body of this size before any of it arrives; called once per request.
 
         Raises:
-            Overloaded: There is none for one more of this caller's.
+            Overloaded: There is no room for one more body of this caller's.
         """
         if size_bytes <= LARGE_BODY_BYTES:
             return
@@ -173,14 +177,14 @@ class Allowance:
         self._claimed_bytes = claimed
 
     def cover(self, size_bytes: int) -> None:
-        """Make sure that so much of the body is covered; small ones are by themselves.
+        """Make sure that this much of the body is covered by the budget; small bodies need no cover.
 
         Raises:
-            Overloaded: There is no room for it. What was covered stays so.
+            Overloaded: There is no room for it; what was covered stays so.
         """
         if size_bytes <= max(LARGE_BODY_BYTES, self._held_bytes):
             return
-        # In whole steps, so that a body that grows piece by piece does not come here with each of them.
+        # In steps, so that a body that grows piece by piece does not ask for each of them.
         held = _in_steps(size_bytes)
         claimed = max(held, self._claimed_bytes)
         if not self._budget.take(
@@ -190,7 +194,7 @@ class Allowance:
         self._held_bytes, self._claimed_bytes = held, claimed
 
     def release(self) -> None:
-        """Give all of it back."""
+        """Give back everything."""
         if self._claimed_bytes:
             self._budget.release(self._found_caller(), self._held_bytes, self._claimed_bytes)
             self._held_bytes = self._claimed_bytes = 0

@@ -1,4 +1,4 @@
-"""Compressed answers, for callers of protocols that have them."""
+"""Compression of answers, for protocols whose clients support it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ __all__ = ["compressed"]
 
 _SHORT_BYTES: Final = 1 << 10
 _QUICK_BYTES: Final = 1 << 15
-"""What is compressed at once: that takes less than a millisecond."""
+"""Up to this size a body is compressed on the event loop: it takes less than a millisecond."""
 _SAMPLE_BYTES: Final = 1 << 13
 _WORTHWHILE: Final = 0.8
-"""How long a part of an answer may stay; of JSON half remains, of a network's numbers nine tenths."""
+"""Compression must bring a part of an answer below this fraction: JSON shrinks to half, floats of a network to nine
+tenths."""
 _WEIGHT: Final = re.compile(r"\s*q=([0-9]+\.?[0-9]*|\.[0-9]+)\s*")
 
 
 async def compressed(body: bytes, accepted: bytes) -> tuple[bytes, bytes]:
-    """Return a body in the best coding that `Accept-Encoding` names, and the header line that says so.
+    """Return the body in the best coding that `Accept-Encoding` allows, and the header line that names it.
 
-    Of codings that the caller likes equally gzip comes before deflate; a caller that names neither gets the body as
-    it is. So does everybody where it would not become shorter by much: below 1 KiB, and where a sample of it does
-    not. Most libraries send the header with every request, whether or not the answer is worth it.
+    Of codings with equal weight gzip is preferred to deflate; a client that accepts neither gets the body as it is.
+    So does every client where compression would gain little: for bodies below 1 KiB, and where a sample of the body
+    does not shrink. Most HTTP libraries send the header with every request, whether or not the answer is worth it.
     """
     coding = _best(accepted) if len(body) >= _SHORT_BYTES else None
     if coding is None or not _is_worthwhile(body):
@@ -46,7 +47,7 @@ def _best(accepted: bytes) -> str | None:
 
 
 def _is_worthwhile(body: bytes) -> bool:
-    """Whether a part from the middle becomes shorter: binary data stand behind JSON."""
+    """Whether a sample from the middle shrinks; the middle, because binary data follow the JSON."""
     start = max(0, len(body) - _SAMPLE_BYTES) // 2
     sample = body[start : start + _SAMPLE_BYTES]
     return len(zlib.compress(sample, 1)) <= _WORTHWHILE * len(sample)

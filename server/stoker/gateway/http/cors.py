@@ -20,7 +20,7 @@ def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """Which origins may read answers. Nothing is refused here: browsers keep answers from other origins.
+    """The origins that may read answers. No request is refused for its origin: it is browsers that keep answers back.
 
     Attributes:
         origins: The origins, at least one; `*` stands for all.
@@ -30,14 +30,14 @@ class Cors:
 
     @property
     def without_origin(self) -> list[_Pair]:
-        """The headers of answers to requests that say no origin: all are named, or the first one."""
+        """The CORS headers for requests without an `Origin`: they name `*`, or the first origin."""
         if "*" in self.origins:
             return [(b"access-control-allow-origin", b"*")]
         allowed = [(b"access-control-allow-origin", self.origins[0].encode())]
         return allowed if len(self.origins) == 1 else [*allowed, _VARY]
 
     def names(self, origin: bytes) -> bool:
-        """Whether an origin is among those that may read; schemes and hosts have no case."""
+        """Whether an origin may read answers; schemes and hosts are compared without case."""
         asked = origin.decode("latin-1").lower()
         return any(listed in ("*", asked) for listed in map(str.lower, self.origins))
 

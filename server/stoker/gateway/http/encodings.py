@@ -12,10 +12,10 @@ from stoker.errors import MalformedBody, UnsupportedEncoding
 __all__ = ["PIECE_BYTES", "Inflater", "inflater_for"]
 
 _ENCODINGS: Final = ("gzip", "deflate")
-"""The content encodings that are read."""
+"""The content encodings that are accepted."""
 
 PIECE_BYTES: Final = 1 << 18
-"""Most bytes that one step of inflating makes: well below a millisecond's work."""
+"""The most bytes that one step of inflating yields: well below a millisecond of work."""
 
 _SLICE_BYTES: Final = 1 << 13
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -23,10 +23,10 @@ _IDENTITY: Final = b"identity"
 
 
 def inflater_for(encodings: Iterable[bytes]) -> Inflater | None:
-    """Return what reads a body with these values of `Content-Encoding`; None if it is not compressed.
+    """Return the inflater for these values of `Content-Encoding`; None if the body is not compressed.
 
     Raises:
-        UnsupportedEncoding: The encoding is not known, or there are several, one around the other.
+        UnsupportedEncoding: The encoding is unknown, or several are nested.
     """
     named = [name.strip().lower() for value in encodings for name in value.split(b",") if name.strip()]
     if all(name == _IDENTITY for name in named):
@@ -45,26 +45,26 @@ def inflater_for(encodings: Iterable[bytes]) -> Inflater | None:
 
 
 class Inflater:
-    """Inflates one body. What it makes is bounded by its caller, who can stop after each piece."""
+    """Inflates one body. The caller bounds what it yields: it can stop after each piece."""
 
     def __init__(self, window_bits: int | None) -> None:
         """Begin.
 
         Args:
-            window_bits: As zlib has it; None takes deflate with or without zlib's frame, whichever comes.
+            window_bits: As in zlib; None accepts deflate with and without the zlib header.
         """
         self._window_bits = window_bits
         self._stream: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what more of the compressed body makes, in pieces of at most `PIECE_BYTES`.
+        """Yield what this part of the compressed body inflates to, in pieces of at most `PIECE_BYTES`.
 
-        Where a while has passed it yields an empty one too: much of a compressed body can make very little.
+        After some time without output it yields an empty piece too: a long input can inflate to very little.
 
         Raises:
-            MalformedBody: It is not what the encoding says.
+            MalformedBody: The data are not in the encoding that the request names.
         """
-        # Each member of a gzip body copies what follows it, so what is given to zlib has to be short.
+        # Each gzip member copies the input that follows it, so zlib is given short inputs.
         for start in range(0, len(data), _SLICE_BYTES):
             if start:
                 yield b""
@@ -80,16 +80,16 @@ class Inflater:
             except zlib.error as error:
                 raise MalformedBody(f"The compressed request body is corrupt: {error}.") from None
             data = self._stream.unconsumed_tail or self._stream.unused_data
-            # A full piece may have left something behind although all input is taken.
+            # When a piece is full, zlib may hold more output although all input is consumed.
             more_to_come = len(piece) == PIECE_BYTES and not self._stream.eof
             if piece:
                 yield piece
 
     def finish(self) -> None:
-        """Take note that the body has ended.
+        """Record that the body has ended.
 
         Raises:
-            MalformedBody: Its compressed data have not.
+            MalformedBody: The compressed data are incomplete.
         """
         if self._stream is not None and not self._stream.eof:
             raise MalformedBody("The compressed request body ends too early.")

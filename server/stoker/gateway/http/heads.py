@@ -1,4 +1,4 @@
-"""What every request's head must fulfil before anything is done about it, and the limits of heads."""
+"""Checks and limits that the head of every request must pass before anything else is done."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ __all__ = [
 SCORING_METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST")
 """The methods of scoring paths."""
 NOT_ALLOWED: Final = "The method is not allowed for the requested URL."
-"""What Azure says of a method that a path never has."""
+"""Azure's error text for a method that a path does not have."""
 MAX_TARGET_BYTES: Final = 1 << 15
 """Longest path and query."""
 MAX_HEAD_BYTES: Final = 1 << 16
 """Longest request line and headers."""
 MAX_CHUNK_FRAMING_BYTES: Final = 1 << 14
-"""Most that a chunked body may have beside its content and 16 bytes for each chunk: extensions, and trailers."""
+"""Most that a chunked body may have beside its content and 16 bytes per chunk: extensions and trailers."""
 MAX_HEADERS: Final = 100
 """Most header lines."""
 
 
 def check_head(scope: Scope) -> None:
-    """Refuse a request whose head is not acceptable, whatever it is for.
+    """Refuse a request whose head is not acceptable, whatever path it is for.
 
     Raises:
         TargetTooLong: Path and query are too long.
         HeaderTooLarge: There are too many headers, or they are too long.
         MalformedBody: HTTP/1.1 without a `Host`, or with several.
         MalformedBody: HTTP/1.0 with a `Transfer-Encoding`, which that does not have: two readers could disagree.
-        NotSupported: The body comes in another transfer coding than chunks.
-        ExpectationFailed: `Expect` asks for something else than to be told to go on.
+        NotSupported: `Transfer-Encoding` names another coding than `chunked`.
+        ExpectationFailed: `Expect` asks for something other than `100-continue`.
     """
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
         raise TargetTooLong.over(MAX_TARGET_BYTES)

@@ -19,8 +19,8 @@ _MAX_DEPTH: Final = 100
 def query_body(query: bytes) -> bytes:
     """Return the JSON object of a query's arguments, in their order.
 
-    Each value is read as JSON (`NaN` counts), and is a string if it is none. A name that comes several times gets
-    the list of its values. Percent-encoded bytes that are not UTF-8 stay as they were sent.
+    Each value is read as JSON (`NaN` included), and is taken as a string if it is not JSON. A name that occurs
+    several times gets the list of its values. Percent-encoded bytes that are not UTF-8 stay as they were sent.
 
     Args:
         query: What follows the `?`, percent-encoded.

@@ -1,8 +1,8 @@
 """Request ids as the Azure inference server has them.
 
-`x-request-id` names this request, `x-ms-request-id` is its older name, `x-ms-client-request-id` is the
-client's own. What a client sends comes back as sent; a client that sends only the older name gets it back
-as its own too.
+`x-request-id` names this request, `x-ms-request-id` is its older name, `x-ms-client-request-id` is the client's own
+id. The ids that a client sends are returned unchanged; if it sends only the older name, its value is returned as
+the client's own id too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.gateway.http.traceparent import TRACEPARENT, SpanContext, span_conte
 __all__ = ["RequestIds", "fresh_id_lines", "ids_of_refused", "refusal_id_lines", "sent_ids"]
 
 _MAX_CHARS: Final = 100
-# A uuid4 per process and a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per
+# One uuid4 per process, with a counter in its last 12 digits: unique, and ten times cheaper than a uuid4 per
 # request.
 _PREFIX: Final = str(uuid.uuid4())[:24].encode()
 _START: Final = int.from_bytes(os.urandom(5), "big")
@@ -32,15 +32,15 @@ _HEADERS: Final = (b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id
 
 
 def sent_ids(headers: Mapping[bytes, bytes]) -> list[bytes]:
-    """Return the ids that a request carries, and its trace, empty where it has none, in the order of `RequestIds`."""
+    """Return the ids and the trace header of a request in the order of `RequestIds`, empty where absent."""
     return [headers.get(name, b"") for name in _HEADERS]
 
 
 def refusal_id_lines(sent: Sequence[bytes]) -> bytes:
-    """Header lines for a request that is refused before its ids are taken over.
+    """Header lines with the ids of a request that is refused before `RequestIds` is made.
 
-    As from the Azure inference server: where one of the others cannot be carried, the request's own id alone; where
-    that one cannot, none.
+    As the Azure inference server does: if one of the other ids is invalid, only the request's own id; if that one
+    is invalid, none.
     """
     try:
         return RequestIds(*sent).lines
@@ -53,7 +53,7 @@ def refusal_id_lines(sent: Sequence[bytes]) -> bytes:
 
 
 def ids_of_refused(headers: Mapping[bytes, bytes]) -> RequestIds:
-    """Return the ids of a request that is refused, for the log; fresh ones where its own cannot be carried."""
+    """Return the ids of a refused request for the log; fresh ones if its own are invalid."""
     sent = sent_ids(headers)
     try:
         return RequestIds(*sent)
@@ -79,9 +79,9 @@ class RequestIds:
     def __init__(
         self, sent: bytes = b"", sent_legacy: bytes = b"", sent_client: bytes = b"", traceparent: bytes = b""
     ) -> None:
-        """Take over what the client sent; empty values count as absent.
+        """Take the ids that the client sent; empty values count as absent.
 
-        The value of `traceparent` is kept as it is: nobody reads it unless the request is logged.
+        The value of `traceparent` is kept unparsed: it is only needed if the request is logged.
 
         Raises:
             HeaderTooLarge: An id has more than 100 characters.
@@ -112,16 +112,16 @@ class RequestIds:
 
     @property
     def span(self) -> SpanContext | None:
-        """The span that the request belongs to; None if it has said none that is valid."""
-        # Not set by `__init__` in general: most requests have none, and should not pay for it.
+        """The span that the request names as its parent; None if it names no valid one."""
+        # Not set by `__init__`: most requests have none, and should not pay for it.
         return span_context_of(getattr(self, "_traceparent", b""))
 
     @property
     def trace_id(self) -> str:
-        """The id of the trace that the request belongs to; empty if it has said none that is valid."""
+        """The trace id of the request; empty if it has sent no valid one."""
         span = self.span
         return "" if span is None else span.trace_id
 
     def join(self, span: SpanContext) -> None:
-        """Belong to a span from now on."""
+        """Use this span as the request's from now on."""
         self._traceparent = span.traceparent

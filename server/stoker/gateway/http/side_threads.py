@@ -1,4 +1,4 @@
-"""Work that takes milliseconds and nobody else has to wait for: on two threads beside the event loop."""
+"""Two threads for work that takes milliseconds, so that the event loop does not wait for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 async def beside_the_loop(work: Callable[..., _Result], *arguments: object) -> _Result:
-    """Return what a function gives that touches nothing of the loop's."""
+    """Run a function on one of the threads and return its result; it must not touch objects of the loop."""
     return await asyncio.get_running_loop().run_in_executor(_threads(), work, *arguments)
 
 

@@ -10,7 +10,7 @@ __all__ = ["TRACEPARENT", "SpanContext", "span_context_of"]
 TRACEPARENT: Final = b"traceparent"
 """The name of the header."""
 
-# Versions after 00 may say more behind a further dash, ff is none (Trace Context, section 3.2.2).
+# Versions after 00 may have more fields; version ff is invalid (Trace Context, section 3.2.2).
 _FORM: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _NO_TRACE: Final = b"0" * 32
 _NO_PARENT: Final = b"0" * 16
@@ -18,13 +18,13 @@ _SAMPLED: Final = 1
 
 
 class SpanContext(NamedTuple):
-    """A span, as it is told to those whose spans are its children.
+    """The identity of a span, as it is passed on to those whose spans are its children.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 of them.
-        sampled: Whether it is kept.
-        parent_id: Whose child it is itself, where that is known; not told.
+        sampled: Whether it is recorded.
+        parent_id: The id of its own parent where known; not passed on.
     """
 
     trace_id: str
@@ -39,7 +39,7 @@ class SpanContext(NamedTuple):
 
 
 def span_context_of(traceparent: bytes) -> SpanContext | None:
-    """Return what a header says; None if it is absent or not valid."""
+    """Return the span that a header value names; None if it is absent or invalid."""
     found = _FORM.fullmatch(traceparent)
     if found is None or found[1] == _NO_TRACE or found[2] == _NO_PARENT:
         return None

@@ -1,4 +1,4 @@
-"""Making a frontend's service of what the supervisor says about a pipeline."""
+"""Builds a frontend's service from what the supervisor says about a pipeline."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def assemble_pipeline(
     """Make a service.
 
     Args:
-        rules: What the supervisor says of it.
-        models: What is served, by name, as it is at any time.
+        rules: The supervisor's message about the pipeline.
+        models: The served models by name; the mapping is kept up to date.
         page: The frontend's page of the metrics.
-        server: What holds for all services.
-        journal: Where remarkable requests go; None if none are remarked.
-        quotas: What callers with limits may still send.
+        server: The settings that hold for all services.
+        journal: Records remarkable requests; None to record none.
+        quotas: The quotas of callers with limits.
     """
     pipeline = rules.pipeline
     return PipelineService(

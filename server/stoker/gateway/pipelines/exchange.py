@@ -1,6 +1,6 @@
-"""What stands where a model has its exchange with a device: requests go to the exchanges of the steps' models.
+"""The exchange of a pipeline: it passes requests to the exchanges of the models of its steps.
 
-Contract: that of `stoker.gateway.rows.exchange`, as far as services and dialects use it.
+Contract: the part of `stoker.gateway.rows.exchange` that services and dialects use.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class PipelineExchange:
 
     Attributes:
         joined: The pipeline.
-        arena: Has the signature that callers see; there are no rows.
-        lost: Whether it is closed.
-        rows_done: Nothing is counted here.
-        timeliness: Who is late is said by the steps' models.
+        arena: Holds only the signature that callers see; there are no rows.
+        lost: Whether the exchange is closed.
+        rows_done: Always 0: rows are counted by the models of the steps.
+        timeliness: Always None: the models of the steps refuse requests that would be late.
     """
 
     lost = False
@@ -54,12 +54,12 @@ class PipelineExchange:
         following: Callable[[int], Service],
         clock_ns: Callable[[], int],
     ) -> None:
-        """Stand before the models of the steps.
+        """Create it for the models of the steps.
 
         Args:
             joined: The pipeline.
-            target: Finds the model of a step now; raises StokerError if it is not there.
-            following: The same for a request that goes there now: it may be the turn of another version.
+            target: Returns the service of a step's model as it is now; raises StokerError if it is not served.
+            following: The same for the next request of a step: weights may choose another version of the model.
             clock_ns: `time.monotonic_ns`.
         """
         self.joined = joined
@@ -69,16 +69,16 @@ class PipelineExchange:
 
     @property
     def leased_rows(self) -> int:
-        """Rows of the requests that are under way."""
+        """Rows of the requests in progress."""
         return sum(call.rows for call in self._runs)
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in progress."""
         return not self._runs
 
     def refusal(self, call: PipelineCall) -> StokerError | None:
-        """The error for a request that cannot be taken, whatever it says; None if it may be read."""
+        """The error that would be raised for any request now; None if a request may be read."""
         for step in self.joined.graph.first:
             try:
                 exchange = self._target(step).choose()
@@ -91,15 +91,15 @@ class PipelineExchange:
         return None
 
     def submit(self, call: PipelineCall, rows: Rows) -> None:
-        """Begin with a request; see `Exchange.submit`."""
+        """Start a request; see `Exchange.submit`."""
         self._start(call, dict(zip(self.joined.graph.inputs, rows, strict=True)), len(rows[0]))
 
     def submit_decoded(self, call: PipelineCall, body: BodyT, decode: Decode[BodyT]) -> None:
-        """Begin with a request whose rows are read out of a body; see `Exchange.submit_decoded`."""
+        """Start a request whose rows are decoded from a body; see `Exchange.submit_decoded`."""
         self.submit(call, decode(body, None))
 
     def submit_body(self, call: PipelineCall, body: bytes | memoryview) -> None:
-        """Begin with a request whose tensors are packed; see `Exchange.submit_body`."""
+        """Start a request whose tensors are packed; see `Exchange.submit_body`."""
         self._start(call, unpack(bytes(body)), 1)
 
     def _start(self, call: PipelineCall, tensors: dict[str, np.ndarray], rows: int) -> None:
@@ -119,7 +119,7 @@ class PipelineExchange:
             raise
 
     def _finish(self, run: PipelineRun) -> None:
-        """Complete a request whose last step has ended, or one of whose steps has failed."""
+        """Complete a request whose last step has ended, or that has failed."""
         call = run.whole
         if self._runs.pop(call, None) is None:
             return
@@ -135,7 +135,7 @@ class PipelineExchange:
             call.settle()
 
     def _fill(self, call: PipelineCall, run: PipelineRun) -> None:
-        """Give a request its answer and its times, as an exchange with a device does."""
+        """Set the answer and the times of a request, as an exchange with a device does."""
         times = run.on_the_way()
         call.turn_ns = times.turn_ns
         call.started_ns = call.enqueued_ns + times.queue_ns + times.turn_ns
@@ -158,33 +158,33 @@ class PipelineExchange:
         return answer
 
     def give_up(self, call: PipelineCall) -> None:
-        """Let nothing of a request run that has not begun."""
+        """Cancel the steps of a request that have not started."""
         run = self._runs.pop(call, None)
         if run is not None:
             run.stop()
 
     def overloaded(self) -> Overloaded:
-        """The error for a request that finds no room."""
+        """The error for a request for which there is no room."""
         return Overloaded("The pipeline has no room for this request now; try again later.", retry_after_s=1)
 
     def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
-        """The error for a request that has missed its time."""
+        """The error for a request that has missed its target."""
         del lasts_ns, rows
         return DeadlineExceeded()
 
     def done_since(self, since_ns: int, most: int) -> Sequence[int]:
-        """None: there are no rows to read requests of."""
+        """None: there are no rows from which past requests could be read."""
         del since_ns, most
         return ()
 
     def ring(self) -> None:
-        """Nothing: the exchanges of the steps' models ring at the end of the loop's turn."""
+        """Does nothing: the exchanges of the steps' models ring at the end of the loop's turn."""
 
     def sweep(self, now_ns: int) -> None:
-        """Nothing: a step waits no longer than its request, and says so."""
+        """Does nothing: each step has the deadline of its request, and is failed by its own exchange."""
 
     def close(self) -> None:
-        """End; requests under way are answered with an error."""
+        """Close it; requests in progress are answered with an error."""
         self.lost = True
         calls: Iterable[PipelineCall] = list(self._runs)
         for call in calls:

@@ -1,4 +1,4 @@
-"""The load of a pipeline, as its answers tell it to balancers: that of the model of its steps which is asked most."""
+"""The load of a pipeline as answers report it to load balancers: that of its most loaded model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["PipelineLoadReports"]
 
 
 class PipelineLoadReports(LoadReports):
-    """The load of one pipeline; it has no rows of its own that could wait.
+    """Reports the load of one pipeline, which has no rows of its own that could wait.
 
     Args:
         metrics: The counters of all processes.
         slot: The pipeline's slot in them.
-        models: Returns the models of its steps.
+        models: Returns the models of the pipeline's steps.
     """
 
     def __init__(self, metrics: MetricMemory, slot: int, models: Callable[[], Iterable[Service]]) -> None:

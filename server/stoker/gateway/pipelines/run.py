@@ -1,4 +1,4 @@
-"""One request to a pipeline: which of its steps run, and the arrays that go from one to the next."""
+"""One request to a pipeline: which steps run when, and the arrays that are passed from one to the next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepTimes(NamedTuple):
-    """What a step has taken, in nanoseconds: waiting for its batch, for its turn of the device, and computing."""
+    """The times of one step in nanoseconds: waiting for its batch, waiting for its turn of the device, computing."""
 
     queue_ns: int
     turn_ns: int
@@ -35,14 +35,14 @@ class StepTimes(NamedTuple):
 class PipelineRun:
     """One request between its submission and its last step.
 
-    What a step gives is handed on while it is still in the rows of its model's arena, and copied from there into the
-    rows of the next one. Only what a later step needs, or the answer, is kept beside.
+    The outputs of a step are copied from the rows of its model's arena straight into the rows of the next one. Only
+    tensors that a later step or the answer needs are kept separately.
 
     Attributes:
-        whole: The request.
-        tensors: The tensors that are needed still, by the names that the pipeline has for them.
-        error: Why it has failed, with the name of the step; None if it has not.
-        times: By step what it has taken, in the order in which they ended.
+        whole: The request to the pipeline.
+        tensors: The tensors that are still needed, by their names in the pipeline.
+        error: The error that the request has failed with, naming the step; None if it has not failed.
+        times: The times of each step that has ended, in the order in which they ended.
     """
 
     __slots__ = (
@@ -73,9 +73,10 @@ class PipelineRun:
         Args:
             whole: The request.
             joined: Its pipeline.
-            tensors: What its caller has sent, each with its rows on the first axis.
-            target: Finds the model of a step now; raises StokerError if it is not there.
-            on_end: Is told once when it ends, unless `start` has raised or `stop` was called; not before `proceed`.
+            tensors: The inputs by name, each with the rows on the first axis.
+            target: Returns the service of a step's model as it is now; raises StokerError if it is not served.
+            on_end: Called once when the request ends, unless `start` raised or `stop` was called; not before
+                `proceed`.
         """
         self.whole, self.tensors = whole, tensors
         self.error: StokerError | None = None
@@ -88,27 +89,27 @@ class PipelineRun:
         self._starting = True
 
     def start(self) -> None:
-        """Begin with the steps that wait for nobody.
+        """Start the steps that depend on no other step.
 
         Raises:
-            StokerError: One of them cannot begin; nothing of the request runs then.
+            StokerError: One of them cannot start; nothing of the request runs then.
         """
         self._begin_all(self._joined.graph.first)
         if self.error is not None:
             raise self.error
 
     def proceed(self) -> None:
-        """Go on by itself from now on; answers that are kept may end it at once."""
+        """Allow `on_end` to be called; if all answers came from caches, this calls it at once."""
         self._starting = False
         self._go_on(self.tensors, lent=True)
 
     def stop(self) -> None:
-        """Let nothing run that has not begun."""
+        """Cancel the steps that have not started."""
         for call in self._calls:
             call.abandon()
 
     def on_the_way(self) -> StepTimes:
-        """What was taken on the way to the step that was the last to end, which was waiting for each on that way."""
+        """The times along the chain of steps that ended last, each of which waited for the one before it."""
         step, way = next(reversed(self.times), None), []
         while step is not None:
             way.append(self.times[step])
@@ -131,10 +132,11 @@ class PipelineRun:
             self._calls.append(call)
             service.submit(call, b"", None)
             if call.wanted and not call.submitted:
-                # It waits to be admitted, and the rows that it was given may be others' by then.
+                # The step waits for admission, and the rows whose views it holds may be given to other requests by
+                # then.
                 call.asked = {name: array.copy() for name, array in inputs.items()}
             else:
-                # They are in the model's rows, or not needed: whoever has large ones is not to have them twice.
+                # The arrays are in the model's rows, or not needed: large ones must not be held twice.
                 call.asked = {}
         except StokerError as error:
             self._fail(step, error)
@@ -143,7 +145,7 @@ class PipelineRun:
             self._fail(step, unforeseen(error))
 
     def _check(self, step: int, inputs: Mapping[str, np.ndarray]) -> None:
-        """Raise InvalidInput where sizes that models leave free do not fit; rows of fixed shapes always do."""
+        """Raise InvalidInput where sizes that the models leave free do not match; rows of fixed shapes always do."""
         if self._joined.signature.takes == "rows":
             return
         for name, array in inputs.items():
@@ -155,7 +157,7 @@ class PipelineRun:
             raise InvalidInput("its inputs are given different numbers of rows")
 
     def _take(self, step: int, call: StepCall) -> None:
-        """Take the outputs of a step, or its error; nobody else would ever answer the request."""
+        """Take the outputs of a step or its error; whatever is raised here would leave the request unanswered."""
         try:
             if call.failure is None:
                 self._take_outputs(step, call)
@@ -166,7 +168,7 @@ class PipelineRun:
             self._fail(step, unforeseen(error))
 
     def _take_outputs(self, step: int, call: StepCall) -> None:
-        """Take what a step gave, and begin with the steps that waited for it alone."""
+        """Take the outputs of a step, and start the steps that waited for it alone."""
         queue_ns = call.started_ns - call.enqueued_ns - call.turn_ns
         self.times[step] = StepTimes(queue_ns, call.turn_ns, call.finished_ns - call.started_ns)
         given = {tensor: call.given[name] for name, tensor in self._joined.links[step].gives.items()}
@@ -178,7 +180,7 @@ class PipelineRun:
         self._go_on(given, lent=call.lent)
 
     def _go_on(self, given: Mapping[str, np.ndarray], *, lent: bool) -> None:
-        """End, or keep what is needed later of tensors that have come."""
+        """End the request, or keep the new tensors that later steps need."""
         if self._starting or self.error is not None:
             return
         if not self._progress.steps_left:
@@ -203,4 +205,4 @@ class PipelineRun:
 
 
 def _nobody(run: PipelineRun) -> None:
-    """Told of an end that has been told."""
+    """Called in place of `on_end` when the end has been reported already."""

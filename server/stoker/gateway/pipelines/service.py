@@ -1,4 +1,4 @@
-"""A pipeline as callers see it: a model like any other, which is ready while all of its steps are."""
+"""A pipeline as callers see it: a model that is ready while the models of all its steps are."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 __all__ = ["NUMBER", "PipelineService"]
 
 NUMBER: Final = str(VERSION)
-"""The only version of each pipeline: what it computes follows from those of its models."""
+"""The only version of each pipeline: what it computes depends on the versions of its models."""
 
 
 class PipelineService(Service):
     """A pipeline that is served.
 
     Args:
-        pipeline: What was said of it.
-        models: What is served, by name, as it is at any time.
+        pipeline: Its definition.
+        models: The served models by name; the mapping is kept up to date.
         facts, access, metrics, limits: As for `Service`.
         clock_ns: `time.monotonic_ns`.
         **options: As for `Service`.
 
     Attributes:
         pipeline: What was said of it.
-        joined: That with its models, as they were when all could be asked; None before.
-        trouble: Why it cannot be asked now; empty if it can.
+        joined: The definition joined with its models, as they were when all were last available; None before that.
+        trouble: Why it cannot be scored now; empty if it can.
     """
 
     joined: JoinedPipeline | None
@@ -70,12 +70,15 @@ class PipelineService(Service):
         self._is_broken = False
 
     def attach(self, exchange: Exchange) -> None:
-        """Score through this exchange too from now on."""
+        """Use this exchange too from now on."""
         super().attach(exchange)
         self.call_type = PipelineCall
 
     def look(self) -> bool:
-        """Join what is served now; to be called whenever that may have changed. Returns whether its trouble has."""
+        """Join the pipeline with the models that are served now; to be called when those may have changed.
+
+        Returns whether `trouble` has changed.
+        """
         before = self.trouble
         self._is_broken, self.trouble = False, ""
         self._steps = [self._served(step) for step in self.pipeline.steps]
@@ -92,7 +95,7 @@ class PipelineService(Service):
             if self.exchange is None:
                 target, following = partial(self._target, joined), partial(self._next, joined)
                 exchange = PipelineExchange(joined, target, following, self._clock_ns)
-                # It is what services and dialects use of one; nothing of it is a row.
+                # Services and dialects only use its signature; it has no rows.
                 self.attach(cast("Exchange", exchange))
         self.metrics.set_ready_replicas(int(self.ready))
         return self.trouble != before
@@ -103,7 +106,7 @@ class PipelineService(Service):
         return [service for service in self._steps if service is not None]
 
     def standing(self, slot: int) -> ServedModel:
-        """What callers are told of it; of one that waits for an operator, why it is not served."""
+        """The state that callers see; for a pipeline that needs an operator's action, why it is not served."""
         if not self._is_broken:
             version = ServedVersion(Standing(slot, "AVAILABLE"), self)
         else:
@@ -111,16 +114,16 @@ class PipelineService(Service):
         return ServedModel({NUMBER: version}, NUMBER)
 
     def not_ready(self) -> NotReady:
-        """Return the error for a request while a step cannot be asked; it names the step."""
+        """Return the error for requests while a model of a step is not available; it names the step."""
         return NotReady(f"{self.name} is not ready: {self.trouble or 'it is loading'}.", retry_after_s=1)
 
     def run_again(self, call: Call, error: StokerError) -> bool:
-        """False: the models of the steps have run again what may be."""
+        """Always False: the models of the steps have repeated what may be repeated."""
         del call, error
         return False
 
     def _served(self, step: Step) -> Service | None:
-        """The version of a step's model that is meant now; None if it is not served."""
+        """The version of a step's model that is the default now; None if it is not served."""
         model = self._models.get(step.model)
         if model is None:
             return None
@@ -133,11 +136,11 @@ class PipelineService(Service):
         return None if version is None else version.service
 
     def _join(self) -> JoinedPipeline:
-        """Join the pipeline with its models, or return what it is joined with if they are the same.
+        """Join the pipeline with its models; returns the present join if the models are the same.
 
         Raises:
             NotReady: A model is being loaded, or its device restarts.
-            InvalidSettings: A model is not served, or something does not fit.
+            InvalidSettings: A model is not served, or the tensors of two models do not match.
         """
         signatures: list[Signature] = []
         for step, service in zip(self.pipeline.steps, self._steps, strict=True):
@@ -151,10 +154,10 @@ class PipelineService(Service):
         return join(self.pipeline, signatures)
 
     def _target(self, joined: JoinedPipeline, number: int) -> Service:
-        """Find the model of a step of a request that began when the pipeline was joined so.
+        """Return the model of a step for a request that began with this join.
 
         Raises:
-            NotReady: It is not served any more, or is another one than it was then.
+            NotReady: The model is not served any more, or has been replaced by another one since.
         """
         service, known = self._steps[number], joined.models[number]
         step = self.pipeline.steps[number]
@@ -165,7 +168,7 @@ class PipelineService(Service):
         return service
 
     def _next(self, joined: JoinedPipeline, number: int) -> Service:
-        """Find who gets the next request of a step: the versions of its model by their weights, if it has any.
+        """Return the model for the next request of a step: a version chosen by the weights, if its model has any.
 
         Raises:
             NotReady: As `_target`.
@@ -175,13 +178,13 @@ class PipelineService(Service):
         if model is None or model.split is None or (step.version, step.label) != (None, None):
             return service
         chosen = model.versions[model.split.next()].service
-        # A version with other tensors is for those who ask for the model alone.
+        # A version with other tensors can only be used by callers that address the model itself.
         fits = chosen is not None and chosen.exchanges and chosen.signature == joined.models[number]
         return chosen if chosen is not None and fits else service
 
 
 def _shown(step: Step) -> str:
-    """The model of a step, in words."""
+    """The name of a step's model for messages."""
     if step.version is not None:
         return f"version {step.version} of the model {step.model}"
     return (

@@ -1,4 +1,4 @@
-"""A step of a pipeline's request: a call to its model like any other, whose answer is arrays."""
+"""A step of a pipeline's request: a call to its model like any other, whose inputs and answer are arrays."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["StepCall", "begin_step"]
 
 
 class StepCall(Call):
-    """One step of a request; without slots, to stand before the kind of call that its model's service has.
+    """One step of a request; without slots, so that it can be mixed into the call class of its model's service.
 
-    It counts, is logged, limited and run again as any other request to its model, but its caller has paid for its
-    rows already.
+    It is counted, logged, limited and repeated like any other request to its model. It claims no quota, for the
+    request to the pipeline has claimed its rows already.
 
     Attributes:
         whole: The pipeline's request.
-        given: What the model gave, by name. Valid while its caller is told, and longer unless `lent`.
-        lent: Whether these are views of rows that others get then.
+        given: The outputs of the model by name. Valid during the callback, and longer unless `lent`.
+        lent: Whether the outputs are views of rows that are reused afterwards.
         failure: Why it failed, or None.
     """
 
@@ -43,22 +43,22 @@ class StepCall(Call):
 
     @property
     def target_ns(self) -> int:
-        """That of the whole request, or what the model has for all of its own."""
+        """The target of the whole request, or the one that the model sets for all of its own requests."""
         return self.whole.target_ns or super().target_ns
 
     def refuse(self, error: StokerError) -> None:
-        """Tell the whole request of an error."""
+        """Pass an error on to the whole request."""
         self.failure = error
         super().refuse(error)
 
     def hand_on(self, outputs: Mapping[str, np.ndarray], *, lent: bool) -> None:
-        """Tell the whole request what the model gave."""
+        """Pass the outputs on to the whole request."""
         self.given, self.lent = outputs, lent
         self.answer_bare()
 
 
 class _StepDialect(Dialect):
-    """Arrays in, arrays out: nothing is read or written."""
+    """A dialect whose requests and answers are arrays: nothing is decoded or encoded."""
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the arrays of a step."""
@@ -66,13 +66,13 @@ class _StepDialect(Dialect):
         submit_tensors(call, exchange, call.asked)
 
     def complete(self, call: Call) -> None:
-        """Hand the outputs on."""
+        """Pass the outputs on."""
         assert isinstance(call, StepCall), "nobody else speaks this"
         lent = call.exchange.arena.signature.takes == "rows" and call.rows == 1 and call.sliced is None
         call.hand_on(named_outputs(call), lent=lent)
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
-        """Hand each its row of the only output on."""
+        """Pass each call its row of the only output."""
         name = calls[0].exchange.arena.signature.outputs[0].name
         for index, call in enumerate(calls):
             assert isinstance(call, StepCall), "nobody else speaks this"
@@ -82,7 +82,7 @@ class _StepDialect(Dialect):
                 call.refuse_for_fault(error)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """The status alone: the whole request is told of the error itself."""
+        """Return the status alone: the whole request gets the error itself."""
         return error.status, b"", b""
 
 
@@ -93,13 +93,13 @@ _KINDS: dict[tuple[type[Call], bool], type[StepCall]] = {}
 def begin_step(
     service: Service, whole: Call, inputs: Mapping[str, np.ndarray], tell: Callable[[StepCall], None]
 ) -> StepCall:
-    """Make a call of a step to its model's service; it is submitted by `Service.submit`.
+    """Make the call of a step to its model's service; it is then submitted by `Service.submit`.
 
     Args:
         service: The model.
-        whole: The pipeline's request, whose caller, tier and deadline it has.
+        whole: The pipeline's request, whose caller, tier and deadline the step has.
         inputs: By the names of the model's inputs.
-        tell: Is told once when it has its outputs, or has failed.
+        tell: Called once when the step has its outputs or has failed.
     """
     span = whole.span if isinstance(whole, WatchedCall) else None
     kind = _kind_of(service.call_type, traced=span is not None)
@@ -118,7 +118,7 @@ def begin_step(
 
 
 def _kind_of(usual: type[Call], *, traced: bool) -> type[StepCall]:
-    """The kind of calls that steps are to a service whose other calls are of this one."""
+    """The class of step calls for a service whose other calls are of this class."""
     kind = _KINDS.get((usual, traced))
     if kind is None:
         watchers = usual.watchers if issubclass(usual, WatchedCall) and traced else ()

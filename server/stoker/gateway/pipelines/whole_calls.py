@@ -1,4 +1,4 @@
-"""A request to a pipeline, between its body and its answer."""
+"""Calls to a pipeline: answers also report the time of each step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["PipelineCall"]
 
 
 class PipelineCall(Call):
-    """A request to a pipeline; without slots, so that others can stand before it.
+    """A request to a pipeline; without slots, so that it can be mixed into other call classes.
 
     Attributes:
-        exchange: What has its steps.
-        step_lines: Header lines with what each step has taken.
+        exchange: The pipeline's exchange.
+        step_lines: Header lines with the times of the steps.
     """
 
     exchange: Any
     step_lines = b""
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Give the caller the answer, and say what each step has taken."""
+        """Answer the caller, with the times of the steps among the headers."""
         super().answer(status, lines + self.step_lines, body)
